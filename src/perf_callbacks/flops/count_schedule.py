@@ -15,9 +15,9 @@ STEPS_PER_COUNT = 50
 """Steps per count, after the free counts."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
-"""Steps of the fit whose known work is counted again, to find work that varies with something other than shapes.
-
-Extra work in every second to fifth, every eighth or every sixteenth step falls on some of these steps, not on all."""
+"""Steps of the fit whose known work is counted again, to find work that varies with something other than shapes. If
+extra work comes in every second to fifth, every eighth or every sixteenth step, it comes in some of these steps, but
+not in all."""
 
 RECOUNT_EVERY = 1009
 """After `RECOUNTS`, every 1,009th step is counted again. A prime number shares no period with the training."""
@@ -48,7 +48,7 @@ class CountSchedule:
         self.counts += not self.done or self.steps + 1 != self.recount()
 
     def spend_more(self) -> None:
-        """Charge a useless count twice: two useless counts use up the free counts, and measuring begins."""
+        """Charge a useless count twice. So two useless counts use up the free counts, and measuring begins."""
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:

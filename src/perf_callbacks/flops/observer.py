@@ -212,7 +212,7 @@ class Counting(Observer, Listener):
         """Return True if a step may run eagerly.
 
         After the first count, an eager rank among compiled ranks might issue its collectives in another order. Eager
-        execution also takes more memory: compiled flex attention stores no scores, and a compiled model stores less.
+        execution also takes more memory: a compiled model stores less, and compiled flex attention stores no scores.
         """
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
@@ -254,11 +254,15 @@ class Counting(Observer, Listener):
     def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
         """Learn from a counted step, unless its count is useless.
 
-        The count of a step is useless in four cases: an exception was raised and training continued; the step began
-        before its count, as in a loop that calls no watched function; the step has no products, although it had a
-        backward or no earlier count had products; the step had calls that the trainer did not announce. If there is no
-        earlier count, unannounced backwards and calls of modules are counted from then on. The first count is over
-        when a step had a backward, or when the budget is spent.
+        The count of a step is useless in four cases:
+
+        - An exception was raised, and training continued.
+        - The step began before its count, as in a loop that calls no watched function.
+        - The step has no products, although it had a backward, or although no earlier count had products.
+        - The step had calls that the trainer did not announce. If there is no earlier count, unannounced backwards and
+          calls of modules are counted from then on.
+
+        The first count is over when a step had a backward, or when the budget is spent.
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]

@@ -1,7 +1,8 @@
 """FLOPs without running a step: if the model must not run eagerly, or if the user asks for an estimate.
 
-FLOPs are counted on a fake-tensor copy of the model. If that fails, and the model is a known and unchanged decoder of
-transformers, FLOPs are derived in closed form from its configuration, by the formula of `perf-callbacks flops`.
+FLOPs are counted on a copy of the model with fake tensors, which have shapes but no values. This may fail. Then, if the
+model is a known and unchanged decoder of transformers, FLOPs are derived from its configuration, by the formula of
+`perf-callbacks flops`: the closed form.
 """
 
 import copy
@@ -55,9 +56,9 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 def closed_form(model: nn.Module, example: Example) -> Work | None:
     """Derive a lower bound of a forward and a backward from the model's configuration; None: no bound is certain.
 
-    Per token and weight: two FLOPs for the forward, two for the gradients of its inputs, two for its own gradient; and
-    attention over the whole length. Of the experts, only those active for a token count. Recomputation and angles of
-    positions are not included.
+    Per token, each weight counts two FLOPs for the forward, two for the gradients of its inputs, and two for its own
+    gradient. Attention over the whole length comes on top. Only the experts that are active for a token count.
+    Recomputation and angles of positions are not included.
     """
     model = innermost(model)
     if not _vouched(model, example):
@@ -84,11 +85,12 @@ def closed_form(model: nn.Module, example: Example) -> Work | None:
 _INPUTS = {"input_ids", "attention_mask", "labels"}
 
 _MASKED_IN_FULL = {"eager", "sdpa", "flex_attention"}
-"""Implementations of attention that compute padding too, although a mask hides it. Others skip the padding."""
+"""Implementations of attention that compute padding too, although a mask hides it. Other implementations skip
+padding."""
 
 
 def _vouched(model: nn.Module, example: Example) -> bool:
-    """Return True if a closed form can't be too high: for a known, unchanged decoder of transformers, fully trained.
+    """Return True if a closed form can't be too high: the model is a known, unchanged, fully trained decoder.
 
     A custom head may see fewer tokens, a layer may be skipped, an adapter has other gradients, and layers below the
     first trained layer have no gradients.

@@ -1,7 +1,7 @@
 """The outline of a step: the multiplications of its modules, computed from the sizes of outputs and weights.
 
-An outline is no count: it sees no attention and no backward. But it costs a hook per module instead of one per
-operation, and two steps of equal work have equal outlines.
+An outline is no count: it sees no attention and no backward. But two steps of equal work have equal outlines, and an
+outline costs only a hook per module, while a count has to see each operation.
 """
 
 import sys
@@ -24,7 +24,8 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""The next outline comes after (steps so far / LOOK_PART) steps: a change shows soon in fits of any length…"""
+"""The next outline comes after (steps so far / LOOK_PART) steps, so that a change is found soon in fits of any
+length…"""
 
 LOOK_EVERY = 47
 """…and at most this many steps: a prime number, which shares no period with the training."""
@@ -82,7 +83,7 @@ def compiles() -> bool:
 class Outlines:
     """Takes the outlines of some steps of a fit, to compare steps with equal batches.
 
-    A hook would make compiled modules compile again. If anything is compiled, only counted steps have outlines.
+    A hook would make compiled modules compile again. So if anything is compiled, only counted steps have outlines.
     """
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:

@@ -22,9 +22,10 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 class TrainingFilter(Filter):
     """Decides which operations of a step are counted.
 
-    Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced.
-    In a loop, calls of modules in training mode that build a graph are training work too. Operations without gradients
-    between a forward and its backward, outside of any module, are not training work, nor are generation and rewards.
+    Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced. In a
+    loop, calls of modules in training mode that build a graph are training work too. Two kinds of operations are not
+    training work: generation and rewards; and operations without gradients, outside of any module, between a forward
+    and its backward.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
@@ -73,7 +74,7 @@ class TrainingFilter(Filter):
         self._waiting[f"{type(module).__name__} without gradients"] += 1
 
     def settle(self) -> None:
-        """Move waiting calls to `apart` if a backward followed; drop calls from before the last fetch of a batch."""
+        """Move waiting calls to `apart` if a backward followed. Drop calls from before the last fetch of a batch."""
         if self._waiting and self.stage_tracker.calls.backwards > self._backwards:
             if self.stage_tracker.fetches_at_backward == self._fetches:
                 self.apart += self._waiting

@@ -71,7 +71,7 @@ NO_BATCH = "these steps trained on no new batch"
 """Cause for `note`: the step trained on an earlier batch again, or on none."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"
-"""Cause for `note`: batches of several shapes had unequal numbers of calls, such as a batch without a backward."""
+"""Cause for `note`: batches of several shapes had different calls: for example, one of them had no backward."""
 
 NEW_SIZE = "batches have shapes that were not counted and don't scale"
 """Cause for `note`: the batch has another size than all counted batches, and no law of growth is certain."""

@@ -48,9 +48,8 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
     """Return True if this callback measures the trainer: the first enabled callback of ours does.
 
-    Warn if another callback measures the trainer.
-
-    Callbacks added from outside count only if the program's own code has added none, not even a disabled callback.
+    Warn if another callback measures the trainer. If the program's own code has added a callback, even a disabled one,
+    callbacks that a launcher added don't count.
     """
     ours = [one for one in callbacks if isinstance(one, CallbackBase)]
     ours = [one for one in ours if not one.armed] or ours

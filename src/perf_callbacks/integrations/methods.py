@@ -22,9 +22,8 @@ def stages(
 ) -> None:
     """Count the time in `owner.name` as `stage`.
 
-    Count the time afterwards as `then`, or else as the stage before the call.
-
-    With `ends_fit`, an exception ends the fit, as in `exits`.
+    The time afterwards counts as `then`, or else as the stage before the call. With `ends_fit`, an exception ends the
+    fit, as in `exits`.
     """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
     _marked(recorder, owner, name, begin, end, ends_fit=ends_fit)

@@ -1,6 +1,7 @@
-"""Counters of a fit, in a separate file of a checkpoint directory. A checkpoint without the file works as before.
+"""Counters of a fit, in a separate file of a checkpoint directory.
 
-The framework's own state holds nothing of ours: a resumed run ends with the same state as an uninterrupted run.
+A checkpoint without this file works too. The framework's own state holds nothing of ours, so a resumed run ends with
+the same state as an uninterrupted run.
 """
 
 import json
@@ -22,7 +23,7 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
-    """Read the counters of a rank, or else of rank 0, which at least give the run and its step.
+    """Read the counters of a rank. If there are none, read those of rank 0, which at least give the run and its step.
 
     Empty if the checkpoint holds no valid counters.
     """

@@ -1,7 +1,7 @@
 """Bundles of parts of a window: the summed amounts of several ranks, and their signals side by side.
 
-The first rank of a machine bundles the parts of its ranks, so that rank 0 handles a few numbers per machine, however
-many ranks there are.
+The first rank of a machine bundles the parts of its ranks. So rank 0 handles a few numbers per machine, for any number
+of ranks.
 """
 
 from array import array
@@ -35,7 +35,7 @@ class Bundle:
     amounts: tuple[int | None, ...]
     """Samples, tokens, useful tokens, model and hardware FLOPs of these ranks together. None: a rank doesn't know."""
     asks: Mapping[str, int]
-    """Values that the ranks ask for: for each name, the minimum over the ranks."""
+    """Values that the ranks propose: for each name, the least proposal."""
     ranks: "array[int]"
     """The ranks, in ascending order."""
     axes: tuple[str, ...]
@@ -142,8 +142,8 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 class Combination:
     """Sum over all ranks of one window, built in slices, because thousands of ranks take milliseconds.
 
-    Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. A sum that isn't whole is
-    unknown, too: ranks that share samples then counted differently.
+    Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. If ranks share samples, their
+    sum is divided; if the result isn't a whole number, the ranks counted differently, and the amount is unknown.
     """
 
     def __init__(self) -> None:
@@ -164,9 +164,10 @@ class Combination:
         self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
-        """Return the window, without the missing ranks. None if the ranks counted differently.
+        """Return the window, without the missing ranks.
 
-        Ranks that included different numbers of steps count as different too: their amounts belong to no common time.
+        None if the ranks' parts don't fit together. This includes ranks with different numbers of included steps: their
+        amounts belong to no common time.
         """
         if len(self._counting) != 1:
             return None

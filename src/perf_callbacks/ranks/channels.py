@@ -10,20 +10,20 @@ from perf_callbacks.ranks.store import StoreNotes, rank_key
 
 
 class Channel:
-    """A channel in a fit, for the thread of the exchange. A channel ignores notes of other fits."""
+    """A channel of one fit, used by the thread of the exchange. Notes of other fits are ignored."""
 
     def __init__(self, name: str, board: StoreNotes | FileNotes, fit: str, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.fit = fit
         """Identifies the fit."""
         self.seen = ""
-        """Shared note as last read or written here, with its fit. The rank that talks for its machine passes this note
-        on."""
+        """Shared note, with its fit, as this rank last read or wrote it. The rank that talks for its machine passes
+        this note on."""
         self._name, self._board = name, board
 
     @property
     def reads_all(self) -> bool:
-        """True if this rank reads the notes of all ranks. False if another rank of its machine does."""
+        """True if this rank reads the notes of all ranks. False if another rank of its machine reads them."""
         return isinstance(self._board, StoreNotes)
 
     def put(self, note: str) -> None:

@@ -82,8 +82,8 @@ def of(recorder: Recorder) -> "Exchange | None":
 class Exchange:
     """This rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
 
-    Rank 0's window, run and directory hold for all ranks; other ranks' values have no effect. If rank 0's `window`
-    is None, nothing is exchanged.
+    The window length, run and directory of rank 0 hold for all ranks. The values of other ranks have no effect. If rank
+    0's `window` is None, nothing is exchanged.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Exchange:
 
     @property
     def latest(self) -> Window | None:
-        """Newest window that rank 0 announced, soon the same on all ranks. None before the first."""
+        """Newest window of rank 0 that this rank has received. None before the first window."""
         return self._rounds.latest
 
     @property
@@ -170,7 +170,8 @@ class Exchange:
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, the rank that talks for a machine passes on only the channels that it has opened too.
+        In a job of many ranks, one rank talks for each machine. It passes on only the channels that it has opened
+        itself.
         """
         self._rounds.open(name, handler)
 
@@ -298,7 +299,10 @@ _running: set[_ExchangeThread] = set()
 
 
 def _at_exit() -> None:
-    """Wait at exit: a thread that returns from the store while the interpreter shuts down would abort the process."""
+    """Wait at exit.
+
+    If the thread returned from the store while the interpreter shuts down, it would abort the process.
+    """
     talks = list(_running)
     for talk in talks:
         talk.end(politely=False)

@@ -22,10 +22,11 @@ SOON_OF_MANY = 1.0
 """Seconds until rank 0 first looks for the parts of more than `MANY` ranks: a look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""Further pauses in such a job, as a multiple of the wait so far: the second look comes after `GATHER_SECONDS`."""
+"""Further pauses in such a job, as a multiple of the wait so far. The second look comes after `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
-"""Seconds of work after which this thread yields the GIL to training. A slice may run half a millisecond longer."""
+"""Seconds of work after which this thread yields the GIL to training: a slice. A slice may take half a millisecond
+more."""
 
 SLICE = 128
 """Bundles combined between two looks at the clock."""
@@ -37,8 +38,8 @@ MOST_READ, MOST_BYTES = 32, 400_000
 """Most notes, and most bytes of signals, that are read at once."""
 
 LATE_SECONDS = 1.0
-"""If rank 0 looks this many seconds after a deadline, its process was stopped, and with it the store that it serves.
-The window then stays open for this many seconds more, so that the other ranks' delayed notes arrive."""
+"""If rank 0 is late by this many seconds at a deadline, its process was stopped, and so was the store that it serves.
+The window then stays open for this many seconds more, so that the delayed notes of other ranks arrive."""
 
 MOST_SHOWN = 8
 """Most missing ranks that the message names."""
@@ -63,7 +64,7 @@ class _Pending:
     prolonged: bool = False
     """True: the deadline was moved, because this process was stopped when it passed."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """Length and first bytes of the last note of each source: if both are the same, the note has not changed."""
+    """Length and first bytes of the last note of each source. If both are the same again, the note has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
         """Replace a source's bundles if the new bundles keep its ranks and add ranks that no other source has."""
@@ -90,7 +91,8 @@ class Leader(Rounds):
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """For each rank, the rank whose key holds its part. Until a part arrives: a guess from this machine's size."""
+        """For each rank, the rank whose key holds its part. Before parts arrive, this is a guess from the number of
+        ranks here."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}

@@ -20,8 +20,7 @@ PATIENCE_SECONDS = 20.0
 def hand_in(note: str, local: tuple[int, int], environ: Mapping[str, str]) -> list[str | None] | None:
     """Send a note to the first rank of this machine. That rank gets all notes, other ranks get None.
 
-    In the list of notes, None stands for a note that didn't come in time. Raise an exception if the ranks can't meet;
-    each rank is alone then.
+    In the list of notes, None stands for a note that didn't come in time. Raise an exception if the ranks can't meet.
     """
     place, number = local
     if number == 1:

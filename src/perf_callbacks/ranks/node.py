@@ -1,8 +1,8 @@
 """The ranks of one machine in a large job, where the first rank of each machine talks with the store for all.
 
-The ranks leave each other notes as files in a directory of their own. The first rank puts their parts of a window
-together into one note in the store, and passes on settings, windows and the notes of channels. So the store has one
-more connection per machine, not per rank.
+The ranks leave each other notes as files in a directory of their own. The first rank packs the parts of all of them
+into one note in the store, and passes on settings, windows and the notes of channels. So only one rank per machine
+needs a connection to the store.
 """
 
 import os
@@ -58,8 +58,9 @@ def gathered(
 ) -> Node | None:
     """Return the ranks of this machine if its first rank is to talk for all; None if each rank talks.
 
-    Each rank of a machine must find the same answer by itself: asking would take a connection. Machines may have
-    different answers: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
+    The ranks of a machine can't ask each other, because this would take a connection. So each rank must find the same
+    answer by itself. Launchers number the ranks of a machine one after the other. Machines may have different answers:
+    rank 0 finds the ranks that talk.
 
     Args:
         rank: Rank of this process.
@@ -127,9 +128,9 @@ class FileNotes:
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that no rank reads any more.
 
-        The rank that talks removes the directory. If the directory holds settings of the next fit, which other ranks
-        may have read, the rank removes only its own notes. Any other rank leaves its notes to the rank that talks,
-        and removes them only if that rank has already left.
+        The rank that talks removes the directory. But if the directory holds settings of the next fit, other ranks may
+        have read these, and the rank removes only its own notes. Any other rank removes its notes only if the rank that
+        talks has already left.
         """
         with _changing, suppress(OSError):  # the next fit of the rank that talks announces its settings before or after
             self._directory.find()
@@ -151,7 +152,7 @@ class FileNotes:
 def remove_earlier(directory: Path) -> None:
     """Remove directories that killed attempts of this job left behind, or that any job has not used for a day.
 
-    Removing the directory of a running job does no harm: if the ranks wrote no note for a day, they have read all
+    Removing the directory of a running job does no harm. If its ranks wrote no note for a day, they have read all
     earlier notes, and their next note creates the directory again.
     """
     job, _, _ = directory.name.rpartition("-")

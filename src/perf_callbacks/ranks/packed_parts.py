@@ -1,7 +1,7 @@
 """Parts of windows as bytes, for the store: a header, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped, and other parts stay valid. Byte order is native: all ranks of a job
-run the same version on the same kind of machine. The first bytes reveal another version.
+Foreign, incomplete or damaged bytes are dropped, and other parts stay valid. The byte order is the machine's: all ranks
+of a job run the same version on the same kind of machine. If a rank runs another version, the first bytes show it.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A private directory inside a directory that all users may write to.
 
 Without a sticky bit on the outer directory, another user may replace the private one at any time. So this module opens
-the directory, checks it and keeps it open: "held". Files are reached through the held directory, never through its
-path, and no link is followed. Windows can't hold a directory: there, paths are checked.
+the directory, checks it and keeps it open: the directory is then "held". Files are reached through the held directory,
+never through its path, and no link is followed. On Windows a directory can't be held, so paths are checked.
 """
 
 import os
@@ -120,7 +120,8 @@ class PrivateDirectory:
     def remove(self, names: Iterable[str] | None = None) -> None:
         """Remove these files (None: all), and the directory if empty then.
 
-        "All" removes nothing if any file doesn't have the name of a note: another user may have moved a directory here.
+        With None, nothing is removed if any file has a name that is not a note's: another user may have moved a
+        directory here.
         """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory

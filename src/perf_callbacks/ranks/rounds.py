@@ -1,7 +1,7 @@
 """Messages between ranks, one round at a time: rank 0's settings, each rank's parts, windows.
 
-A round does all work that is possible now and returns the seconds until the next round. Nothing here reads a clock.
-Nothing waits, except for a number of a message that a device is still computing.
+A round does all work that is possible now and returns the seconds until the next round. Nothing here reads a clock. A
+round waits for one thing only: for a number of a message that a device is still computing.
 """
 
 import dataclasses
@@ -30,19 +30,22 @@ FEW = 16
 also looks in between."""
 
 KEPT = 8
-"""Most parts of a rank that are kept, here or in the store. Windows close without a rank that is further behind."""
+"""Most parts of a rank that are kept, here or in the store. If a rank is further behind, windows close without its
+part."""
 
 KEPT_OF_MANY = 4
 """Most parts of a rank that the store keeps in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window closes without the missing ranks; two steps if that is longer."""
+"""Seconds after which a window closes without the missing ranks. If two steps take longer, it stays open for two
+steps."""
 
 FINISHED = 64
 """Most windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds until a rank looks again for missing notes. Each later pause is as long as the wait so far: see `SELDOM`."""
+"""Seconds until a rank looks again for missing notes. Each further pause is as long as the wait so far, up to
+`SELDOM`."""
 
 SOON_HERE = 0.5
 """Like `SOON`, for notes of the other ranks of a machine."""
@@ -51,7 +54,7 @@ SELDOM = 30.0
 """Longest pause, in seconds, before a rank looks again for missing notes."""
 
 EARLY = 0.01
-"""Like `SOON`, for the settings that training waits for. These pauses are an eighth of the wait so far."""
+"""Like `SOON`, for the settings that training waits for. Each further pause is an eighth of the wait so far."""
 
 _obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings the rank last followed
 
@@ -143,7 +146,7 @@ class Rounds:
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
-        """Release the store. `politely`: first take back notes that no longer hold, with another call."""
+        """Release the store. With `politely`, first take back notes that no longer hold, which takes another call."""
         try:
             with guard(let_pass):  # the store may be gone
                 if self._board is not None and self.failure is None and politely:
@@ -180,9 +183,9 @@ class Rounds:
 class Follower(Rounds):
     """A rank other than rank 0: follows rank 0's settings, however late, and sends its parts.
 
-    Settings that this process has followed before belong to an earlier fit. Rank 0 may also have left the settings of
-    an earlier fit in which this process had no part. This rank follows those until the current settings arrive, which
-    happens before the first window is sent.
+    The store may still hold the settings of an earlier fit. If this process has followed them before, it ignores them.
+    If it had no part in the earlier fit, it follows them until the current settings arrive. These arrive before the
+    first window is sent.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:

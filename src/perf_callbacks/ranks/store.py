@@ -1,7 +1,7 @@
 """Notes that the ranks of a job leave for each other, in the key-value store that started their process group.
 
-There is no collective, group or socket of our own. A note is a few lines of text, or packed columns of numbers; nothing
-is unpickled.
+We create no collective, group or socket. A note is a few lines of text, or packed columns of numbers. Nothing is
+unpickled.
 """
 
 import os
@@ -41,11 +41,11 @@ def default_store() -> Any:
 
 
 def shortage(store: Any, world_size: int, connections: int) -> str | None:
-    """Return the reason why a store's server can't take this many more connections; None if possible.
+    """Return the reason why a store's server can't take this many more connections; None: it can.
 
-    Each rank has one connection already. A process without free descriptors fails in its own `open`, and training
-    fails with it. Each rank decides by itself, because asking other ranks would take the connection in question.
-    Limits that differ between nodes are not detected.
+    Each rank has one connection already. If connections used up all descriptors of a process, its next `open` would
+    fail, and so would training. Each rank decides by itself, because to ask other ranks it would need the connection in
+    question. Limits that differ between nodes are not detected.
     """
     allowed = open_files_allowed()
     if allowed is None or address(store) is None:
@@ -72,7 +72,8 @@ class StoreNotes:
     """Notes by key. A note is never removed, only overwritten.
 
     So a note that was found once stays, and reading it never waits. The number of notes doesn't grow with fits and
-    windows: settings, a window, some parts of each rank, and for each channel a shared note and one note per rank.
+    windows. There are settings, a window and some parts of each rank; and for each channel, a shared note and one note
+    per rank.
     """
 
     def __init__(self, store: Any) -> None:
@@ -120,7 +121,10 @@ class StoreNotes:
         return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
 
     def peek(self, key: str) -> str:
-        """Read a note; "" if missing. Takes a single request: `multi_get` first sends another to wait for the keys."""
+        """Read a note; "" if missing.
+
+        Takes one request, where `multi_get` takes two: its first request waits for the keys.
+        """
         return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:

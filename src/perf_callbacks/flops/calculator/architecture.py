@@ -27,7 +27,7 @@ class Architecture:
     hidden: int | None = None
     """Width of the model."""
     heads: int | None = None
-    """None: attention is as wide as the model, with an equal number of queries, keys and values."""
+    """None: attention is as wide as the model, with as many heads of keys and values as of queries."""
     head_dim: int | None = None
     """Width of a head. None: hidden over heads."""
     kv_heads: int | None = None
@@ -95,7 +95,10 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """Number of all parameters: as given, or the sum of all matrices, without biases and norms (commonly 0.1 %)."""
+        """Number of all parameters: as given, or the sum of all matrices.
+
+        The sum lacks biases and norms (commonly 0.1 %).
+        """
         if self.params is not None:
             return self.params
         stack = known(self.layers, "layers") * self.layer_matrices + self.idle_parameters

@@ -1,7 +1,7 @@
 """FLOPs of a training step by each published formula.
 
-All formulas have the same three parts of a forward pass and fill them differently. Training is the forward and a
-backward of twice its size: one half for the gradients of inputs, one for the gradients of weights.
+All formulas sum the same three parts of a forward pass, but each computes the parts in its own way. The backward takes
+twice the FLOPs of the forward: once for the gradients of inputs, once for the gradients of weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ class ConventionWork:
     trainable: str = "all"
     """Trained weights: "all", or "lora": no gradients of the weights. The work of the adapters is left out."""
     causal: str = "full"
-    """"full": masked scores count as computed. "half": half of attention counts, by `matmul` alone; the other
-    conventions fix it."""
+    """"full": masked scores count as computed. "half": half of attention counts. Only `matmul` uses this; the other
+    conventions define how attention counts."""
 
     @property
     def tokens(self) -> int:
@@ -54,8 +54,8 @@ class Convention:
     remark: str
     """Reason why the matrices differ from the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Extra forwards of the layers' matrices and of their attention, by recomputed parts. The convention doesn't define
-    missing keys."""
+    """Number of extra forwards of the layers' matrices, and of their attention, by what is recomputed. The convention
+    doesn't define missing keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def better(size: int) -> int:
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
     """Return the sizes in products that are not multiples of 8, most FLOPs first.
 
-    Sizes up to 8, such as the number of classes or of batches, are left out, because speed doesn't decide them.
+    Sizes up to 8 are left out: a number of classes or of batches is not chosen for speed.
 
     Args:
         products: Operation, shapes, number format and FLOPs, as in a `flops` record.
@@ -104,13 +104,14 @@ def uneven(
 ) -> list[Uneven]:
     """Return the products of two matrices that leave many multiprocessors idle with any tile, most FLOPs first.
 
-    Products with many waves are left out, because the last wave hardly matters. Products of a single wave are left out
-    too, because libraries have smaller tiles for these.
+    A wave is a round in which each multiprocessor computes a tile. Products with many waves are left out, because the
+    last wave hardly matters. Products of a single wave are left out too, because libraries have smaller tiles for
+    these.
 
     Args:
         products: Operation, shapes, number format and FLOPs, as in a `flops` record.
         multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. The batch size doesn't change products with such a number of rows.
+        fixed: Sizes of weights. If a product has such a number of rows, another batch size doesn't change it.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])

@@ -18,11 +18,10 @@ class CountWindow:
 
     Between `open` and `close`, the thread can leave the counter and enter it again.
 
-    Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode, compiled code would lose
-    its compilation for good.
-
-    `open` and `close` record each change before making it, and can be repeated. So after an interrupt at any point, the
-    next call, the finalizer of the window, or a tick restores everything.
+    Compiled code runs eagerly during the count, and compiled again afterwards. If it ran compiled under a mode, it
+    would lose its compilation for good. `open` and `close` record each change before they make it, and can be repeated.
+    So an interrupt does no harm at any point: the next call, the finalizer of the window, or a tick restores
+    everything.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
@@ -34,7 +33,8 @@ class CountWindow:
         self._given_up = False
         self._last: tuple[int, float] | None = None  # number of operations, and the time of the last change
         self.left_behind = False
-        """True: the counter is still on the stack of modes, below another mode or out of reach for the moment."""
+        """True: the counter is still on the stack of modes, because it is below another mode or can't be reached
+        now."""
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
@@ -102,7 +102,8 @@ class CountWindow:
 def _modes_are_lent() -> bool:
     """Return True if autograd, the compiler or inference mode will restore this thread's modes or keys later.
 
-    Removing a counter before that would leave dispatch keys without a mode, so that operations that make tensors fail.
+    If a counter were removed before, dispatch keys without a mode would be left, and operations that make tensors would
+    fail.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 

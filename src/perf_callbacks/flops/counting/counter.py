@@ -112,7 +112,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Stop watching modules. Idempotent. A counter that stepped aside and never came back loses its count."""
+        """Stop watching modules.
+
+        Idempotent. If the counter left the stack and never came back, its count is dropped.
+        """
         if self._aside is not None:
             self._lose()
         for hook in self._hooks:
@@ -122,8 +125,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def enter_stack(self) -> None:
         """Push the counter onto this thread's stack of modes.
 
-        torch's `__enter__` is not used: it keeps flags for the whole process, which overlapping modes in two threads,
-        or an interrupt, leave wrong.
+        We don't use torch's `__enter__`, which keeps flags for the whole process: modes that overlap in two threads, or
+        an interrupt, leave these flags wrong.
         """
         self.pushed = True
         _push_on_torch_dispatch_stack(self)
@@ -228,7 +231,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
-        """Register the backward of an operation. Products set aside for the running node become training work."""
+        """Register the backward of an operation.
+
+        Products that were set aside for the running node of the graph now count as training work.
+        """
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:

@@ -1,6 +1,6 @@
 """Coverage: the share of the used weights that a counted operation multiplied.
 
-A kernel outside of torch's dispatcher leaves no other trace than a weight that no counted operation multiplied.
+A kernel outside of torch's dispatcher can't be seen. Its only trace is a weight that no counted operation multiplied.
 """
 
 from collections.abc import Iterable
@@ -72,7 +72,7 @@ class Weights:
         self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
-        """Return the weights behind a tensor: the same storage, or the weights that the tensor was made of."""
+        """Return the weights that share a tensor's storage, or that the tensor was made of."""
         tensor = stored_values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:

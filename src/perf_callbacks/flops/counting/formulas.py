@@ -129,12 +129,12 @@ def _trilinear(*args: Any, **_: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Count a convolution: a filter per element of a channel's output, whatever the groups."""
+    """Count a convolution: one filter per element of a channel's output, with any number of groups."""
     return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
 
 
 def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Count a transposed convolution: a filter per element of a channel's input."""
+    """Count a transposed convolution: one filter per element of a channel's input."""
     return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
 
 
@@ -168,8 +168,8 @@ def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, st
     """Count fused attention, whose query, key and value are the arguments from `query` on.
 
     Their shape is [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]. Concatenated sequences
-    are [tokens, heads, head]; then the argument `starts` has the start of each query sequence, and the next argument
-    the start of each key sequence.
+    are [tokens, heads, head]. Then the argument number `starts` holds the start of each query sequence, and the next
+    argument the start of each key sequence.
 
     The forward computes the scores and their product with the values. The backward computes the scores again, and the
     gradients of scores, values, query and key.

@@ -212,8 +212,8 @@ def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
 def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
     """Return the FLOPs of the pairs that a causal mask hides: query i of n attends to keys 1 to i.
 
-    0 if the number of keys differs, because kernels align such masks differently, and for packages other than torch,
-    whose rows may be packed.
+    Return 0 if the number of keys differs from the number of queries, because kernels align such masks differently.
+    Return 0 for packages other than torch too, because their rows may be packed.
     """
     query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
     if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:

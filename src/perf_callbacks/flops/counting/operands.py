@@ -42,10 +42,10 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return how many times the FLOPs of real numbers a product takes: 4 for complex numbers, 0 for integers.
+    """Return the FLOPs of a product, divided by the FLOPs of the same product of real numbers.
 
-    A product of two complex numbers takes four multiplications and four additions; of a complex and a real number, two
-    of each. Integers take no floating-point operations.
+    To multiply two complex numbers and add the result takes four multiplications and four additions. If one of the two
+    numbers is real, it takes two of each. Integers take no floating-point operations.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]

@@ -1,7 +1,7 @@
 """Phase of an operation (forward, backward, recomputation or optimizer), read from the Python frames that called it.
 
-The gradient mode doesn't decide: gradients are enabled in a double backward too, though nothing is recomputed. The
-innermost frame with a known meaning decides.
+The innermost frame with a known meaning decides. The gradient mode can't decide: in a double backward gradients are
+enabled too, but nothing is recomputed.
 """
 
 import sys
@@ -48,7 +48,7 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 
 
 def in_backward() -> int:
-    """Return the number of the backward that autograd runs in this thread, from 1 on; 0: none."""
+    """Return the number of the backward that autograd runs in this thread, from 1 on. 0: none runs."""
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
@@ -111,9 +111,10 @@ def _code(closure: Any) -> CodeType | None:
 
 
 def _makes_graph(frame: FrameType) -> bool:
-    """Return True if a backward will itself be differentiated. Otherwise its gradients are disabled.
+    """Return True if a backward will itself be differentiated.
 
-    If gradients are enabled anyway, a function's own backward has enabled them to recompute a part of the forward.
+    Only then are gradients enabled in the backward. But a function's own backward may also enable them, to recompute a
+    part of the forward.
     """
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])

@@ -37,8 +37,8 @@ class Repeats:
     """Follows gradients through the storages of a backward, and stores the sizes of the forward's products.
 
     A product is recomputed if the forward has a product of the same sizes, and no operand comes from a gradient that
-    the function received. Each result overwrites the entry of its storage, so an address that is used
-    again stands for its last tensor. Nothing here depends on the device.
+    the function received. Each result overwrites the entry of its storage. So if an address is used again, it stands
+    for the newest tensor. Nothing here depends on the device.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,10 @@ class Repeats:
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """Follow an operation: a result is a gradient if an operand is, or if its content is still to come."""
+        """Follow an operation.
+
+        A result is a gradient if an operand is a gradient, or if the result is still to be filled.
+        """
         if not in_backward():
             self._gradients.clear()
             return

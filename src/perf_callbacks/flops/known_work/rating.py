@@ -70,7 +70,7 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """Return the reason to drop the peak if the work exceeds it; None: the peak stands, or is unknown."""
+        """Return the reason to drop the peak: this work exceeds it. None: the peak stands, or is unknown."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:
             return None

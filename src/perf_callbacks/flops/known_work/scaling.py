@@ -1,7 +1,7 @@
 """Laws by which work grows with the size of a batch: fitted to counts, then evaluated for other sizes.
 
-A law is a sum of terms, each a power of rows and lengths times a factor. A law is used only if all counts fit exactly,
-if there are more counts than factors, and if no other term could explain the same counts.
+A law is a sum of terms. Each term is a factor times powers of rows and lengths. A law is used only if all counts fit
+exactly, if there are more counts than factors, and if no other term could explain the same counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,9 +43,9 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""Laws, the simplest first. After products with weights and attention come: a head that sees rows, or all tokens of a
-row but one (the factor is negative); angles of positions that are computed once for all rows; an encoder with a
-decoder."""
+"""Laws, the simplest first. The first has products with weights, and attention. The next laws add a head that sees
+rows, or all tokens of a row but one (its factor is negative); angles of positions that are computed once for all rows;
+and a decoder beside an encoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
 """Laws for batches that differ only in their number of rows."""
@@ -106,8 +106,8 @@ class _Fit:
         )
         rivals = {term: _exactly({size: _power(size, term) for size in counts}, law) for term in _TERMS}
         self._rivals = {term: found for term, found in rivals.items() if found is not None and term not in law}
-        """Terms that equal this law in all counts. If all batches have the same number of tokens, for example, work
-        that grows with tokens looks like work that never grows."""
+        """Terms that the counts can't tell from this law. For example, if all batches have the same number of tokens,
+        work that grows with tokens looks like work that never grows."""
 
     def value(self, size: BatchSize) -> int | None:
         """Compute the FLOPs of this size; None: unknown."""
@@ -131,10 +131,7 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if a law can be solved without the counts of one size along this axis.
-
-    These counts then confirm the law.
-    """
+    """Return True if a law can be solved without the counts of one size along this axis, which then confirm the law."""
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
         if _solved(rest, law) is not None:

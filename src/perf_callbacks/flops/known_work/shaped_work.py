@@ -36,10 +36,12 @@ LOOK_EVERY = 10
 """A check of the trained parameters comes after this many steps…"""
 
 CLOSE_STEPS = 100
-"""…and each step is checked for this long after a change: parameters that are trained in turns may change back soon."""
+"""…and after a change in each step, for this number of steps: parameters that are trained in turns may change back
+soon."""
 
 Each = tuple[int, ...]
-"""Calls of forward and backward per batch. If these are no whole numbers: the calls of the step, and its batches."""
+"""Calls of forward and backward per batch. If these are not whole numbers: the calls of the step, and the number of its
+batches."""
 
 ONCE: Each = (1, 1)
 
@@ -71,11 +73,11 @@ class ShapedWork(WorkModel):
         self.rating: Rating | None = None
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.peak_exceeded: Peaks | None = None
-        """Peak that steps exceeded; None again after a log line says so."""
+        """Peak that steps exceeded. None again once a log line has said so."""
         self.unknowns = Unknowns(reader)
         """Reasons for steps without FLOPs."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """For calls of the model that were never counted: the last two steps with these calls."""
+        """The last two steps with calls of the model that were never counted, by these calls."""
         self._trained: Hashable = None
         self.changed: int | None = None
         """Last step after which a check found that other parameters are trained. None: no check found a change."""
@@ -83,7 +85,7 @@ class ShapedWork(WorkModel):
         """The last step whose work was found equal to that of an earlier step. None: FLOPs rest on a single count."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
-        """True: the trained parameters have changed, after an unknown step."""
+        """True: the trained parameters have changed, but the step of the change is unknown."""
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
         self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
@@ -157,7 +159,7 @@ class ShapedWork(WorkModel):
     def look(self, step: int = 0) -> None:
         """Check after a step which parameters are trained.
 
-        If the set changed, steps since the last check may have had the old or the new set.
+        If they have changed, it is unknown which of them the steps since the last check trained.
         """
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:

@@ -1,7 +1,8 @@
 """Dense peaks of known devices, as published by the makers.
 
-Dense means without structured sparsity. Most data sheets also, or only, print the doubled figure for sparse matrices.
-Figures of consumer cards are for accumulation in float32, as in training: half of the advertised figures.
+Dense means without structured sparsity. Most data sheets print the doubled figure for sparse matrices, and some print
+only that figure. Training accumulates in float32. On consumer cards this halves the advertised figures, and the table
+has the halved figures.
 """
 
 from collections.abc import Mapping

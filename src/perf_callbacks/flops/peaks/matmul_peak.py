@@ -1,8 +1,8 @@
 """Measure the best rate at which a device multiplies matrices, if the vendor publishes no peak.
 
 Square matrices of several sizes are multiplied for a second in all, with the threads of the process. The best round
-counts, because other work on the machine can only slow a round down. No state changes: threads and precision are the
-run's, and no random number is drawn. During the measurement, the host waits for the device.
+counts, because other work on the machine can only slow a round down. No state changes: the measurement uses the threads
+and the precision of the run, and draws no random number. Meanwhile the host waits for the device.
 """
 
 import math

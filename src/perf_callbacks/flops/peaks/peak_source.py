@@ -1,7 +1,7 @@
 """Find the peak to compare a run with: given, looked up, or measured.
 
-Ranks share a CPU, so the first rank of a machine measures its peak once a day, and all ranks read the same file. No
-rank waits for another rank: until the file exists, a rank that doesn't measure has no peak.
+The ranks of a machine share its CPU. So only the first rank measures the peak, once a day, and all ranks read the same
+file. No rank waits for another rank: until the file exists, the other ranks have no peak.
 """
 
 import hashlib

@@ -30,15 +30,15 @@ def attach(
     Data is the time in `next` of any prepared loader, including the copy to the device. Forward begins with the call of
     a prepared model and lasts until the backward, so it includes the loss. Optimizer includes clipping, the prepared
     scheduler and `zero_grad`. Batches fetched and models called in evaluation mode belong to an evaluation, which lasts
-    until training resumes; `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
-    checkpoints are part of no step, and rows leave out a step in which an evaluation or a checkpoint falls.
+    until training resumes. `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
+    checkpoints are part of no step, and rows leave out a step with an evaluation or a checkpoint.
 
     Measuring begins with the first batch or backward of training. It ends with `accelerator.end_training()`,
     `free_memory()`, `close()` of the returned attachment, or when the accelerator is freed; the callback then undoes
     all of its changes. `save_state` and `load_state` save and restore the counters.
 
-    Until then, the accelerator, its loaders and schedulers have a subclass of their class. The callback holds these
-    objects weakly, and their copies and pickles have the original class.
+    Until measuring ends, the accelerator, its loaders and schedulers have a subclass of their class. The callback holds
+    these objects weakly, and their copies and pickles have the original class.
 
     Args:
         accelerator: The accelerator whose loop to measure. A second `attach` takes over from the first.
@@ -58,8 +58,8 @@ class Attachment:
     """Measurement that is attached to an accelerator.
 
     `armed`: a launcher attached the measurement, not the program's code. Then a program without training prints
-    nothing. Without `end_training()`, the table is printed when the accelerator is freed or the program ends. A later
-    `attach` takes over.
+    nothing. If the program never calls `end_training()`, the table is printed when the accelerator is freed or the
+    program ends. A later `attach` takes over.
     """
 
     __module__ = "perf_callbacks.accelerate"  # the name in pickles

@@ -204,7 +204,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Record that the loop leaves a loader: the loop may be over, except at the end of an evaluation's loader."""
+        """Record that the loop leaves a loader. The loop may be over, unless it is an evaluation's loader."""
         with guard(self.fail):
             if exhausted and self.evaluating:
                 return
@@ -255,7 +255,7 @@ class AcceleratedWatch(LoopWatch):
         return super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch. If the model ran after the loader's last batch, the last batch counts as taken."""
+        """Queue a batch. If the model ran after the last batch of the loader, that batch counts as taken."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
@@ -334,8 +334,8 @@ class AcceleratedWatch(LoopWatch):
 def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The signature is cached one layer below our wrapper, and not on our wrapper itself: another wrapper on top of ours
-    copies our attributes, and may be a function without the parameter `self` that this signature has.
+    The signature is cached on the function below our wrapper, not on our wrapper. A wrapper of other code on top of
+    ours copies our attributes, but may be a function without the parameter `self` that this signature has.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

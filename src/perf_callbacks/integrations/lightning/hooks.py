@@ -24,9 +24,9 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key of our counters in a checkpoint. Among the states of callbacks, two of our callbacks would share a key.
-
-A file beside the checkpoint would appear in lists of checkpoints, and would not move with the checkpoint.
+"""Key of our counters in a checkpoint. There are two worse places. Among the states of callbacks, two of our callbacks
+would share a key. A file beside the checkpoint would appear in lists of checkpoints, and would not move with the
+checkpoint.
 """
 
 EVERY_BATCH = (
@@ -176,7 +176,7 @@ class LightningHooks(CallbackBase):
         shown.update({name: Figure(value) for name, value in bar(row, recorder.config.console).items()})
 
     def _keep_quiet(self, recorder: Recorder) -> None:
-        """Turn off the hooks of every batch: even an empty hook costs a profiler's context.
+        """Turn off the hooks of every batch, because the trainer enters a profiler's context even for an empty hook.
 
         The watch sees the end of a batch without a hook. The trainer skips hooks that can't be called.
         """
@@ -227,7 +227,7 @@ class LightningHooks(CallbackBase):
 class Figure(float):
     """Number that a progress bar shows with three figures.
 
-    Ignores the format that the bar requests: rich requests ".3f".
+    The format that the bar requests is ignored: rich requests ".3f".
     """
 
     def __format__(self, _spec: str) -> str:
@@ -261,8 +261,8 @@ def _nothing(_hook: object) -> None:
 def _directory(trainer: Any) -> Path:
     """Return the directory of the first logger with a local directory, or else the trainer's.
 
-    Only rank 0 asks its loggers, and the other ranks receive the directory: loggers count versions on rank 0, and
-    `trainer.log_dir` is a collective call.
+    Only rank 0 asks its loggers, because loggers count versions on rank 0, and `trainer.log_dir` is a collective call.
+    The other ranks receive the directory from rank 0.
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):

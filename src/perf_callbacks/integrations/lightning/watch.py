@@ -58,8 +58,8 @@ class TrainerWatch:
     def _watch_exits(self) -> None:
         """Watch for exceptions at the end of the loop.
 
-        Later, a callback that fails in `on_exception` would hide the original exception. A
-        `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
+        A later place would not do: a callback that fails in `on_exception` would hide the original exception. If
+        another callback raises `StopIteration`, the epoch ends before the trainer ends its last batch.
         """
         recorder, trainer = self.recorder, self._trainer
         settle = functools.partial(recorder.attempt, self._settle)
@@ -109,8 +109,8 @@ class TrainerWatch:
     def watch_ends(self, callback: Any) -> str:
         """End steps and log rows when the trainer ends a batch. Return the name of the watched method.
 
-        A hook would cost a profiler's context, and is watched only if the logger connector lacks the method. If the
-        module skips a batch, neither is called; if a batch is None, both are called.
+        The method belongs to the logger connector. Only if the connector lacks it, a hook is watched, which costs a
+        profiler's context. If the module skips a batch, neither is called; if a batch is None, both are called.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -154,7 +154,10 @@ class TrainerWatch:
         return call
 
     def _settle(self, _recorder: Recorder) -> None:
-        """End the step of a finished batch: a checkpoint counts the step, even if a callback saves before our turn."""
+        """End the step of a finished batch.
+
+        A callback may save a checkpoint before our turn, and the checkpoint counts this step.
+        """
         steps = steps_done(self._trainer)
         if steps != self.steps:
             self.steps = steps
@@ -196,9 +199,9 @@ class TrainerWatch:
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the step of an optimizer, and leave the time of its closure out of the optimizer stage.
 
-        Automatic optimization passes a Lightning `Closure` to the module, which may inspect the object. So the object
-        stays, and only its inner function is replaced until the step is over. Under manual optimization the closure is
-        any function.
+        Under automatic optimization, Lightning passes a `Closure` to the module, which may inspect the object. So we
+        keep the object and replace only its inner function until the step is over. Under manual optimization the
+        closure is any function.
         """
 
         @functools.wraps(inner)

@@ -20,8 +20,8 @@ from perf_callbacks.kernel.process.stacks import callers
 class LoaderlessWatch(LoopWatch):
     """Takes the batches and amounts that the loop passes to `perf.batch`.
 
-    Before the first batch, FLOPs are known by the shapes of the model's arguments. Shapes show no amounts: a model may
-    be called several times with the same samples.
+    Before the loop reports a batch, FLOPs are known by the shapes of the model's arguments. These shapes don't show the
+    amounts, because a model may be called several times with the same samples.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +45,7 @@ class LoaderlessWatch(LoopWatch):
                 self.turn(Stage.OTHER)
 
     def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
-        """Add a batch to the step, or add amounts to the last batch of the step, or else to the next.
+        """Add a batch to the step. Amounts are added to the last batch of the step, or else to the next batch.
 
         From the first batch on, the arguments of the model are not read.
         """

@@ -41,12 +41,13 @@ def measure(
     optimizer step, so it includes clipping and `optimizer.zero_grad()`, but no scheduler. The rest is other.
 
     A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
-    batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Neither is part of any step, and rows
-    leave out a step in which an evaluation or a checkpoint falls: a loop that evaluates in every step gets no rows.
+    batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Evaluations and checkpoints are part of no
+    step, and rows leave out a step with an evaluation or a checkpoint. So a loop that evaluates in every step gets no
+    rows.
 
     Only the thread that enters the block is measured.
 
-    At the end of the block, the callback removes its hooks and wrappers from these three objects and from
+    At the end of the block, the callback removes its hooks and wrappers from the model, the optimizer, the loader and
     `torch.autograd.backward`.
 
     Args:
@@ -56,9 +57,9 @@ def measure(
         itself, and may report batches by `perf.data()` and `perf.batch(...)`.
         config: What to measure; the environment overrules it.
         resume: The `perf.state()` that was saved with the checkpoint from which this loop continues.
-        data_parallel: Number of rank groups with separate samples: with tensor, pipeline or context parallelism, fewer
-            groups than ranks. None: the number comes from the device meshes of the model's parameters; if their names
-            don't show the number, rates of the whole job are unknown.
+        data_parallel: Number of groups of ranks with their own samples. With tensor, pipeline or context parallelism,
+            there are fewer groups than ranks. None: the number comes from the device meshes of the model's parameters.
+            If the names of the meshes don't show the number, rates of the whole job are unknown.
         strays: Nothing; settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")

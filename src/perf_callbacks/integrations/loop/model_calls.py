@@ -24,8 +24,9 @@ _FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as re
 class ModelCalls:
     """Marks every whole call of one model as forward.
 
-    A forward pre-hook sees the calls and keeps torch from its fast path. Cheaper ways would change attributes of the
-    module, and copies of the module would then call the original.
+    A forward pre-hook sees the calls. It makes each call slower, because torch calls modules without hooks in a faster
+    way. Ways without a hook would change attributes of the module, and copies of the module would then call the
+    original.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class ModelCalls:
 
 
 class _Hook:
-    """Forward pre-hook for one module. Copies of the module don't fire the hook, and pickling drops the hook.
+    """Forward pre-hook for one module.
 
-    The registered hook is a bound method: calling an object would take a detour through its class.
+    In copies of the module the hook does nothing, and pickles leave it out. The registered hook is a bound method,
+    which is called faster than an object.
     """
 
     _model = 0

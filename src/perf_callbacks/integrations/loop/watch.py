@@ -244,7 +244,7 @@ class LoopWatch(Loop):
             self.engine.batches += [batch for batch, _ in trained]
 
     def _merged(self) -> None:
-        """Set the amounts of a step to unknown: its many batches were merged before a backward."""
+        """Set the amounts of a step to unknown, because its many batches were merged before a backward."""
         self.engine.batches[:] = [UNKNOWN]
         self.starts.clear()
 
@@ -301,8 +301,8 @@ class LoopWatch(Loop):
     def _begin_late(self) -> None:
         """Begin the next step once the compiled call or the backward in which the last step ended is over.
 
-        Counting can't begin within such a call. There is no quick check for a compiled call that runs eagerly for a
-        count, so the step after a counted step always begins here.
+        Counting can't begin within such a call. No quick check finds a compiled call that runs eagerly for a count. So
+        the step after a counted step always begins here.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False

@@ -38,10 +38,10 @@ _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 class PerfCallback(CallbackBase, TrainerCallback):
     """Measures the stages of each optimizer step, and logs their times beside the loss.
 
-    Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, and the loggers that
-    `report_to` names; the console shows five metrics. A row covers the steps since the previous row, without the first
-    step and without steps in which an evaluation or a checkpoint fell. The last line of a run (`train_runtime`) has the
-    averages over all such steps, `perf/run/*`.
+    Metrics named `perf/*` join every training row: in `state.log_history`, in `trainer_state.json`, and in the loggers
+    that `report_to` names. The console shows five of them. A row covers the steps since the previous row, without the
+    first step and without steps with an evaluation or a checkpoint. The last line of a run (`train_runtime`) has the
+    averages over the steps of all rows, `perf/run/*`.
 
     While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
     stages. All are restored when `train` ends, even after an exception. If a trainer has two of these callbacks, only

@@ -22,8 +22,8 @@ EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on
 """Hooks that the handler calls in every step. The hooks of the callback do nothing."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
-"""Function in C that takes any arguments and returns None: the `__init__` of a number ignores its arguments. A
-function of ours would put the ten arguments of each call into a dictionary."""
+"""Function in C that takes any arguments and returns None: the `__init__` of a number. A function of ours would put the
+ten arguments of each call into a dictionary."""
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
 """Methods of TRL's trainers for online reinforcement learning, each with its part of the stage `other`."""
