@@ -16,7 +16,7 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""An amount of this size or more is unknown, so sums over all ranks of a job stay far below 128 bits."""
+"""An amount of this size or more counts as unknown. So sums over all ranks of a job stay far below 128 bits."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
@@ -104,7 +104,7 @@ class RankSignals(Mapping[str, "array[float]"]):
         return self._columns[at : at + self._length]
 
     def __contains__(self, name: object) -> bool:
-        """Return True if the rank has this signal, without cutting out the signal."""
+        """Return True if the rank has this signal. The signal itself is not read."""
         return name in self._places
 
     def __iter__(self) -> Iterator[str]:

@@ -45,7 +45,7 @@ MOST_SHOWN = 8
 """Most missing ranks that the message names."""
 
 OWN = -1
-"""Name of the source of rank 0's own part, which doesn't go through the store."""
+"""Source under which rank 0's own part is listed: this part doesn't go through the store."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -67,7 +67,7 @@ class _Pending:
     """Length and first bytes of the last note of each source. If both are the same again, the note has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """Replace a source's bundles if the new bundles keep its ranks and add ranks that no other source has."""
+        """Replace a source's bundles if the new bundles have all of its ranks, and no rank of another source."""
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
         new = {*ranks} - before

@@ -16,7 +16,7 @@ class Forward:
     """FLOPs of the forward over some tokens."""
 
     layers: int
-    """Products with the matrices in the layers, or with all parameters in conventions that count parameters."""
+    """Products with the matrices in the layers. In conventions that count parameters: products with all parameters."""
     head: int
     """Products with the output head, if the convention counts the head separately."""
     attention: int

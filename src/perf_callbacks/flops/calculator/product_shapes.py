@@ -24,7 +24,7 @@ TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
-"""Share of the multiprocessors that must be busy with at least one of these tiles, else the product is reported."""
+"""Share of the multiprocessors. If none of these tiles keeps this share busy, the product is reported."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
@@ -129,7 +129,7 @@ def uneven(
 
 
 def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
-    """Count the elements of the weights that have `size`, before and after a change of `size` to `instead`.
+    """Count the elements of all weights with `size`, before and after `size` is changed to `instead`.
 
     >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
     (134209536, 134479872)

@@ -137,7 +137,7 @@ class Observed:
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
-        """Record an uncounted operation in the pass with this number."""
+        """Record an operation that was not counted, in the pass with this number."""
         sort = self.sort(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)

@@ -28,7 +28,8 @@ from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 MOST_TABLES = 16
-"""Maximum number of tables, one for each set of trained parameters and calls. Beyond it, the oldest is dropped."""
+"""Maximum number of tables, one for each set of trained parameters and calls. Beyond this number, the oldest table is
+dropped."""
 
 _MOST_KNOWN = 256
 

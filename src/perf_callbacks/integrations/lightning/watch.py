@@ -1,4 +1,4 @@
-"""Watched methods of a Lightning trainer, for stages and steps: cheaper than the trainer's hooks."""
+"""Watched methods of a Lightning trainer, for stages and steps. They cost less than the trainer's hooks."""
 
 import functools
 from collections.abc import Callable

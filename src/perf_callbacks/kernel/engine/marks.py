@@ -34,7 +34,7 @@ WAIT: Final = BEGIN[Stage.COMMUNICATION]
 """The training thread begins to wait in a collective. `BACK` ends the wait."""
 
 ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
-"""Turn to the forward once more, and then back to the current stage, whichever it is."""
+"""Turn to the forward once more, and then back to the stage before."""
 
 
 class Pause(NamedTuple):
@@ -82,7 +82,7 @@ class StageTracker:
         """Calls that the current step made before the tracking began."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
-        """Number of waits for data so far, and number at the beginning of the last backward."""
+        """Number of waits for data so far, and their number when the last backward began."""
 
     def resume(self, tracker: "StageTracker") -> None:
         """Continue from the state of another tracker."""

@@ -55,7 +55,8 @@ class StepReader:
         self.work = WorkModel()
         """The source of FLOPs."""
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
-        """Number, reason of the exclusion and batches of each step whose marks were not read."""
+        """Number, reason of the exclusion, and batches of each step that has ended and whose marks were not read
+        yet."""
         self.passed: deque[Step] = deque()
         """Steps whose times are still on the device."""
         self.longest_step = 0.0
@@ -190,7 +191,7 @@ class StepReader:
         )
 
     def _wait(self, past: Past) -> None:
-        """Queue steps whose marks were read, mostly a single step, until the device gives their times."""
+        """Queue steps whose marks were read until the device gives their times. Mostly this is a single step."""
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
@@ -228,7 +229,10 @@ class StepReader:
         return together(batches)
 
     def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
-        """Return the tokens of a step, recounted if its batches were read before the tensor of token ids was known."""
+        """Return the tokens of a step.
+
+        They are counted anew if its batches were read before the tensor of token ids was known.
+        """
         if tokens is not None or not batches:
             return tokens
         if self._with_tokens is not None:

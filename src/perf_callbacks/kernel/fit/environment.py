@@ -35,7 +35,7 @@ class Environment:
     local_world_size: int = 1
     """Number of processes of the job on this machine."""
     loaders_pin: bool | None = None
-    """True: the trainer's loaders pin their batches. None: each loader as it was configured."""
+    """True: the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copies_go_on: bool | None = None
     """True: the trainer doesn't wait for its copies to the device. None: the trainer doesn't copy."""
     cpu_facts: CpuFacts | None = None

@@ -28,7 +28,7 @@ class Batches:
     """Path of batches to the device, as the integration knows it. A function is given by its owner and its name."""
 
     pinned: bool | None = None
-    """True: the trainer's loaders pin. None: each loader as it was configured."""
+    """True: the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copied_aside: bool | None = None
     """True: the trainer doesn't wait for its copies. None: the trainer doesn't copy."""
     loaders: tuple[Any, ...] = ()

@@ -70,7 +70,7 @@ class Proving(ActiveItem):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that the item asks for, and the finding of this rank once the trial is over."""
+        """Values that the item proposes to all ranks, and, once the trial is over, the finding of this rank."""
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
@@ -108,7 +108,7 @@ class Proving(ActiveItem):
 
 
 def asked(slug: str) -> str:
-    """Return the name under which a rank asks for an item to be kept (1) or dropped (0)."""
+    """Return the name of the value by which a rank proposes to keep an item (1) or to drop it (0)."""
     return f"keep {slug}"
 
 

@@ -108,7 +108,7 @@ class Recorder:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
         self.tape = self.engine.tape
-        """Public so that wrappers can write a mark without a call of `enter`."""
+        """The tape. It is public, so that wrappers can write a mark without a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
         self._at_exit = weakly(self._interpreter_exits)
@@ -271,7 +271,7 @@ class Recorder:
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:
-        """Return the metrics of the whole fit, `perf/run/…`, after a moment's wait for the device's last events."""
+        """Return the metrics of the whole fit, `perf/run/…`. Wait a moment for the last events of the device."""
         self._drain()
         return self.logged.run(self.engine.whole(step))
 

@@ -18,7 +18,7 @@ from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 REPLACE_SECONDS = 10.0
-"""Most seconds from one replacement of the file to the next, if the watchdog ticks in time."""
+"""Longest time between two replacements of the file, in seconds, if the watchdog ticks in time."""
 
 CLOSE_SECONDS = 1.0
 """Seconds that the end of a fit may wait for a replacement in the other thread."""

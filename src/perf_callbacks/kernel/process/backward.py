@@ -86,7 +86,7 @@ class Loop(Listener):
         self.backed = False
         """True: there was a backward."""
         self.engine: Any = None
-        """Engine whose step a waiting batch is added to."""
+        """Engine to whose current step waiting batches are added."""
 
     def turn(self, stage: Stage) -> None:
         """Begin a stage of training, whatever the stage before. Raises nothing."""

@@ -29,10 +29,10 @@ FULL = 2
 """Generation whose collection includes all others."""
 
 LEAST_PATIENCE = 5.0
-"""Fewest seconds without the end of a step after which a fit counts as abandoned."""
+"""If no step ends for fewer seconds than this, the fit doesn't count as abandoned."""
 
 PATIENCE_STEPS = 20
-"""Least time without the end of a step, in longest steps of the fit, after which the fit counts as abandoned."""
+"""Multiple of the fit's longest step: if no step ends for this time, the fit counts as abandoned."""
 
 ASIDE_PATIENCE = 6
 """Factor on both limits within an evaluation or a checkpoint."""

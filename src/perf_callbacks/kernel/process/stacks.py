@@ -27,7 +27,7 @@ _WAITS = ("wait", "wait_tensor", "monitored_barrier")
 model. Waits for a thread or process of the same rank have a frame of the standard library, so they are not mistaken for
 these."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
-"""Methods that wait for other ranks if a store has them."""
+"""Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 

@@ -353,7 +353,7 @@ class Straggler:
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
-    """Seconds by which the affected steps would have been shorter in all without the cause."""
+    """Seconds that the affected steps together would have been shorter without the cause."""
     steps: int = 1
     """Number of affected steps up to `step`; more than 1 for ranks that are slow for long."""
     ranks: tuple[int, ...] = ()

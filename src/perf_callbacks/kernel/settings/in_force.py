@@ -49,7 +49,7 @@ class Settings:
 
 
 def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[FileEntry] = ()) -> Settings:
-    """Override a configuration by a file's entries, and both by the environment.
+    """Return the settings in force: a file's entries override the configuration, and the environment overrides both.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
