@@ -62,7 +62,7 @@ def checked(source: str, checked_step: int | None, step: int) -> str:
 
 
 UNCHECKED_STEPS = 100
-"""Steps since the last check of equal work after which a card names the step of that check."""
+"""If the last check of equal work is more than this many steps ago, a card names the step of that check."""
 
 UNREAD = "the shapes of its batches can't be read"
 """Cause for `note`: the batch can't be read."""

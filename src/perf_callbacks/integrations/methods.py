@@ -1,6 +1,7 @@
 """Watched methods of a trainer: each replacement calls the original and records the call.
 
-Stages and batches are recorded in every step, where Python frames are the main cost: each replacement is one frame.
+Stages and batches are recorded in every step. There the main cost is calls of Python functions, so each replacement is
+a single function.
 """
 
 import functools
@@ -137,7 +138,7 @@ def around(
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
-    """Count the time in `owner.name` as a named part of the stage `other`, for calls in that stage."""
+    """Count the time in `owner.name` as a named part of the stage `other`. Calls in other stages are left out."""
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)

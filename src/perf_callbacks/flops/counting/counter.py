@@ -81,7 +81,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._filter = filtered
         self._follower = follow
         self._apart: dict[int, Counter[Cell]] = {}
-        """Products that are training work only if a backward goes through their nodes, by the numbers of the nodes."""
+        """Products that count only if a backward goes through their nodes. Keys are the numbers of the nodes."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model

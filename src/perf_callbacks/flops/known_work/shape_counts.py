@@ -26,7 +26,7 @@ _SECOND = ("labels", "decoder_input_ids")
 """Names of tensors that have the length of a decoder's input."""
 
 _PACKED = "cu_seq"
-"""Names of tensors with the starts of packed sequences. Their number makes no difference to products."""
+"""Names of tensors with the starts of packed sequences. The number of starts makes no difference to products."""
 
 _Tensor = tuple[str, tuple[int, ...]]
 

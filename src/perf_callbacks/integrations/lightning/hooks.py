@@ -243,7 +243,7 @@ def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
 
 
 class _Afterwards:
-    """Begins the fit as the last callback of one `on_train_start`."""
+    """Callback that the trainer calls last in one `on_train_start`, to begin the fit."""
 
     state_key = "PerfCallback"
 

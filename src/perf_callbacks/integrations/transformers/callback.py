@@ -132,7 +132,7 @@ class ArmedCallback(PerfCallback):
 
 
 class _LastCallback(TrainerCallback):
-    """Begins the fit as the last callback of one `on_train_begin`."""
+    """Callback that the trainer calls last in one `on_train_begin`, to begin the fit."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
         self.active = True

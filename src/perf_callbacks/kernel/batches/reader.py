@@ -258,7 +258,10 @@ def _has_several(one: Leaf, rows: int | None) -> bool:
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
-    """Return the tensors of a batch that were looked up, matched by address or, for copies, by size."""
+    """Return the tensors of a batch that were looked up.
+
+    They are matched by address, or by size if they were copied.
+    """
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
     there = [one for one in lookups if (one.address, one.elements) in places]
     if there:

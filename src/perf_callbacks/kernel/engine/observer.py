@@ -70,7 +70,7 @@ class Observer:
         """
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt the values that all ranks use from the end of `step` on, each the minimum over ranks."""
+        """Adopt the values that hold on all ranks from the end of `step` on: of each, the least proposal."""
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
         """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""

@@ -13,7 +13,8 @@ UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. Adding seconds turns it into a float."""
 
 BLOCK = 256
-"""Steps that are kept one by one before they are added up, unless a second passes first."""
+"""Number of steps that are kept one by one before they are added up. They are added up sooner if a second has
+passed."""
 
 WATCHED_BLOCK = 64
 """Size of a block while an observer wants to see the steps."""

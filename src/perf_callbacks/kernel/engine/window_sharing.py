@@ -103,7 +103,7 @@ class WindowSharing:
             self._announce()
 
     def _announce(self) -> None:
-        """Announce the values that ranks agreed on, and the steps from which the values hold."""
+        """Announce the values that hold on all ranks, and the steps from which they hold."""
         latest = self.latest
         if latest is None or latest is self._announced:
             return

@@ -144,11 +144,11 @@ class Backwards(Owner[bool]):
     def __init__(self) -> None:
         super().__init__()
         self._only: Callable[[], Any] = _nobody
-        """Returns the only loop, for the cheapest wrapper; None if there are several or none."""
+        """Returns the loop if there is exactly one, else None. The cheapest wrapper uses this."""
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Call the listener for gradients until `release`, and a `Loop` for backwards too."""
+        """Call the listener for gradients until `release`. A `Loop` is called for backwards too."""
         self._claim(listener, isinstance(listener, Loop))
         self._ask_for_ticks()
         self.reconcile()

@@ -97,7 +97,7 @@ class Lease:
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect by the schedule, unless another fit made this collection since the last collection of this fit."""
+        """Collect by the schedule, unless another fit has made this collection since this fit's last collection."""
         owner, found = self._owner, 0
         if not self._behind(generation):
             owner.collections += 1

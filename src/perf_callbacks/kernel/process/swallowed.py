@@ -21,7 +21,7 @@ Hook = Callable[[Any], object]
 
 _OURS = str(Path(__file__).parents[2])
 _STANDARD = ("weakref.py", "_weakrefset.py")
-"""Files of the standard library whose callbacks run for weak references of ours."""
+"""Files of the standard library with callbacks of weak references that this package uses."""
 
 
 class Swallowed:

@@ -28,8 +28,8 @@ AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)
 """Rare records, which are on disk when `write` returns."""
 
 SPACING_SECONDS = 0.1
-"""Other records wait if the last write is less than this many seconds ago, because some loops evaluate in every
-step."""
+"""Records of other classes wait if the last write is less than this many seconds ago, because some loops write records
+in every step, for example of evaluations."""
 
 PENDING = 256
 """Number of held-back records that triggers a write."""

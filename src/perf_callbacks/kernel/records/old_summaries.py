@@ -41,7 +41,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "backward_waiting": "backward_waiting",
     },
 }
-"""Names of the fields in each part, by their names in schema 1."""
+"""Fields of each part. Keys are the names in schema 1, values the names of today."""
 
 _OLD = {name for names in _PARTS.values() for name in names} - {*_PARTS}
 
