@@ -193,9 +193,10 @@ class ShapedWork(WorkModel):
         step: int = 0,
         source: str = COUNTED,
     ) -> None:
-        """Store the work of a counted step: its shapes, and its passes with their shares of the optimizer's work.
+        """Store the work of a counted step, by the shapes of its batches.
 
-        Without `calls`, each batch had one forward and one backward.
+        A pass is a forward with its backward; each pass has a share of the optimizer's work. Without `calls`, each
+        batch had one forward and one backward.
         """
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))

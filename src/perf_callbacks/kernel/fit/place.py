@@ -105,7 +105,7 @@ def data_parallel(accelerator: Any) -> int | None:
 
 
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
-    """Return the place with the data-parallel size of the parameters' meshes, if the framework gave none."""
+    """Return the place. If the framework gave no data-parallel size, the meshes of the parameters give it."""
     if place.world_size == 1 or place.data_parallel is not None:
         return place
     try:

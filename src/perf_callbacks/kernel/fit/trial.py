@@ -149,8 +149,7 @@ def _owed(pause: Gc) -> float:
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median of the differences, with the lower end of its 99.9 % interval before and the upper end after
-    it."""
+    """Return the 99.9 % interval of the differences and their median: lower end, median, upper end."""
     means = sorted([(a + b) / 2 for a, b in combinations_with_replacement(differences, 2)])
     cut = CUT_OFF[len(differences)]
     return means[cut], median(means), means[-1 - cut]
