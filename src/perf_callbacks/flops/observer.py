@@ -258,7 +258,7 @@ class Counting(Observer, Listener):
 
         - An exception was raised, and training continued.
         - The step began before its count, as in a loop that calls no watched function.
-        - The step has no products, and it had a backward, or no earlier count had products either.
+        - The step has no products although it had a backward, or no count so far has products.
         - The step had calls that the trainer did not announce. If there is no earlier count, unannounced backwards and
           calls of modules are counted from then on.
 

@@ -23,9 +23,9 @@ class TrainingFilter(Filter):
     """Decides which operations of a step are counted.
 
     Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced. In a
-    loop, calls of modules in training mode that build a graph are training work too. Two kinds of operations are not
-    training work: generation and rewards; and operations without gradients, outside of any module, between a forward
-    and its backward.
+    loop, calls of modules in training mode that build a graph are training work too. Generation and rewards are not
+    training work. Operations without gradients, outside of any module, between a forward and its backward are no
+    training work either.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:

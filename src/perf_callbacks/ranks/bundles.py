@@ -91,7 +91,10 @@ class Bundle:
 
 
 class RankSignals(Mapping[str, "array[float]"]):
-    """Signals of one rank, by name, each cut out of the bundle on access: readers use one signal of most ranks."""
+    """Signals of one rank, by name.
+
+    A signal is cut out of the bundle on access, since readers use one signal of most ranks.
+    """
 
     __slots__ = ("_columns", "_length", "_places", "_start")
 
@@ -143,7 +146,7 @@ class Combination:
     """Sum over all ranks of one window, built in slices, because thousands of ranks take milliseconds.
 
     Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. If ranks share samples, their
-    sum is divided; if the result isn't a whole number, the ranks counted differently, and the amount is unknown.
+    sum is divided. If the result isn't a whole number, the ranks counted differently, and the amount is unknown.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The ranks of one machine in a large job, where the first rank of each machine talks with the store for all.
 
-The ranks leave each other notes as files in a directory of their own. The first rank packs the parts of all of them
-into one note in the store, and passes on settings, windows and the notes of channels. So only one rank per machine
+The ranks leave each other notes as files in a directory of their own. The first rank packs the parts of these ranks
+into one note in the store. It also passes on settings, windows and the notes of channels. So only one rank per machine
 needs a connection to the store.
 """
 

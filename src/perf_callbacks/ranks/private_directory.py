@@ -120,7 +120,7 @@ class PrivateDirectory:
     def remove(self, names: Iterable[str] | None = None) -> None:
         """Remove these files (None: all), and the directory if empty then.
 
-        With None, nothing is removed if any file has a name that is not a note's: another user may have moved a
+        With None, nothing is removed if any file doesn't have the name of a note: another user may have moved a
         directory here.
         """
         if names is None:

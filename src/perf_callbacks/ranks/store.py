@@ -22,7 +22,8 @@ LONGEST = 40_000
 """Most bytes of a note."""
 
 LARGEST = 1_000_000
-"""Most bytes of packed parts under one key: some thirty parts of the longest windows that carry signals."""
+"""Most bytes of packed parts under one key. This is enough for some thirty parts of the longest windows with
+signals."""
 
 MOST_WRITTEN = 1_000
 """Most keys that are written at once."""

@@ -43,9 +43,9 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""Laws, the simplest first. The first has products with weights, and attention. The next laws add a head that sees
-rows, or all tokens of a row but one (its factor is negative); angles of positions that are computed once for all rows;
-and a decoder beside an encoder."""
+"""Laws, the simplest first. The first has products with weights, and attention. The next law adds a head that sees
+rows, or all tokens of a row except one (then the factor is negative). The others add angles of positions that are
+computed once for all rows, or a decoder beside an encoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
 """Laws for batches that differ only in their number of rows."""

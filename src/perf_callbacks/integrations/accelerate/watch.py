@@ -282,7 +282,10 @@ class AcceleratedWatch(LoopWatch):
                     self._ahead = not newest
 
     def _count(self, root: object) -> None:
-        """Count the batches of a backward: per loader, the batches of the model's calls, or else the last batch."""
+        """Count the batches of a backward.
+
+        For each loader these are the batches of the model's calls, or else the last batch.
+        """
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
             taken = self._taken.pop(loader, [])

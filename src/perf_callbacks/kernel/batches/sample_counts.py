@@ -14,7 +14,7 @@ _MARKS = frozenset({"ptr", "batch", "offset"})
 """Names of tensors that assign rows to samples. torch_geometric's `ptr` holds the start of each graph, and the end."""
 
 _FEW = 3
-"""A list of more tensors of one form may hold samples or columns."""
+"""If a list has more tensors of one form than this, they may be samples or columns."""
 
 
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:

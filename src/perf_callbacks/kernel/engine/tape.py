@@ -42,8 +42,8 @@ class PlacedPause(NamedTuple):
 class Tape:
     """Pairs of a mark and its time, one after the other in a list. A pause is a mark whose time is None.
 
-    To write a mark, call `write` with a pair. This is one call into C: a mark costs next to nothing, and the garbage
-    collector can run before or after the write, not in the middle.
+    To write a mark, call `write` with a pair. This is one call into C. So a mark costs next to nothing, and no garbage
+    collection can run in the middle of a write.
     """
 
     __slots__ = (

@@ -25,8 +25,8 @@ FEWEST = 11
 """Fewest complete pairs for an outcome. A turn in which most steps are excluded makes its pair incomplete."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs. Of the means of two
-differences, this number lies beyond each end of the 99.9 % interval.
+"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs. If the means of all
+pairs of differences are sorted, a value says how many of them are cut off at each end to get the 99.9 % interval.
 """
 
 

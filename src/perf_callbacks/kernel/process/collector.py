@@ -1,9 +1,9 @@
 """The process's garbage collector, changed for several fits at once and restored as it was found.
 
 There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
-Automatic collection is off while any lease wants it off, objects stay frozen while any lease is held, and the last
-lease to be released restores everything, in whatever order fits end. Fits that alternate share one schedule: a
-collection by one of them counts for the others.
+Automatic collection is off while any lease wants it off. Objects stay frozen while any lease is held. Fits may end in
+any order: the last lease that is released restores everything. Fits that alternate share one schedule: a collection by
+any fit counts for all of them.
 
 Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. So if other code calls
 `gc.disable()` during a fit, as `timeit` does, both changes are independent, and the end of a fit needs no guess.

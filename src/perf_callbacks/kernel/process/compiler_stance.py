@@ -1,4 +1,4 @@
-"""Stance of torch's compiler, one for the whole process: eager while a count runs.
+"""Stance of torch's compiler, which holds for the whole process: eager while a count runs.
 
 torch keeps the stance in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found
 (in torch 2.6 to 2.13). So if two calls overlap without nesting, the stance of the first call stays for good. One owner

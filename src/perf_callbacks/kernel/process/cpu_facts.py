@@ -18,7 +18,7 @@ LOCAL_RANKS = (
 )
 """Variables by which launchers pass a rank's place on its machine, and the number of ranks there.
 
-Slurm's variables are left out: a batch script has them too, whatever it starts.
+Slurm's variables are left out, because a batch script itself has them too.
 """
 
 
@@ -101,9 +101,9 @@ def _gpu(
 ) -> tuple[Gpu | None, str | None]:
     """Return the location of a CUDA device by its properties, or the reason why the location is unknown.
 
-    torch gives the PCI id of the device, or else its UUID, so neither CUDA_VISIBLE_DEVICES nor CUDA_DEVICE_ORDER
-    matters. NVML gives the other devices at the same node, and the PCI id of a UUID, which older versions of torch
-    don't have. If ranks share GPUs, a GPU has no place among the GPUs of its node.
+    torch gives the PCI id of the device, or else its UUID. So CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter.
+    NVML gives the other devices at the same node, and the PCI id of a UUID, which older versions of torch don't have.
+    If ranks share GPUs, a GPU has no place among the GPUs of its node.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):

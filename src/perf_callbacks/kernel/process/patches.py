@@ -59,9 +59,9 @@ class Patches:
         self.add(Replacement(owner, name, make(current)).put_back)
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """Replace a method by `make(its function)`: torch's schedulers need `optimizer.step.__func__`.
+        """Replace a method by a new method, whose function is `make(function of the method)`.
 
-        If the owner is a class, the method of all its instances is replaced.
+        The result is a method because torch's schedulers need `optimizer.step.__func__`. If the owner is a class, the method of all its instances is replaced.
         """
         if isinstance(owner, type):
             self.replace(owner, name, make)

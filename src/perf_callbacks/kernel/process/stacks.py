@@ -24,8 +24,7 @@ as busy."""
 _OPERATIONS = "torch._ops"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
 """Names of methods and operations in C that wait for other ranks: of `Work`, of `Store`, and of collectives within a
-model. Waits for a thread or process of the same rank have a frame of the standard library, so they are not mistaken for
-these."""
+model. A wait for a thread or process of the same rank has a frame of the standard library, so it is no such wait."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")

@@ -181,8 +181,8 @@ class Flops:
     coverage: float | None
     """Share of the elements of all matrix weights that counted operations multiplied."""
     uncounted: Mapping[str, int]
-    """Calls that were not counted, by name: of operations that may multiply matrices but have no formula, and of
-    modules that ran without gradients outside of the forward."""
+    """Number of calls that were not counted, by name. The names are those of operations that may multiply matrices but
+    have no formula, and of modules that ran without gradients outside of the forward."""
     lower_bound: bool
     """True: the step has more FLOPs than counted."""
     whole_step: bool = True

@@ -67,8 +67,8 @@ class PerfConfig:
     loaders: Literal["apply", "advise", "off"] = "apply"
     """Pin memory and copy without blocking if that pays, only advise it, or do nothing."""
     exchange: Literal["on", "off"] = "on"
-    """Exchange the amounts of work between the ranks of a job: for rates of the whole job, to find slow ranks, and to
-    collect garbage at the same step. Rank 0's setting applies to all ranks."""
+    """Exchange the amounts of work between the ranks of a job. This gives rates of the whole job, finds slow ranks, and
+    lets all ranks collect garbage at the same step. Rank 0's setting applies to all ranks."""
     stragglers: Literal["on", "off"] = "on"
     """Add the times of each step to the exchange, to find slow ranks. Rank 0's setting applies to all ranks."""
     window: int = 50
@@ -79,8 +79,8 @@ class PerfConfig:
     metrics: Literal["main", "all"] = "all"
     """Metrics that loggers get: the five metrics of the console, or all."""
     console: Literal["main", "all", "off"] = "main"
-    """Metrics on the framework's console and progress bar: step time, data time, tokens or samples per second, TFLOPS
-    and MFU; all metrics that loggers get; or none."""
+    """Metrics on the framework's console and progress bar. main: step time, data time, tokens or samples per second,
+    TFLOPS and MFU. all: all metrics that loggers get. off: none."""
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
@@ -89,7 +89,7 @@ class PerfConfig:
     """Directory of the journal and the report. None: the trainer's output directory, in Lightning that of rank 0's
     logger, else the working directory."""
     max_journal_mb: int = 256
-    """Size of one rank's journal beyond which steps and short pauses are no longer written."""
+    """Size of the journal of a rank. If it is reached, steps and short collections are no longer written."""
 
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after"):
