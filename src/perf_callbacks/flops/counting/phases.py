@@ -26,7 +26,7 @@ _PLACES: dict[str, tuple[str, _Place]] = {
     "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
-"""Functions of torch, their files, and the phase of operations that they call."""
+"""Functions of torch, each with its file, and with the phase of the operations that it calls."""
 
 _known: dict[CodeType, _Place | None] = {}
 

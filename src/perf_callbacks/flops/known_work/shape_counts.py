@@ -164,7 +164,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
 
 
 def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
-    """Split a shape into its rows and lengths, and a family: all shapes that differ only in rows and lengths.
+    """Split a shape into its rows and lengths, and its family. Shapes of a family differ only in rows and lengths.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))

@@ -61,7 +61,8 @@ class Patches:
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
         """Replace a method by a new method, whose function is `make(function of the method)`.
 
-        The result is a method because torch's schedulers need `optimizer.step.__func__`. If the owner is a class, the method of all its instances is replaced.
+        The result is a method because torch's schedulers need `optimizer.step.__func__`. If the owner is a class, this
+        replaces the method of all instances.
         """
         if isinstance(owner, type):
             self.replace(owner, name, make)

@@ -249,7 +249,7 @@ class Window:
     tokens: int | None
     useful_tokens: int | None
     model_flops: int | None = None
-    """Sum of the ranks' own counts, like `hardware_flops`."""
+    """Sum of the counts of all ranks. `hardware_flops` is such a sum too."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
     """Minimum over ranks of each value that ranks agree on, by name."""
