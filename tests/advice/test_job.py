@@ -25,9 +25,16 @@ def test_the_slow_rank_knows_the_line_to_write():
     assert [(one.cause, one.remedy) for one in found] == [("straggler", "num_workers=4")]
 
 
-@pytest.mark.parametrize("cause", ["evaluation", "compile"])
-def test_a_slow_ranks_finding_of_another_cause_is_not_the_jobs(cause):
-    assert verdict([SLOW], {1: [finding(cause, 0.6)]}, slow(1)) == (SLOW,)
+def test_a_slow_ranks_finding_of_another_cause_is_told_with_its_rank():
+    found = verdict([SLOW], {1: [finding("compile", 0.4)]}, slow(1))
+    assert [(one.cause, one.evidence) for one in found][1:] == [("compile", "Rank 1: compile took 0.4")]
+    assert found[0] is SLOW
+
+
+def test_of_several_explanations_the_largest_has_the_remedy():
+    others = {1: [finding("sync", 0.4, "log rarely"), finding("evaluation", 0.06, "evaluate rarely")]}
+    (found,) = verdict([SLOW], others, slow(1, cause="host"))
+    assert found.remedy == "log rarely"
 
 
 def test_a_set_of_slow_ranks_gets_the_remedy_of_its_worst_rank():

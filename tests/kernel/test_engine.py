@@ -621,9 +621,9 @@ def test_an_event_while_steps_are_taken_over_does_not_take_them_again(monkeypatc
     fit.step(forward=1)
     read = type(fit.engine.tape).read
 
-    def interrupted(tape):
+    def interrupted(tape, *written):
         seen.append((fit.engine.step_reader.collect(), fit.engine.row(1), fit.engine.amounts().samples))
-        return read(tape)
+        return read(tape, *written)
 
     monkeypatch.setattr(type(fit.engine.tape), "read", interrupted)
     assert fit.engine.step_reader.collect()

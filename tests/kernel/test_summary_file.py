@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -16,10 +17,18 @@ from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.loop import measure
 
 
+class AtOnce:
+    """A thread that runs when it starts."""
+
+    def __init__(self, target, args, **_):
+        self.start = partial(target, *args)
+
+
 @pytest.fixture
 def watchdog(monkeypatch):
     found = FakeWatchdog()
     monkeypatch.setattr(summary_file, "WATCHDOG", found)
+    monkeypatch.setattr(summary_file, "Thread", AtOnce)
     return found
 
 

@@ -124,3 +124,25 @@ def test_a_wait_leaves_its_stage_but_for_backward_and_work_outside_of_steps(stag
         assert (seconds[Stage.OPTIMIZER], seconds[Stage.OTHER]) == (2.0, 2.0)
     elif stage is not Stage.ASIDE:
         assert seconds[stage] == kept
+
+
+def test_an_interrupted_replacement_is_finished_and_undone_by_the_next_call(group, monkeypatch):
+    before, interrupts = vars(WORK)["wait"], [KeyboardInterrupt]
+    replace = type(WAITS._patches).replace
+
+    def interrupted(patches, owner, name, make):
+        if name == "synchronize" and interrupts:
+            raise interrupts.pop()
+        replace(patches, owner, name, make)
+
+    monkeypatch.setattr(type(WAITS._patches), "replace", interrupted)
+    token, tape = Token(), Tape()
+    tape.begin(0.0)
+    with pytest.raises(KeyboardInterrupt):
+        WAITS.watch(token, tape, lambda: 1.0)
+    assert WAITS.tick(0.0)
+    dist.monitored_barrier()
+    assert marks(tape) == [WAIT, BACK]
+    WAITS.release(token)
+    assert vars(WORK)["wait"] is before
+    assert not WAITS._installed

@@ -210,6 +210,13 @@ def test_the_page_of_a_run_that_was_killed_while_it_hung_opens_with_the_hang():
     assert fit.summary == so_far().record
 
 
+def test_a_run_that_went_on_after_the_summary_so_far_does_not_hang():
+    earlier = so_far()
+    earlier = Entry(earlier.t, replace(earlier.record, step=12))  # the journal has later steps
+    (fit,) = gather([a_fit(0, summary=False)], [lambda run: earlier])
+    assert fit.hang is None
+
+
 def test_the_rank_that_logged_the_hang_tells_of_it():
     quiet = replace(so_far().record, findings=(FINDING,), stalls=StallSummary(count=1, seconds=9.0, under_way=True))
     journals = [a_fit(rank, summary=False, world_size=2) for rank in range(2)]

@@ -277,3 +277,14 @@ def test_waits_after_a_reduced_backward_belong_to_the_next_cycle():
         fit.wait(4.0)
         fit.step(other=0.25 * number)
     assert [(one.local, one.steal) for one in fit.of_steps()[1:]] == [(3.75, 0.125), (4.0, 0.125)]
+
+
+def test_steps_without_a_meeting_leave_nothing_behind_but_sums():
+    fit = Trained(reduced=False)
+    for _ in range(500):
+        fit.spend("data", 1.0)
+        fit.pause(0.25)
+        fit.spend("forward", 1.0)
+        fit.step(optimizer=0.5)
+    fit.of_steps()
+    assert len(fit.times._fetched) + len(fit.times._pauses) <= 1

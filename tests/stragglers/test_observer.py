@@ -274,6 +274,15 @@ def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_them(job, monke
     assert ranks[0].recorder.summary.included_steps == 2 * WINDOW - 1
 
 
+def test_an_error_in_reading_local_times_ends_the_signals_alone(job, monkeypatch, caplog):
+    monkeypatch.setattr("perf_callbacks.stragglers.local_times.LocalTimes.marks_read", lambda *_: 1 / 0)
+    ranks = job()
+    train(ranks, WINDOW)
+    until(lambda: ranks[0].recorder.ranks.latest is not None)
+    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
+    assert ranks[0].recorder.summary.included_steps == WINDOW - 1
+
+
 def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypatch):
     monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: 1 / 0)
     ranks = job()

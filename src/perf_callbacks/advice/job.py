@@ -92,16 +92,17 @@ def verdict(
         for one in findings:
             if one.share is not None and one.share >= LEAST_SHARE:
                 ranks_of.setdefault(one.cause, {}).setdefault(rank, one)
+    place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
+    known: list[Finding] = []  # how the slow ranks explain the cause that was measured
     for cause, by_rank in ranks_of.items():
         worst = max(by_rank.values(), key=lambda one: one.share or 0.0)
-        place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
-        if place is not None and {*by_rank} <= {*slowest}:
-            if cause in OWN_WORDS.get(cause_measured, ()):  # the slow ranks know the line to write
-                found[place] = replace(found[place], remedy=worst.remedy)
-            continue
-        if cause not in causes:
+        if place is not None and {*by_rank} <= {*slowest} and cause in OWN_WORDS.get(cause_measured, ()):
+            known.append(worst)
+        elif cause not in causes:
             who = rank_names(sorted(by_rank))
             found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
+    if place is not None and known:  # the slow ranks know the line to write
+        found[place] = replace(found[place], remedy=max(known, key=lambda one: one.share or 0.0).remedy)
     stalled = bool(own) and own[0].cause == stall.CAUSE  # a stall under way stays first, however short
 
     def order(one: Finding) -> tuple[bool, float]:

@@ -64,13 +64,15 @@ class Advice(Observer):
         self, recorder: Recorder, machine: Environment, facts: Facts, since: "_Since", notes: FindingNotes | None
     ) -> None:
         self._recorder = recorder
-        self._notes = notes
+        self._notes, self._failed = notes, False
         self._machine = machine
         self._facts = facts
         self._since = since
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Apply all rules. Without a summary, only rules that need no run may find something."""
+        if self._failed:
+            return ()
         recorder = self._recorder
         with guard(logs(log.warning, "perf_callbacks gives no advice: %s.", trace=True)):
             facts = replace(
@@ -81,6 +83,7 @@ class Advice(Observer):
                 return found
             self._notes.mine = found
             return verdict(found, self._notes.others, summary.stragglers)
+        self._failed = True
         return ()
 
     def before_summary(self) -> None:

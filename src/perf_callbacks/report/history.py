@@ -152,7 +152,11 @@ class FitHistory:
 
         The rank that logged the message about the stall comes first.
         """
-        found = [one.interim for one in self.last if one.interim is not None]
+        found = [  # a summary so far is up to ten seconds old: later steps show that the rank went on
+            one.interim
+            for one in self.last
+            if one.interim is not None and (not one.step or one.step[-1] <= one.interim.step)
+        ]
         hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
         return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
 

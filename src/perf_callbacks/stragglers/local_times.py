@@ -82,8 +82,10 @@ class LocalTimes(Observer):
         """Time of the last meeting, when the current cycle began. NaN: unknown, or an evaluation or so followed."""
         self._waited = 0.0
         """Seconds of waits in the current cycle so far."""
+        self._collected_seconds = self._fetched_seconds = 0.0
+        """Seconds of collections and of waits for data in the current cycle so far."""
         self._fetched: list[tuple[float, float]] = []
-        """Waits for data in the current cycle so far: begin and end."""
+        """Waits for data after the meeting of the last step: begin and end."""
         self._delay = math.nan
         """Seconds without a CPU up to the last moment before the current cycle."""
         self._line = b""
@@ -121,24 +123,25 @@ class LocalTimes(Observer):
     def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
         waits, in_backward, line, ends = self._waits(times, shape)
         place = ends[0] if ends[0] >= 0 else ends[1]
-        data = [(times[begin], times[end]) for begin, end in shape.data]
+        until = times[place] if place >= 0 else times[-1]
+        data = [*self._fetched, *[(times[begin], times[end]) for begin, end in shape.data]]
+        fetched, self._fetched = [one for one in data if one[1] <= until], [one for one in data if one[1] > until]
+        collected, while_fetching = self._collected(until, fetched)
+        self._collected_seconds += collected
+        self._fetched_seconds += math.fsum([end - begin for begin, end in fetched]) - while_fetching
         if place < 0:  # the ranks don't meet in this step
-            self._fetched += data
             self._steps[number] = LocalTime(math.nan, math.nan, math.nan, math.nan, in_backward)
             self._met = math.nan if shape.asides else self._met
         else:
-            met = times[place]
-            waited = math.fsum([self._waited, *[seconds for at, seconds in waits if at <= met]])
-            self._waited = math.fsum([seconds for at, seconds in waits if at > met])
-            fetched = [*self._fetched, *[one for one in data if one[1] <= met]]
-            self._fetched = [one for one in data if one[1] > met]
+            waited = math.fsum([self._waited, *[seconds for at, seconds in waits if at <= until]])
+            self._waited = math.fsum([seconds for at, seconds in waits if at > until])
             aside = any([one < place for one in shape.asides])
-            local = math.nan if aside else met - self._met - waited
+            local = math.nan if aside else until - self._met - waited
             delay = _delay(line)
-            collected, while_fetching = self._collected(met, fetched)
-            seconds = math.fsum([end - begin for begin, end in fetched]) - while_fetching
-            self._steps[number] = LocalTime(local, collected, seconds, delay - self._delay, in_backward)
-            self._met = math.nan if any([one > place for one in shape.asides]) else met
+            steal = delay - self._delay
+            self._steps[number] = LocalTime(local, self._collected_seconds, self._fetched_seconds, steal, in_backward)
+            self._collected_seconds = self._fetched_seconds = 0.0
+            self._met = math.nan if any([one > place for one in shape.asides]) else until
             self._delay = delay
         if not line:  # there is no such file
             self._unread.clear()
@@ -198,7 +201,7 @@ class LocalTimes(Observer):
         return found, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Return the seconds of the collections since the cycle began, and of those that fell into waits for data."""
+        """Take the collections up to a time. Return the seconds of those in the cycle, and in waits for data."""
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
 from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
@@ -141,7 +142,6 @@ class RanksWatch(Observer, WindowReader):
         self._failed, self._compares = False, True
         if not self._device:
             self._local = self._local_times(training)
-            recorder.observe(self._local)
         ranks.add_reader(self)
 
     def _local_times(self, training: Training) -> LocalTimes:
@@ -164,6 +164,15 @@ class RanksWatch(Observer, WindowReader):
     def summary(self) -> dict[str, StragglerSummary]:
         """Return the stragglers so far."""
         return self._found.summary()
+
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
+        """Read local times. An error ends the signals, not the measuring."""
+        if self._local is None or self._failed:
+            return
+        with guard(logs(log.warning, NO_MORE)):
+            self._local.marks_read(pairs, numbers)
+            return
+        self._failed = True
 
     def window_part(self, steps: Columns) -> StepSignals:
         """Make the signals of a window. An error ends the signals, not the measuring."""

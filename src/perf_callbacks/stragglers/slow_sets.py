@@ -13,7 +13,7 @@ from itertools import accumulate
 from statistics import stdev
 
 from perf_callbacks.kernel.records.fit_records import Straggler
-from perf_callbacks.stragglers.peers import Peers, low, lower_median, median
+from perf_callbacks.stragglers.peers import HOST, Peers, low, lower_median, median
 
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
@@ -222,6 +222,8 @@ class Window:
             for cause, part in stage.peers.explain(place, self.rest).items():
                 sums[cause] = sums.get(cause, 0.0) + part * self.excess[rank]
         whole = sum(sums.values())
+        if not whole:
+            return {HOST: 1.0}
         return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda one: -sums[one])}
 
 

@@ -314,12 +314,12 @@ class Engine:
             samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)
         )
 
-    def _all(self) -> tuple[int, Amounts, int]:
+    def _all(self, *, interim: bool = False) -> tuple[int, Amounts, int]:
         """Return the read steps of this attempt, their amounts, and the number of lost steps.
 
         Steps whose times are still on the device are included.
         """
-        steps, samples, tokens, lost = self._ledger.all()
+        steps, samples, tokens, lost = self._ledger.all(interim=interim)
         passed = [*self.step_reader.passed]
         samples = plus(samples, *[step.samples for step in passed])
         tokens = plus(tokens, *[step.tokens for step in passed])
@@ -340,7 +340,7 @@ class Engine:
         with self.step_reader.alone() as held:
             if not held:
                 return None
-            all_steps, included = self._all(), self._ledger.included()
+            all_steps, included = self._all(interim=True), self._ledger.included(interim=True)
         return self._summary(all_steps, included, None, now)
 
     def _summary(

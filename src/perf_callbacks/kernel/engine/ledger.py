@@ -74,18 +74,30 @@ class Ledger:
         self._included.merge(row)
         return row
 
-    def included(self) -> Totals:
-        """Return the sums over all included steps."""
-        self.add_up()
+    def included(self, *, interim: bool = False) -> Totals:
+        """Return the sums over all included steps.
+
+        `interim`: another thread asks. Only steps that were added up before count, and no device is asked, so useful
+        tokens may be unknown.
+        """
+        if not interim:
+            self.add_up()
         totals = Totals()
         totals.merge(self._included)
         totals.merge(self._row)
-        totals.settle()
+        if not interim:
+            totals.settle()
+        elif not isinstance(totals.useful_tokens, int):
+            totals.useful_tokens = None
         return totals
 
-    def all(self) -> tuple[int, int | None, int | None, int]:
-        """Return the number of steps, their samples and tokens, and the number of steps without a time."""
-        self.add_up()
+    def all(self, *, interim: bool = False) -> tuple[int, int | None, int | None, int]:
+        """Return the number of steps, their samples and tokens, and the number of steps without a time.
+
+        `interim`: as for `included`.
+        """
+        if not interim:
+            self.add_up()
         return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:

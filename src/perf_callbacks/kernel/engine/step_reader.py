@@ -136,9 +136,10 @@ class StepReader:
         self._enter(self._timed([None] * len(self.passed)))
 
     def _collect(self) -> None:
+        written = self._tape.take()
         if self._observers.overriding["marks_read"]:
-            self._observers.marks_read(self._tape.pairs[:], [number for number, *_ in self.ended])
-        past, told = self._tape.read()
+            self._observers.marks_read(written, [number for number, *_ in self.ended])
+        past, told = self._tape.read(written)
         ended = self.ended
         pauses = [
             self._tell(

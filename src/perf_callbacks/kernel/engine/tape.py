@@ -136,10 +136,15 @@ class Tape:
         if self._echo is not None:
             self._echo(pair[0])
 
-    def read(self) -> tuple[Past, list[PlacedPause]]:
-        """Take the marks from the tape. Return the steps that ended since the last call, and the pauses."""
+    def take(self) -> list[Any]:
+        """Take marks and times from the tape, in turn, for `read`."""
         written = self.pairs[:]
         del self.pairs[: len(written)]
+        return written
+
+    def read(self, written: list[Any] | None = None) -> tuple[Past, list[PlacedPause]]:
+        """Read marks that `take` took; by default, take them now. Return the steps that ended, and the pauses."""
+        written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
         done = Past([[] for _ in STAGES], [], [], [])
         told: list[PlacedPause] = []

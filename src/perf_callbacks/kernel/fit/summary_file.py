@@ -1,11 +1,11 @@
 """The summary of a fit on disk while the fit goes on, for runs that are killed or hang.
 
-The watchdog's thread replaces the file. No signal handler is installed: a handler in Python would keep a process alive
-that hangs in C.
+A short-lived thread replaces the file, because a disk may hang. No signal handler is installed: a Python handler would
+keep a process alive that hangs in C.
 """
 
 import os
-import threading
+from threading import Lock, Thread
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
@@ -44,7 +44,7 @@ class SummaryFile(Observer):
         self._recorder = recorder
         self._process = os.getpid()
         self._next: float | None = None
-        self._writing = threading.Lock()
+        self._writing = Lock()
         self._ended = self._final = self._failed = False
 
     def tick(self, now: float) -> bool:
@@ -54,8 +54,10 @@ class SummaryFile(Observer):
             summary = None
             with guard(logs(log.debug, "perf_callbacks: no summary so far: %s.")):  # the training thread changed a list
                 summary = self._recorder.engine.interim_summary(self._recorder.clock())
-            if summary is not None:
-                self._replace(summary)
+            if summary is not None and not self._writing.locked():  # else a disk hangs
+                # The disk may hang, and stalls must still be noticed: the watchdog's thread doesn't write.
+                with suppress(RuntimeError):  # no thread available
+                    Thread(target=self._replace, args=(summary,), name="perf_callbacks summary", daemon=True).start()
         return not (self._ended or self._failed)
 
     def record_written(self, record: Record) -> None:
@@ -77,7 +79,7 @@ class SummaryFile(Observer):
         try:
             if final or not self._final:
                 interim.write(journal, Entry(self._seconds(), summary))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 a disk error as a rule; an observer never ends the measuring
             let_pass(error)
             self._failed = True
             log.warning(

@@ -23,6 +23,9 @@ from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
+MOST_PAIRS = 1_000_000
+"""No wait is marked on a tape of this length: the fit generates or evaluates for long, and no step ends."""
+
 Claim = tuple[int, Tape, Callable[[], float]]
 """Training thread of a fit, its tape, and its clock."""
 
@@ -32,7 +35,9 @@ class Waits(Owner[Claim]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._patches: Patches | None = None
+        self._patches = Patches()
+        self._installed: set[str] = set()
+        """Names of the functions that are replaced. After an interrupt, the next call replaces or restores the rest."""
         self._tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
 
     def watch(self, fit: object, tape: Tape, clock: Callable[[], float]) -> Callable[[], object]:
@@ -50,13 +55,19 @@ class Waits(Owner[Claim]):
         self._tapes.update(tapes)  # never empty in between: another thread may be about to wait
         for thread in self._tapes.keys() - tapes.keys():
             del self._tapes[thread]
-        if claims and self._patches is None:
-            self._patches = Patches()
-            for owner, name in _waiting_functions():
-                self._patches.replace(owner, name, functools.partial(_timed, self._tapes))
-        elif not claims and self._patches is not None:
-            patches, self._patches = self._patches, None
-            patches.restore()
+        if claims:
+            for owner, name in [*_waiting_functions()]:
+                if name not in self._installed:
+                    self._patches.replace(owner, name, functools.partial(_timed, self._tapes))
+                    self._installed.add(name)
+        elif self._installed:
+            self._patches.restore()
+            self._installed.clear()
+
+    def _forked(self) -> None:
+        """Follow no thread in a forked child: its main thread has the number of the parent's."""
+        super()._forked()
+        self._tapes.clear()
 
 
 def _waiting_functions() -> Iterator[tuple[Any, str]]:
@@ -84,7 +95,7 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
         followed = tapes.get(thread())
         if followed is None:
             return wait(*args, **kwargs)
-        writes = [(tape.write, clock) for tape, clock in followed]
+        writes = [(tape.write, clock) for tape, clock in followed if len(tape.pairs) < MOST_PAIRS]
         for write, clock in writes:
             write((WAIT, clock()))
         try:

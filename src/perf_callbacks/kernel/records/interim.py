@@ -23,19 +23,18 @@ def path_of(journal: Path) -> Path:
 
 def write(journal: Path, entry: Entry) -> None:
     """Replace the file, whole or not at all. Raise `OSError` if writing fails."""
-    path = path_of(journal)
+    path, data = path_of(journal), f"{encode(entry)}\n".encode()
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)  # of a killed run, or a link to any file of the user
     try:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            data = f"{encode(entry)}\n".encode()
             while data:
                 data = data[os.write(file, data) :]
         finally:
             os.close(file)
         part.replace(path)
-    except OSError:
+    except BaseException:  # an interrupt, too
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
