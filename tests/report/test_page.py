@@ -153,6 +153,10 @@ def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
     assert table["rows"] == [
         ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
     ]
+    remedy = "DataLoader(num_workers=2)"
+    told = replace(summary, findings=(Finding(cause="straggler", share=0.3, evidence="Slow", remedy=remedy),))
+    found = content([*a_fit(0, summary=False, world_size=2), Entry(30.0, slow), Entry(31.0, told)])
+    assert found["tables"]["stragglers"]["rows"][0][-1] == remedy
     assert table["note"].startswith(
         "In 18 compared steps, 4.50 s in all. A step takes 1.50 times as long as with healthy ranks"
     )

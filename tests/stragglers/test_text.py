@@ -10,7 +10,7 @@ from summaries import a_summary_of
 from perf_callbacks.advice.facts import Facts, Measured
 from perf_callbacks.advice.straggler import straggler, uneven_batches, uneven_stages
 from perf_callbacks.stragglers.slow_sets import SlowRank
-from perf_callbacks.stragglers.text import lines, slow_rank
+from perf_callbacks.stragglers.text import SYNCED_REMEDIES, lines, slow_rank
 
 
 def lines_of(of):
@@ -77,6 +77,8 @@ def test_every_sentence_is_as_in_the_snapshot():
     shown += f"a rank that is slow while training runs\n  {slow_rank(slow)}\n"
     several = SlowRank(rank=7, ranks=(3, 7), step=200, steps=100, share=0.12, causes={"host": 1.0})
     shown += f"ranks that are slow while training runs\n  {slow_rank(several)}\n"
+    collects = SlowRank(rank=3, step=200, steps=100, share=0.12, causes={"gc": 1.0})
+    shown += f'a rank that collects garbage under gc="sync"\n  {slow_rank(collects, SYNCED_REMEDIES)}\n'
     assert matches(Path(__file__).with_name("sentences.txt"), shown)
 
 
@@ -86,6 +88,14 @@ def test_the_lines_name_the_worst_rank_first_and_sum_up_the_rest():
     ] * 2
     told = [*lines_of(CASES["small losses of many ranks"])]
     assert (len(told), "24 s" in told[-1]) == (4, True)
+
+
+def test_the_line_of_the_costliest_ranks_has_the_remedy_of_the_verdict():
+    first, second = lines(summary().stragglers, "removing calls of gc.collect(), first at train.py:40 `train`")
+    assert first.endswith(
+        "garbage collection, 38 pauses; try removing calls of gc.collect(), first at train.py:40 `train`"
+    )
+    assert second.endswith("try more loader workers, or data nearer to the rank")
 
 
 def test_nothing_is_said_where_nothing_was_compared():

@@ -2,8 +2,15 @@
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.stragglers.peers import GC
-from perf_callbacks.stragglers.text import BATCH_REBALANCE, NAMES, REMEDIES, UNEVEN_BATCHES, UNEVEN_STAGES, rank_names
+from perf_callbacks.stragglers.text import (
+    BATCH_REBALANCE,
+    NAMES,
+    REMEDIES,
+    SYNCED_REMEDIES,
+    UNEVEN_BATCHES,
+    UNEVEN_STAGES,
+    rank_names,
+)
 
 
 def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
@@ -19,7 +26,7 @@ def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
         f"The job waited for slow ranks for {part:.0%} of its steps, longest for {rank_names(ranks)}: {NAMES[cause]}, "
         f"{seconds:,.3g} s of {found.seconds:,.3g} s"
     )
-    remedy = "removing calls of gc.collect()" if cause == GC and facts.gc == "sync" else REMEDIES[cause]
+    remedy = (SYNCED_REMEDIES if facts.gc == "sync" else REMEDIES)[cause]
     share = part * measured.steps_seconds / measured.seconds
     return finding("straggler", share, evidence, remedy)
 

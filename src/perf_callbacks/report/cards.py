@@ -138,7 +138,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
         _pauses(summary),
         *_applied(checklist),
         *_proofs(summary),
-        *straggler_text.lines(summary.stragglers),
+        *straggler_text.lines(summary.stragglers, straggler_text.verdict_remedy(summary.findings)),
         _stalls(summary),
         *_memory(summary),
     ]

@@ -63,7 +63,7 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
         ("uncounted", lambda: None if count is None else tables.uncounted(count, summary)),
         ("checklist", lambda: tables.checklist(fit)),
         ("stalls", lambda: tables.stalls(fit)),
-        ("stragglers", lambda: None if summary is None else tables.stragglers(summary.stragglers)),
+        ("stragglers", lambda: None if summary is None else tables.stragglers(summary)),
         ("environment", lambda: tables.environment(fit)),
     ]
     found = {name: guarded(name, make) for name, make in rows}

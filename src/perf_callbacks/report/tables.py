@@ -11,12 +11,11 @@ from statistics import median
 from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Span, Stall, Summary
-from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES
 from perf_callbacks.report.units import DASH, duration, percent, rate, size
-from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers
+from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
 TEXT, NUMBER, CODE = "text", "number", "code"
 """Kinds of columns."""
@@ -153,8 +152,9 @@ def _won(item: Checklist, proof: str) -> str:
     return f"{middle} ms per step (99.9 % interval {low} to {high})"
 
 
-def stragglers(found: StragglerSummary | None) -> Table | None:
+def stragglers(summary: Summary) -> Table | None:
     """Tabulate the seconds that slow ranks cost the job."""
+    found, remedy = summary.stragglers, verdict_remedy(summary.findings)
     if found is None or not found.steps:
         return None
     several = found.slowdown is not None
@@ -164,9 +164,9 @@ def stragglers(found: StragglerSummary | None) -> Table | None:
             NAMES.get(cause, cause),
             duration(seconds),
             f"{steps:,}",
-            REMEDIES.get(cause, "") if several else "",
+            ((remedy if place == 0 else "") or REMEDIES.get(cause, "")) if several else "",
         )
-        for ranks, cause, seconds, steps in found.named()
+        for place, (ranks, cause, seconds, steps) in enumerate(found.named())
     ]
     parts = [f"In {found.steps:,} compared steps, {duration(found.seconds)} in all."]
     if found.slowdown is not None:

@@ -27,7 +27,7 @@ from perf_callbacks.stragglers.gradient_moments import GradientMoments
 from perf_callbacks.stragglers.local_times import LocalTimes
 from perf_callbacks.stragglers.peers import Signals
 from perf_callbacks.stragglers.search import Stragglers
-from perf_callbacks.stragglers.text import slow_rank
+from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 
 LAST_SECONDS = 0.5
 """Seconds that the end of a fit may wait on rank 0 for the other ranks' part of the last window."""
@@ -67,6 +67,7 @@ class _Found:
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
         self._recorder = recorder
         self._model_compared, self._waits_timed = model_compared, waits_timed
+        self._remedies = SYNCED_REMEDIES if recorder.config.gc == "sync" else REMEDIES
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
         self._warnings = 0
@@ -106,7 +107,7 @@ class _Found:
             if not self._warned.issuperset(slow.ranks or (slow.rank,)) and self._warnings < MOST_TOLD:
                 self._warned.update(slow.ranks or (slow.rank,))
                 self._warnings += 1
-                log.warning("perf_callbacks: %s", slow_rank(slow))
+                log.warning("perf_callbacks: %s", slow_rank(slow, self._remedies))
 
     def summary(self) -> dict[str, StragglerSummary]:
         """Return the stragglers' part of the summary."""

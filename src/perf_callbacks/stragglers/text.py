@@ -1,7 +1,8 @@
 """Sentences about stragglers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
 from perf_callbacks.stragglers.slow_sets import SlowRank
@@ -23,6 +24,9 @@ REMEDIES = {
     HOST: "looking for work that one rank does alone: logging, callbacks, checkpoints",
 }
 """Changes that help, by cause."""
+
+SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
+"""The same under `gc="sync"`: only the program's own calls collect at different steps."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
 BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'
@@ -75,14 +79,14 @@ def rank_numbers(ranks: Sequence[int]) -> str:
     return f"{', '.join(shown)} and {last}"
 
 
-def slow_rank(slow: SlowRank) -> str:
+def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
     """Return the sentence about ranks that are slow while training runs.
 
     >>> print(slow_rank(SlowRank(rank=3, step=200, steps=100, share=0.12, causes={})))
     rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a healthy rank.
     """
     causes = [f"{NAMES[cause]} {part:.0%}" for cause, part in slow.causes.items() if part >= SMALL]
-    why = f" ({', '.join(causes)}). Try {REMEDIES[next(iter(slow.causes))]}." if causes else "."
+    why = f" ({', '.join(causes)}). Try {remedies[next(iter(slow.causes))]}." if causes else "."
     when = f"slow in the {slow.steps:,} steps up to step {slow.step:,}"
     if slow.ranks:
         return (
@@ -92,8 +96,21 @@ def slow_rank(slow: SlowRank) -> str:
     return f"rank {slow.rank} was {when}: its steps take {slow.share:.0%} longer than those of a healthy rank{why}"
 
 
-def lines(found: StragglerSummary | None) -> Iterator[str]:
-    """Yield lines about the cost of stragglers, the worst first; no lines if no step was compared."""
+def verdict_remedy(findings: Sequence[Finding]) -> str:
+    """Return the remedy of the finding about slow ranks; empty without such a finding.
+
+    The remedy is for the costliest ranks. It knows more than their cause: the settings, and the ranks' own findings.
+    """
+    return next((one.remedy for one in findings if one.cause == "straggler"), "")
+
+
+def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
+    """Yield lines about the cost of stragglers, the worst first; no lines if no step was compared.
+
+    Args:
+        found: The comparison of ranks.
+        remedy: The remedy of the verdict, for the costliest ranks; empty: the verdict names no ranks.
+    """
     if found is None or not found.steps:
         if found is not None and not found.comparable:
             yield NOT_COMPARABLE
@@ -104,8 +121,9 @@ def lines(found: StragglerSummary | None) -> Iterator[str]:
     for ranks, cause, seconds, times in large[:MOST_LINES]:
         who = f"{rank_names(ranks)} cost the job" if several else "slow steps lost"
         count = f"{times:,} {'pause' if cause == GC else 'step'}{'' if times == 1 else 's'}"
-        remedy = f"; try {REMEDIES[cause]}" if several else ""
-        yield f"{who} {seconds:,.3g} s of {whole}: {NAMES[cause]}, {count}{remedy}"
+        change = f"; try {remedy or REMEDIES[cause]}" if several else ""
+        yield f"{who} {seconds:,.3g} s of {whole}: {NAMES[cause]}, {count}{change}"
+        remedy = ""
     if not several:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
