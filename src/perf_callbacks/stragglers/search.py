@@ -26,8 +26,8 @@ from perf_callbacks.stragglers.peers import (
     lower_median,
     median,
 )
-from perf_callbacks.stragglers.slow_sets import SlowRank, SlowSets, Stage, Window
-from perf_callbacks.stragglers.uneven import Uneven, uneven
+from perf_callbacks.stragglers.slow_sets import ComparedStage, ComparedWindow, SlowRank, SlowSets
+from perf_callbacks.stragglers.uneven import UnevenLoss, uneven
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Coordinates of a rank that decide which layers it computes. Ranks are compared if these are equal."""
@@ -156,7 +156,7 @@ class Stragglers:
         stages = [one.stage(numbers, steps, rest) for one in team]
         kept = [numbers[step] for step in steps]
         seconds = [durations[number] for number in kept]
-        window = Window(kept, median(seconds), stages, rest)
+        window = ComparedWindow(kept, median(seconds), stages, rest)
         sets = self._sets.setdefault(kind, SlowSets())
         sets.keep(window)
         replicas = {rank: _replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
@@ -208,7 +208,7 @@ class _Compared:
     steps: Sequence[Compared]
     events: Sequence[Straggler]
 
-    def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> Stage:
+    def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
         """Return the local times of these steps, without the losses of the events."""
         more = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
@@ -232,7 +232,7 @@ class _Compared:
             times.append(column)
             if more is not None:
                 even.append([column[at] - more[place][step] for at, step in enumerate(steps)])
-        return Stage(self.peers, times, times if more is None else even)
+        return ComparedStage(self.peers, times, times if more is None else even)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class _Cost:
     """Seconds of a window that healthy ranks with even work would save, and the part that no rank is to blame for."""
 
     seconds: float
-    uneven: Uneven | None
+    uneven: UnevenLoss | None
 
 
 class _Group:

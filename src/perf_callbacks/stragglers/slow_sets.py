@@ -69,7 +69,7 @@ class SlowRank:
 
 
 @dataclass(slots=True)
-class Stage:
+class ComparedStage:
     """Ranks that do the same work in one window: all ranks of the job, or of a pipeline's stage."""
 
     peers: Peers
@@ -113,18 +113,18 @@ def _error(column: Sequence[float], level: float) -> float:
 
 
 @dataclass(slots=True)
-class Window:
+class ComparedWindow:
     """The ranks of one window whose local times can be compared, in order of the pipeline's stages."""
 
     numbers: Sequence[int]
     """Numbers of the steps in which the ranks were compared."""
     seconds: float
     """Duration of a step."""
-    stages: Sequence[Stage]
+    stages: Sequence[ComparedStage]
     rest: Callable[[], object]
     excess: dict[int, float] = field(default_factory=dict)
     """Seconds per step by which each slow rank exceeds the healthy pace of its stage."""
-    _where: dict[int, tuple[Stage, int]] = field(default_factory=dict)
+    _where: dict[int, tuple[ComparedStage, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Find the slow ranks."""
@@ -242,10 +242,10 @@ class SlowSets:
         self._streaks: dict[int, _Streak] = {}
         self._told: dict[int, float] = {}  # excess of reported ranks
         self._causes: Mapping[str, float] = {}
-        self._before: deque[Window] = deque()
+        self._before: deque[ComparedWindow] = deque()
         self.slow: SlowRank | None = None
 
-    def keep(self, window: Window) -> None:
+    def keep(self, window: ComparedWindow) -> None:
         """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same.
 
         A rank that was as slow as before, and then recovered, is not added.
@@ -257,7 +257,7 @@ class SlowSets:
             if more > before / 2 or not window.slow_steps(rank, before, at_end=False):
                 window.excess[rank] = more
 
-    def find(self, window: Window) -> list[Straggler]:
+    def find(self, window: ComparedWindow) -> list[Straggler]:
         """Return the losses to ranks that are slow for long.
 
         A rank may become slow, or recover, within a window. The slow part of that window counts too.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from perf_callbacks.stragglers.peers import median
-from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, Window
+from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
 """Stages are uneven if the longest takes this part longer than the mean stage. Layers can't be moved more evenly."""
@@ -27,7 +27,7 @@ TOGETHER = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Uneven:
+class UnevenLoss:
     """Seconds of a window."""
 
     healthy: float
@@ -42,7 +42,9 @@ class Uneven:
         return self.batches + self.stages + self.chance
 
 
-def uneven(window: Window, roles: Mapping[int, object], durations: float, rest: Callable[[], object]) -> Uneven:
+def uneven(
+    window: ComparedWindow, roles: Mapping[int, object], durations: float, rest: Callable[[], object]
+) -> UnevenLoss:
     """Return what uneven work cost in a window, after the times of slow ranks became healthy.
 
     Args:
@@ -83,10 +85,10 @@ def uneven(window: Window, roles: Mapping[int, object], durations: float, rest: 
         stages, longest = max(0.0, sum(longest) - sum(moved)), moved
     ideal = [max(map(float.__add__, row, before)) for row in zip(*means, strict=True)]
     chance = max(0.0, sum(longest) - sum(ideal))
-    return Uneven(healthy, batches * more, stages * more, chance * more)
+    return UnevenLoss(healthy, batches * more, stages * more, chance * more)
 
 
-def _healthy(window: Window, columns: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Sequence[float]]:
+def _healthy(window: ComparedWindow, columns: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Sequence[float]]:
     """Return the times without the excess of slow ranks."""
     if not window.excess:
         return [*columns]

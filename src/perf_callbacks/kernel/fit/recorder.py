@@ -7,7 +7,6 @@ undone then, or when the recorder is closed, or when the interpreter exits.
 import atexit
 import dataclasses
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
-from perf_callbacks.kernel.failures import describe, fails_open, guard
+from perf_callbacks.kernel.failures import describe, exit_reason, fails_open, guard
 from perf_callbacks.kernel.fit import meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
 from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening
@@ -362,8 +361,7 @@ class Recorder:
         self._summary = self.engine.stop(self.clock(), self.failure)
 
     def _interpreter_exits(self) -> None:
-        error: Any = getattr(sys, "last_value", None)  # the exception that ends the program, if any
-        self.close("the interpreter exited" if error is None else f"the interpreter exited after {describe(error)}")
+        self.close(exit_reason())
 
     def _progress(self) -> tuple[int, float] | None:
         return (self.step, self.engine.step_reader.longest_step) if self.active else None
