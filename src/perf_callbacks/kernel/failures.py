@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -121,3 +122,10 @@ def describe(error: BaseException) -> str:
     """
     message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def exit_reason() -> str:
+    """Return the reason of an end at the interpreter's exit, with the exception that ends the program, if any."""
+    error: object = getattr(sys, "last_value", None)
+    after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
+    return f"the interpreter exited{after}"

@@ -1,7 +1,7 @@
 """Seconds lost to uneven work, and to chance, although no rank is slow.
 
-Even batches and even pipeline stages hold the same work in all, so that each rank would take the mean time. A rank's
-deviation from this mean is due to its batch if batch sizes explain the deviation, or if all pipeline stages of a
+If the same work were split evenly over batches and pipeline stages, each rank would take the mean time. A rank's
+deviation from the mean is due to its batch if batch sizes explain the deviation, or if all pipeline stages of a
 replica deviate together. The rest is chance: of many ranks, one is always the slowest.
 """
 

@@ -25,7 +25,7 @@ Waiting = tuple[Batch, Tensors]
 
 
 def identify(batch: Any) -> Tensors:
-    """Return weak references to the tensors in a batch whose class allows weak references."""
+    """Return weak references to a batch's tensors. Tensors whose class allows none are left out."""
     found = [one.tensor for one in leaves(batch) or ()]
     return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
 
