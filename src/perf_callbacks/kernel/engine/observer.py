@@ -55,7 +55,7 @@ class Observer:
         """Handle the end of the innermost span. Time spent here is still part of the span."""
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Handle the exit of the loop from its loader, maybe in the middle of a step. Training may be over, without notice."""
+        """Handle the exit of the loop from its loader, maybe within a step. Training may be over, without notice."""
 
     def epoch_ended(self) -> None:
         """Handle the end of a trainer's epoch. A plain loop calls `loader_left` instead."""
@@ -70,7 +70,7 @@ class Observer:
         """
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt `least`: by name, the smallest value that a rank proposed. All ranks use it from the end of `step` on."""
+        """Adopt `least`: by name, the least value that a rank proposed. All ranks do so at the end of `step`."""
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
         """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""
