@@ -61,8 +61,8 @@ def test_a_stall_under_way_stays_first():
 
 
 class FakeChannel:
-    def __init__(self, rank, notes):
-        self.rank, self._notes = rank, notes
+    def __init__(self, rank, notes, world_size=3):
+        self.rank, self._notes, self.world_size = rank, notes, world_size
 
     def put(self, note):
         self._notes[self.rank] = note
@@ -91,11 +91,11 @@ def test_findings_travel_from_the_end_of_a_rank_to_rank_0(monkeypatch):
         follower = FindingNotes()
         follower.mine = (finding("data", 0.5),)
         assert follower.round(FakeChannel(rank, notes), 0.0) is None
-        assert rank not in notes
+        follower.mine = (finding("data", 0.6),)
         follower.leave(FakeChannel(rank, notes))
     leader.leave(FakeChannel(0, notes))
     leader.gather(FakeExchange(leader, FakeChannel(0, notes)), 3)
-    assert leader.others == {1: (finding("data", 0.5),), 2: (finding("data", 0.5),)}
+    assert leader.others == {1: (finding("data", 0.6),), 2: (finding("data", 0.6),)}
 
 
 @pytest.mark.parametrize("notes", [{}, {1: "torn {"}])
@@ -108,3 +108,19 @@ def test_rank_0_does_not_wait_long_for_ranks_without_a_note(monkeypatch, notes):
     leader.gather(exchange, 2)
     assert leader.others == {}
     assert exchange.rounds == 25
+
+
+def test_findings_so_far_reach_rank_0_while_the_job_trains():
+    notes, leader, follower = {}, FindingNotes(), FindingNotes()
+    follower.set((finding("data", 0.5),), FakeExchange(follower, FakeChannel(1, notes)))
+    assert leader.others == {}
+    leader.set((), FakeExchange(leader, FakeChannel(0, notes)))
+    assert leader.others == {1: (finding("data", 0.5),)}
+
+
+def test_in_a_job_of_many_ranks_findings_are_written_at_the_end_alone():
+    notes, follower = {}, FindingNotes()
+    follower.set((finding("data", 0.5),), FakeExchange(follower, FakeChannel(1, notes, 65)))
+    assert notes == {}
+    follower.leave(FakeChannel(1, notes, 65))
+    assert 1 in notes

@@ -1,7 +1,7 @@
-"""One verdict for a job: rank 0 reads the findings of all ranks when the fit ends.
+"""One verdict for a job: rank 0 reads the findings of all ranks, when the fit ends and for each summary so far.
 
-A channel between ranks carries the notes. A rank writes its note when its exchange ends; rank 0 waits a moment for the
-notes. If a note is missing, the verdict lacks the findings of that rank.
+A channel between ranks carries the notes. A rank writes its last note when its exchange ends; rank 0 waits a moment for
+the last notes. If a note is missing, the verdict lacks the findings of that rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,9 @@ CHANNEL = "findings"
 WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
 """Seconds that rank 0 waits for notes at the end of a fit, and seconds between two looks."""
 
+FEW = 64
+"""In jobs of more ranks, ranks write their notes only at the end."""
+
 LEAST_SHARE = 0.05
 """Least share of a finding of other ranks that rank 0 reports."""
 
@@ -39,6 +42,8 @@ class FindingNote:
     """Findings of one rank."""
 
     findings: tuple[Finding, ...] = ()
+    last: bool = False
+    """True: the fit of the rank is over."""
 
 
 class FindingNotes(ChannelHandler):
@@ -49,28 +54,42 @@ class FindingNotes(ChannelHandler):
         """Newest findings of this rank."""
         self.others: Mapping[int, tuple[Finding, ...]] = {}
         """Findings of other ranks, by rank."""
-        self._reading = False
+        self._written: tuple[Finding, ...] = ()
+        self._asked = self._reading = False
+        self._over = 0
+        """Number of other ranks whose last note was read."""
+
+    def set(self, found: tuple[Finding, ...], exchange: Exchange) -> None:
+        """Set the findings of this rank. On rank 0, also ask for newer findings of the other ranks."""
+        self.mine, self._asked = found, True
+        exchange.wake()
 
     def gather(self, exchange: Exchange, ranks: int) -> None:
         """On rank 0, wait a moment for the notes of the other ranks."""
         deadline, self._reading = monotonic() + WAIT_SECONDS, True
-        while len(self.others) < ranks - 1 and monotonic() < deadline and exchange.failure is None:
+        while self._over < ranks - 1 and monotonic() < deadline and exchange.failure is None:
             exchange.wake()
             sleep(LOOK_SECONDS)
         self._reading = False
 
     def round(self, channel: Channel, now: float) -> float | None:  # noqa: ARG002 notes have no time
-        """Read the notes of all ranks while rank 0 waits."""
-        if not self._reading:
-            return None
-        notes = {rank: unpack(FindingNote, text) for rank, text in channel.notes().items() if rank != channel.rank}
-        self.others = {rank: note.findings for rank, note in notes.items() if note is not None}
-        return LOOK_SECONDS
+        """Write the note of this rank if it is new. On rank 0, read the notes of all ranks if asked."""
+        asked, self._asked = self._asked or self._reading, False
+        if channel.rank:
+            if self.mine != self._written and channel.world_size <= FEW:
+                self._written = self.mine
+                channel.put(pack(FindingNote(findings=self.mine)))
+        elif asked:
+            notes = {rank: unpack(FindingNote, text) for rank, text in channel.notes().items() if rank != channel.rank}
+            known = {rank: note for rank, note in notes.items() if note is not None}
+            self.others = {rank: note.findings for rank, note in known.items()}
+            self._over = sum([note.last for note in known.values()])
+        return LOOK_SECONDS if self._reading else None
 
     def leave(self, channel: Channel) -> None:
         """Write the note of this rank. Rank 0 reads, and writes none."""
         if channel.rank:
-            channel.put(pack(FindingNote(findings=self.mine)))
+            channel.put(pack(FindingNote(findings=self.mine, last=True)))
 
 
 def verdict(

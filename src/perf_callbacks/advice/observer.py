@@ -81,7 +81,8 @@ class Advice(Observer):
             found = table.findings(self._machine, facts, summary)
             if summary is None or self._notes is None:
                 return found
-            self._notes.mine = found
+            if (ranks := exchange.of(recorder)) is not None:
+                self._notes.set(found, ranks)
             return verdict(found, self._notes.others, summary.stragglers)
         self._failed = True
         return ()
