@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/straggler_cost.py
 
-CPU time, the least of several turns. The step is the hook on one parameter; the window is what turns 50 steps into
+CPU time, the least of several turns. The step is the hook on one parameter, the wait its two marks; the window is what turns 50 steps into
 signals; rank 0 compares all ranks in a side thread, and sleeps between slices.
 """
 
@@ -14,11 +14,14 @@ from collections import deque
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import Columns
+from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.stragglers.gradient_moments import GradientMoments
 from perf_callbacks.stragglers.local_times import LocalTimes, Moment
 from perf_callbacks.stragglers.search import Stragglers
@@ -51,6 +54,30 @@ def hook():
     least = min(without)
     cost, control = [1e6 * (min(one) - least) / BACKWARDS for one in (timed, again)]
     print(f"per step: {cost:.1f} us, control {control:.1f} us")
+
+
+def wait():
+    """Time the marks around a barrier of a single rank, which doesn't wait."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    work, tape = dist.barrier(async_op=True), Tape()
+    tape.begin(0.0)
+
+    def turn():
+        for _ in range(BACKWARDS):
+            work.wait()
+        tape.pairs.clear()
+
+    without, again, timed = [], [], []
+    for _ in range(10 * TURNS):
+        without.append(cpu(turn))
+        leave = WAITS.watch(turn, tape, time.perf_counter)
+        timed.append(cpu(turn))
+        leave()
+        again.append(cpu(turn))
+    least = min(without)
+    cost, control = [1e6 * (min(one) - least) / BACKWARDS for one in (timed, again)]
+    print(f"per wait: {cost:.2f} us, control {control:.2f} us")
+    dist.destroy_process_group()
 
 
 def window():
@@ -114,6 +141,7 @@ def analysis(slow):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     hook()
+    wait()
     window()
     gc.disable()  # as in a fit with gc="sync"
     analysis(())
