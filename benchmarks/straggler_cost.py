@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/straggler_cost.py
 
-CPU time, the least of several turns. The step is the hook on one parameter, the wait its two marks; the window is what turns 50 steps into
-signals; rank 0 compares all ranks in a side thread, and sleeps between slices.
+CPU time, the least of several turns. The step is the hook on one parameter; the wait is its two marks; the window is
+what turns 50 steps into signals; rank 0 compares all ranks in a side thread, and sleeps between slices.
 """
 
 import gc
