@@ -73,7 +73,7 @@ class FindingNotes(ChannelHandler):
         self._reading = False
 
     def round(self, channel: Channel, now: float) -> float | None:  # noqa: ARG002 notes have no time
-        """Write the note of this rank if it is new. On rank 0, read the notes of all ranks if asked."""
+        """Write new findings of this rank. On rank 0, read the notes of all ranks on request."""
         asked, self._asked = self._asked or self._reading, False
         if channel.rank:
             if self.mine != self._written and channel.world_size <= FEW:
