@@ -1,9 +1,15 @@
 """The base of the owners of process-wide state."""
 
+import contextlib
+import itertools
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from weakref import ref
 
 import pytest
 
+from perf_callbacks.kernel.process import owner
 from perf_callbacks.kernel.process.owner import Owner
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
@@ -46,6 +52,41 @@ class Busy:
     def __exit__(self, *_):
         self._go.set()
         self._thread.join(60)
+
+
+def _is_free(lamp):
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(lamp._lock.acquire, blocking=False).result()
+
+
+CALLS = {
+    "claim": lambda lamp, fit: lamp.wish(fit, 2),
+    "release": Lamp.release,
+    "let_go": Lamp.let_go,
+    "freed": lambda lamp, fit: lamp._freed(ref(fit)),
+    "tick": lambda lamp, _fit: lamp.tick(0.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_an_interrupt_at_any_point_of_a_call_leaves_the_lock_free(call):
+    for at in itertools.count():
+        lamp, fit, points = Lamp(), Fit(), itertools.count()
+        lamp.wish(fit, 1)
+
+        def interrupt(frame, event, _argument, points=points, at=at):
+            ours = frame.f_code.co_filename == owner.__file__
+            if ours and event in {"call", "c_return"} and next(points) == at:  # where Python looks for signals
+                raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            call(lamp, fit)
+        sys.setprofile(None)
+        assert _is_free(lamp)
+        if next(points) <= at:
+            assert at > 1
+            return
 
 
 @pytest.mark.parametrize("last", [0, 1])

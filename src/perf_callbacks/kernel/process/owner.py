@@ -82,12 +82,17 @@ class Owner(Generic[Wish]):
             self._drop(reference, 0)
 
     def _drop(self, reference: Any, seconds: float) -> None:
-        if self._lock.acquire(timeout=seconds):
-            try:
+        held = self._lock._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 as `threading.Condition` does
+        try:  # it begins before `acquire`, because an interrupt may come right after it
+            if held or self._lock.acquire(timeout=seconds):
                 self._claims.pop(reference, None)
                 self.reconcile()
-            finally:
-                self._lock.release()
+        finally:
+            if not held:
+                try:  # noqa: SIM105 an interrupt may come in any call before `release`
+                    self._lock.release()
+                except RuntimeError:  # the lock wasn't free in time
+                    pass
 
     def _forked(self) -> None:
         """Replace the lock in a forked child, where a thread that held the lock no longer exists."""
