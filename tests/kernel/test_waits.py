@@ -1,7 +1,9 @@
 """Waits in collectives: each is two marks on the tape of the fit whose thread waits."""
 
+import sys
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +13,19 @@ from torch.distributed import _functional_collectives as functional
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.process.waits import WAITS
+from perf_callbacks.kernel.process.waits import WAITS, in_compiled_code
 
 WORK = torch._C._distributed_c10d.Work
 
 
 class Token:
     """Stands for a fit."""
+
+
+def stored():
+    store = dist.HashStore()
+    store.set("a", "b")
+    return store
 
 
 @pytest.fixture
@@ -52,12 +60,47 @@ def marks(tape):
         dist.monitored_barrier,
         lambda: dist._broadcast_coalesced(dist.group.WORLD, [torch.ones(2)], 100, 0),
         lambda: functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD) + 1,
+        lambda: dist.HashStore().wait([]),
+        lambda: stored().get("a"),
     ],
-    ids=["sync", "async", "barrier", "monitored", "buffers", "functional"],
+    ids=["sync", "async", "barrier", "monitored", "buffers", "functional", "store wait", "store get"],
 )
 def test_a_collective_is_a_wait(tape, collective):
     collective()
     assert marks(tape) == [WAIT, BACK]
+
+
+@pytest.mark.parametrize("name", ["send", "recv", "recv_anysource"])
+def test_transfers_between_two_ranks_are_counted_also_without_a_tape(group, name):
+    kind, before = dist.ProcessGroup, WAITS.transfers
+    fit, original, wait = Token(), vars(kind)[name], vars(WORK)["wait"]
+    leave = WAITS.watch(fit, None, float)
+    with pytest.raises(TypeError):  # it has no arguments
+        getattr(kind, name)()
+    assert WAITS.transfers == before + 1
+    assert vars(WORK)["wait"] is wait, "nothing is timed without a tape"
+    leave()
+    assert vars(kind)[name] is original
+
+
+def test_a_wait_in_generated_code_is_found_once_the_code_is_loaded(tmp_path, monkeypatch):
+    module = tmp_path / "generated.py"
+    module.write_text("torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')")
+    cache = SimpleNamespace(modules=[SimpleNamespace(__file__=str(module))])
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", SimpleNamespace(PyCodeCache=cache))
+    assert not in_compiled_code()
+    waits = tmp_path / "waits.py"
+    cache.modules.append(SimpleNamespace(__file__=str(waits)))  # a file that is gone tells nothing
+    assert not in_compiled_code()
+    again = tmp_path / "again.py"
+    again.write_text("torch.ops._c10d_functional.wait_tensor.default(buf0)")
+    cache.modules.append(SimpleNamespace(__file__=str(again)))
+    assert in_compiled_code()
+
+
+def test_without_the_compiler_nothing_waits_in_generated_code(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", None)
+    assert not in_compiled_code()
 
 
 def test_a_wait_that_fails_ends_too(tape):

@@ -1,6 +1,7 @@
 """Two ranks in one process, whose steps take as long as they are told: from the tape to summary, rows and journal."""
 
 import gc
+import itertools
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Steps, Straggler, Summary
 from perf_callbacks.kernel.records.metric_table import SEVERAL_RANKS
 from perf_callbacks.kernel.settings.in_force import resolve
@@ -220,6 +222,32 @@ def test_ranks_whose_waits_are_not_seen_are_not_comparable(job):
     until(lambda: ranks[0].recorder.ranks.latest is not None)
     found = ranks[0].recorder.summary.stragglers
     assert (found.steps, found.costliest, found.comparable, found.backward_waiting) == (0, (), False, None)
+
+
+def test_ranks_are_not_comparable_once_compiled_code_waits_for_others(job, monkeypatch):
+    ranks = job()
+    monkeypatch.setattr(stragglers, "in_compiled_code", lambda: True)
+    train(ranks, WINDOW, [(8, 1, "data", 2.0)])
+    until(lambda: ranks[0].recorder.ranks.latest is not None)
+    found = ranks[0].recorder.summary.stragglers
+    assert (found.steps, found.comparable) == (0, False)
+
+
+@pytest.mark.parametrize("unlike", ["transfers", "model"])
+def test_ranks_that_do_different_work_are_not_compared(job, monkeypatch, unlike):
+    sizes = itertools.count(1)
+    if unlike == "model":
+        monkeypatch.setattr(gradient_moments, "size_of", lambda _: next(sizes))
+    ranks = job()
+    if unlike == "transfers":
+        WAITS.transfers += 1
+    train(ranks, WINDOW, [(8, 1, "data", 2.0)])
+    until(lambda: ranks[0].recorder.summary.stragglers.other_work)
+    found = ranks[0].recorder.summary.stragglers
+    assert (found.steps, found.costliest, found.comparable, found.other_work) == (0, (), True, 2)
+    train(ranks, 2 * WINDOW, [(WINDOW + 8, 1, "data", 2.0)])
+    if unlike == "transfers":  # in the second window there were none
+        assert compared(ranks[0], 1).stragglers.costliest == ((1, "data", 2.0, 1),)
 
 
 def test_no_rank_has_a_hook_and_none_is_compared_with_stragglers_off(job, caplog):

@@ -104,6 +104,33 @@ def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
         assert stragglers.slow == []
 
 
+LEARNER, ACTOR, PAIRED = 0b0111, 0b0101, 0b1111
+"""Kinds of work: with a backward, without one, and with transfers between two ranks."""
+
+SLOW = [(9, 3, "gc", 0.6)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "named", "others"),
+    [
+        ([{"kind": LEARNER}] * 4, [(9, 3)], 0),
+        ([{"kind": ACTOR}, *[{"kind": LEARNER}] * 3], [(9, 3)], 1),
+        ([*[{"kind": LEARNER}] * 3, {"kind": ACTOR}], [], 1),
+        ([{"kind": kind << 4 | LEARNER} for kind in (1, 1, 2, 3)], [], 2),
+        ([{"kind": PAIRED}] * 4, [], 4),
+        ([{"kind": PAIRED, "pp": 0}, {"kind": LEARNER, "pp": 0}] * 2, [(9, 3)], 0),
+        ([{}] * 4, [(9, 3)], 0),
+    ],
+    ids=["alike", "an actor", "the slow rank is alone", "sizes", "pairs", "pairs on a device mesh", "unknown"],
+)
+def test_only_ranks_of_one_kind_of_work_are_compared(roles, named, others):
+    stragglers = Stragglers()
+    ((first, signals),) = traces.windows(4, 50, faults=SLOW)
+    told = stragglers.window(range(first, first + 50), signals, dict(enumerate(roles)))
+    assert [(one.step, one.rank) for one in told] == named
+    assert stragglers.other_work == others
+
+
 def unlike(signals, ranks):
     """The same signals; those of some ranks end before the backward, and don't tell of the wait for a CPU."""
     return {
@@ -118,7 +145,7 @@ def unlike(signals, ranks):
     }
 
 
-def test_only_local_times_of_one_kind_are_compared():
+def test_only_local_times_of_one_sort_are_compared():
     windows = traces.windows(4, 150, faults=[(9, 3, "gc", 0.6), (60, 0, "data", 0.7)])
     told, stragglers = found([(first, unlike(signals, {2, 3})) for first, signals in windows])
     assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc"), (60, 0, "data")]
@@ -126,7 +153,7 @@ def test_only_local_times_of_one_kind_are_compared():
     assert stragglers.steps == 150
 
 
-def test_a_rank_alone_with_its_kind_of_local_time_is_compared_with_none():
+def test_a_rank_alone_with_its_sort_of_local_time_is_compared_with_none():
     told, stragglers = found([(first, unlike(signals, {1})) for first, signals in traces.windows(2, 150)])
     assert (told, stragglers.steps, stragglers.slowdown) == ([], 0, None)
     faults = [(9, 0, "gc", 0.6), (20, 2, "gc", 0.6)]

@@ -17,7 +17,14 @@ def lines_of(of):
     return lines(of.stragglers)
 
 
-NEWER = {"costliest_ranks", "uneven_batches_seconds", "uneven_stages_seconds", "chance_seconds"}
+NEWER = {
+    "costliest_ranks",
+    "uneven_batches_seconds",
+    "uneven_stages_seconds",
+    "chance_seconds",
+    "comparable",
+    "other_work",
+}
 """Fields that the first schema lacks."""
 
 
@@ -65,6 +72,9 @@ CASES = {
     "ranks that are equally fast": summary(**QUIET, slowdown=1.0),
     "ranks that compute on a device": on_device(**QUIET, slowdown=1.0),
     "a model that is sharded over devices": on_device(**QUIET, compared_model=False),
+    "ranks whose waits are not seen": summary(**QUIET, compared_steps=0, comparable=False),
+    "ranks that do different work": summary(**QUIET, compared_steps=0, other_work=4),
+    "some ranks that do other work": summary(**QUIET, slowdown=1.0, other_work=1),
     "a single process": summary(**ALONE),
     "a single process without slow steps": summary(**QUIET, slowdown=None),
 }

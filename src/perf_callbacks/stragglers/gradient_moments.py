@@ -79,6 +79,13 @@ def sharded(model: nn.Module | None) -> bool:
     )
 
 
+def size_of(model: nn.Module | None) -> int:
+    """Return the number of a model's parameters; 0 if it differs between ranks that share a model."""
+    if model is None or sharded(model):
+        return 0
+    return sum([one.numel() for one in model.parameters() if not is_lazy(one)])
+
+
 def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParallel | None:
     """Return the wrapper that reduces the gradients of a model; None: no wrapper, or a kind of wrapper without waits.
 

@@ -17,6 +17,7 @@ from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.waits import WAITS, in_compiled_code
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
@@ -28,6 +29,7 @@ from perf_callbacks.stragglers.local_times import LocalTimes
 from perf_callbacks.stragglers.peers import Signals
 from perf_callbacks.stragglers.search import Stragglers
 from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
+from perf_callbacks.stragglers.work_kinds import KIND, kind
 
 LAST_SECONDS = 0.5
 """Seconds that the end of a fit may wait on rank 0 for the other ranks' part of the last window."""
@@ -101,6 +103,7 @@ class _Found:
             uneven_stages_seconds=stragglers.uneven_stages_seconds if several else None,
             chance_seconds=stragglers.chance_seconds if several else None,
             slowdown=stragglers.slowdown,
+            other_work=stragglers.other_work,
         )
         self._lost = sum(stragglers.lost.values())
         for slow in stragglers.slow:
@@ -133,7 +136,8 @@ class RanksWatch(Observer, WindowReader):
         self._recorder, model = recorder, training.model
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
-        ranks.role = coordinates(model)
+        self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
+        self._parameters = gradient_moments.size_of(model)
         self._found = _Found(
             recorder, model_compared=not (self._sharded and self._device), waits_timed=not self._device
         )
@@ -186,9 +190,13 @@ class RanksWatch(Observer, WindowReader):
 
     def _make_signals(self, steps: Columns) -> StepSignals:
         self._made = steps.number[0]
+        transfers, self._transfers = self._transfers < WAITS.transfers, WAITS.transfers
+        self._ranks.role = {**self._coordinates, KIND: kind(steps.stages, self._parameters, transfers=transfers)}
         if self._local is None:
             return signals.of_stages(steps, sharded=self._sharded)
         times, found = self._local.take(steps.number), self._found
+        if in_compiled_code():
+            times = [None if time_ is None else time_._replace(local=math.nan) for time_ in times]
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
             if time_ is None or reason is not None:
                 continue

@@ -28,9 +28,7 @@ from perf_callbacks.stragglers.peers import (
 )
 from perf_callbacks.stragglers.slow_sets import ComparedStage, ComparedWindow, SlowRank, SlowSets
 from perf_callbacks.stragglers.uneven import UnevenLoss, uneven
-
-STAGES = frozenset({"pipeline", "pipe", "pp"})
-"""Coordinates of a rank that decide which layers it computes. Ranks are compared if these are equal."""
+from perf_callbacks.stragglers.work_kinds import Role, kind_of, layers, replica
 
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
 """Part of a median step, and seconds, that a step must lose before a rank is named."""
@@ -48,9 +46,9 @@ MEMORY = 200
 SHORTAGE = 2.0
 """Limits of the other causes grow by this multiple of the usual wait for a CPU: if CPUs are short, all times vary."""
 
-KINDS = frozenset({STEAL, DEVICE})
-"""Signals that distinguish kinds of local times: up to the last gradient, of stages on a device, or of stages. Only
-times of the same kind are compared, because some kinds include the backward."""
+SORTS = frozenset({STEAL, DEVICE})
+"""Signals that distinguish sorts of local times: up to the last gradient, of stages on a device, or of stages. Only
+times of the same sort are compared, because some sorts include the backward."""
 
 SLICE = 256
 """Ranks whose roles are read in one slice of the work."""
@@ -58,7 +56,8 @@ SLICE = 256
 Who = tuple[int, ...]
 """A set of ranks, in order."""
 
-_Role = tuple[tuple[str, int], ...]
+_Kind = tuple[int, frozenset[str]]
+"""Kind of work, and sort of local times."""
 
 
 class Stragglers:
@@ -77,6 +76,8 @@ class Stragglers:
         """Duration of these steps, and the seconds saved if all ranks were healthy and had even work."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
         """Parts of `uneven_seconds` that no rank is to blame for."""
+        self.other_work = 0
+        """Ranks of the newest window that were compared with no other rank, because none does the same work."""
         self._several = False
 
     def window(
@@ -95,7 +96,7 @@ class Stragglers:
             rest: Called between slices of the work, each of which takes less than a millisecond.
         """
         roles = roles or {}
-        work = _groups(len(numbers), ranks, roles, rest)
+        work, self.other_work = _groups(len(numbers), ranks, roles, rest)
         for kind in self._sets.keys() - {kind for _, kind in work}:
             del self._sets[kind]
         if not work:
@@ -104,7 +105,7 @@ class Stragglers:
         step_seconds = [*one.get(STEP, one[LOCAL])]  # of any rank, as all ranks wait for each other
         usual = median(known(step_seconds))
         found: list[Straggler] = []
-        teams: dict[frozenset[str], list[_Compared]] = {}
+        teams: dict[_Kind, list[_Compared]] = {}
         for like in sorted(work, key=repr):
             group = sorted(work[like])
             rest()
@@ -139,10 +140,10 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]],
         rest: Callable[[], object],
     ) -> tuple[list[Straggler], "_Cost"]:
-        """Find sets of slow ranks among all ranks whose times are of one kind, and the cost of uneven work.
+        """Find sets of slow ranks among all ranks of one kind, and the cost of uneven work.
 
         Args:
-            kind: Kind of local times.
+            kind: Kind of work, and sort of local times.
             team: Ranks by work.
             durations: Seconds of all steps of the window, by number. Unknown steps are left out.
             roles: Coordinates of the ranks.
@@ -159,7 +160,7 @@ class Stragglers:
         window = ComparedWindow(kept, median(seconds), stages, rest)
         sets = self._sets.setdefault(kind, SlowSets())
         sets.keep(window)
-        replicas = {rank: _replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
+        replicas = {rank: replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
         lost = uneven(window, replicas, sum(seconds), rest)
         saved = lost.seconds + sum([event.seconds_lost for one in team for event in one.events])
         if window.excess:
@@ -277,20 +278,25 @@ class _Group:
 
 def _groups(
     steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], rest: Callable[[], object]
-) -> dict[tuple[_Role, frozenset[str]], list[int]]:
-    """Return groups of ranks that do the same work and have local times of one kind.
+) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
+    """Return groups of ranks that do the same work and have local times of one sort, and the number of other ranks.
 
-    A rank is left out if it is alone in its kind, but not in its work.
+    A rank is left out if it is alone in its kind, but not in its layers.
     """
-    work: dict[tuple[_Role, frozenset[str]], list[int]] = {}
+    work: dict[tuple[Role, _Kind], list[int]] = {}
+    measured = 0
     for place, (rank, signals) in enumerate(ranks.items()):
         if place % SLICE == 0:
             rest()
         if len(signals.get(LOCAL, ())) == steps:
-            role = _work(roles.get(rank, {}))
-            work.setdefault((role, KINDS.intersection(signals)), []).append(rank)
-    kinds = Counter([role for role, _ in work])
-    return {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+            measured += 1
+            role = roles.get(rank, {})
+            kind = kind_of(role)
+            if kind is not None:
+                work.setdefault((layers(role), (kind, SORTS.intersection(signals))), []).append(rank)
+    kinds = Counter([layers for layers, _ in work])
+    found = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+    return found, measured - sum(map(len, found.values()))
 
 
 def _each(steps: Iterable[Compared | None], rest: Callable[[], object]) -> Iterator[Compared | None]:
@@ -298,13 +304,3 @@ def _each(steps: Iterable[Compared | None], rest: Callable[[], object]) -> Itera
     for step in steps:
         rest()
         yield step
-
-
-def _work(role: Mapping[str, int]) -> _Role:
-    """Return the coordinates that decide which work a rank does."""
-    return tuple(sorted([(name, place) for name, place in role.items() if name in STAGES]))
-
-
-def _replica(role: Mapping[str, int]) -> _Role:
-    """Return the coordinates that are the same for all pipeline stages of a batch."""
-    return tuple(sorted([(name, place) for name, place in role.items() if name not in STAGES]))

@@ -34,10 +34,16 @@ BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") 
 UNEVEN_STAGES = "moving layers from the longest stage of the pipeline to other stages"
 
 NOT_COMPARABLE = (
-    "ranks not comparable: no wait for other ranks was seen, such as a collective of torch, or the end of a backward "
-    "whose gradients DistributedDataParallel reduces"
+    "ranks not comparable: waits for other ranks are not seen. Seen are collectives of torch outside of compiled code, "
+    "and the end of a backward whose gradients DistributedDataParallel reduces"
 )
 """Line of a job in which a slow rank can't be found."""
+
+DIFFERENT_WORK = (
+    "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, as a pipeline does, "
+    "without a device mesh"
+)
+"""Line of a job whose ranks do different work."""
 
 WORTH_A_LINE = 0.005
 """Least part of the compared time for which a loss has a line of its own."""
@@ -112,8 +118,7 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
         remedy: The remedy of the verdict, for the costliest ranks; empty: the verdict names no ranks.
     """
     if found is None or not found.steps:
-        if found is not None and not found.comparable:
-            yield NOT_COMPARABLE
+        yield from _not_comparable(found)
         return
     several, lost = found.slowdown is not None, sum(found.seconds_by_cause.values())
     whole = f"{found.seconds:,.3g} s"
@@ -132,12 +137,28 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     elif rest >= WORTH_A_LINE * found.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
     yield from _uneven(found)
+    yield from _not_compared(found)
+    if found.backward_waiting is not None:
+        yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
+
+
+def _not_comparable(found: StragglerSummary | None) -> Iterator[str]:
+    """Yield why no ranks were compared, if this is known."""
+    if found is not None and not found.comparable:
+        yield NOT_COMPARABLE
+    elif found is not None and found.other_work > 1:
+        yield DIFFERENT_WORK
+
+
+def _not_compared(found: StragglerSummary) -> Iterator[str]:
+    """Yield lines about ranks and stages that were not compared."""
+    if found.other_work:
+        some = "1 rank was" if found.other_work == 1 else f"{found.other_work:,} ranks were"
+        yield f"{some} not compared: no other rank does the same work"
     if not found.waits_timed:
         yield "waits for other ranks are unknown: the host doesn't wait for the device. Backward was not compared"
     if not found.model_compared:
         yield "forward and optimizer were not compared: parameters are sharded, so ranks wait for each other there"
-    if found.backward_waiting is not None:
-        yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
 
 
 def _uneven(found: StragglerSummary) -> Iterator[str]:

@@ -121,8 +121,8 @@ class Recorder:
         with guard(self.fail):
             self.engine.start(began)
             SWALLOWED.join(self._swallowed)
-            if self.engine.waits_timed:
-                self.patches.add(WAITS.watch(self, self.tape, clock))
+            if self.run.world_size > 1:
+                self.patches.add(WAITS.watch(self, self.tape if self.engine.waits_timed else None, clock))
             if self.config.journal:
                 with suppress(RuntimeError):  # no thread can be started: steps are written only when a step ends
                     WATCHDOG.watch(self)

@@ -5,7 +5,7 @@ from threading import RLock
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
-from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 MOMENT_SECONDS = 0.5
@@ -89,10 +89,10 @@ class Owner(Generic[Wish]):
                 self.reconcile()
         finally:
             if not held:
-                try:  # noqa: SIM105 an interrupt may come in any call before `release`
+                try:  # an interrupt may come in any call before `release`
                     self._lock.release()
-                except RuntimeError:  # the lock wasn't free in time
-                    pass
+                except RuntimeError as error:  # the lock wasn't free in time
+                    let_pass(error)
 
     def _forked(self) -> None:
         """Replace the lock in a forked child, where a thread that held the lock no longer exists."""

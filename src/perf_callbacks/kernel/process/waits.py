@@ -4,13 +4,16 @@ While a fit of several ranks lasts, each such wait of its training thread become
 functions themselves are timed, so it doesn't matter who calls them: broadcasts of buffers, gathered metrics, sharded
 parameters, barriers.
 
-Not seen: waits in code that Inductor generates, for a store or a file, or in libraries other than torch. DDP waits in
+Not seen: waits in compiled code (see `in_compiled_code`), for a file, or in libraries other than torch. DDP waits in
 C++ at the end of the backward: see `stragglers/gradient_moments.py`.
+
+A rank that sends to a single rank, or receives from one, may do other work than other ranks. These calls are counted.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 from weakref import ref
@@ -20,14 +23,21 @@ from torch import distributed
 
 from perf_callbacks.kernel.engine.marks import BACK, WAIT
 from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
 """No wait is marked on a tape of this length: the fit generates or evaluates for long, and no step ends."""
 
-Claim = tuple[int, Tape, Callable[[], float]]
-"""Training thread of a fit, its tape, and its clock."""
+TRANSFERS = ("send", "recv", "recv_anysource")
+"""Methods of a process group that exchange a tensor with a single rank. All such functions of torch call them."""
+
+COMPILED_WAIT = b"wait_tensor.default("
+"""Call of a wait in code that Inductor has generated."""
+
+Claim = tuple[int, Tape | None, Callable[[], float]]
+"""Training thread of a fit, its tape, and its clock. Without a tape, waits are not timed."""
 
 
 class Waits(Owner[Claim]):
@@ -36,12 +46,17 @@ class Waits(Owner[Claim]):
     def __init__(self) -> None:
         super().__init__()
         self._patches = Patches()
-        self._installed: set[str] = set()
-        """Names of the functions that are replaced. After an interrupt, the next call replaces or restores the rest."""
+        self._installed: set[tuple[Any, str]] = set()
+        """Functions that are replaced. After an interrupt, the next call replaces or restores the rest."""
         self._tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
+        self.transfers = 0
+        """Number of tensors that this process sent to a single rank, or received from one, while a fit lasted."""
 
-    def watch(self, fit: object, tape: Tape, clock: Callable[[], float]) -> Callable[[], object]:
-        """Time the waits of the calling thread for a fit. Return the undo, which doesn't keep the fit alive."""
+    def watch(self, fit: object, tape: Tape | None, clock: Callable[[], float]) -> Callable[[], object]:
+        """Count transfers for a fit and, with a tape, time the waits of the calling thread.
+
+        Return the undo, which doesn't keep the fit alive.
+        """
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
         self._ask_for_ticks()
@@ -51,18 +66,34 @@ class Waits(Owner[Claim]):
         claims = [*self._claims.values()]
         tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
         for thread, tape, clock in claims:
-            tapes[thread] = (*tapes.get(thread, ()), (tape, clock))
+            if tape is not None:
+                tapes[thread] = (*tapes.get(thread, ()), (tape, clock))
         self._tapes.update(tapes)  # never empty in between: another thread may be about to wait
         for thread in self._tapes.keys() - tapes.keys():
             del self._tapes[thread]
         if claims:
-            for owner, name in [*_waiting_functions()]:
-                if name not in self._installed:
-                    self._patches.replace(owner, name, functools.partial(_timed, self._tapes))
-                    self._installed.add(name)
+            self._install(_transferring_functions(), self._counted)
+            if tapes:
+                self._install(_waiting_functions(), functools.partial(_timed, self._tapes))
         elif self._installed:
             self._patches.restore()
             self._installed.clear()
+
+    def _install(self, functions: Iterable[tuple[Any, str]], make: Callable[[Any], object]) -> None:
+        for owner, name in [*functions]:
+            if (owner, name) not in self._installed:
+                self._patches.replace(owner, name, make)
+                self._installed.add((owner, name))
+
+    def _counted(self, transfer: Any) -> Callable[..., Any]:
+        """Return the function that counts each call of `transfer`."""
+
+        @functools.wraps(transfer)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.transfers += 1
+            return transfer(*args, **kwargs)
+
+        return counted
 
     def _forked(self) -> None:
         """Follow no thread in a forked child: its main thread has the number of the parent's."""
@@ -79,9 +110,32 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
     yield c10d.Work, "synchronize"
     yield c10d.ProcessGroup, "monitored_barrier"
     yield distributed, "_broadcast_coalesced"  # buffers of DDP
+    yield c10d.Store, "wait"
+    yield c10d.Store, "get"  # waits until there is a value
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None:
         yield functional, "wait_tensor"  # tensor parallelism
+
+
+def _transferring_functions() -> Iterator[tuple[Any, str]]:
+    if distributed.is_available():
+        group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
+        yield from [(group, name) for name in TRANSFERS]
+
+
+def in_compiled_code() -> bool:
+    """Return True if code that Inductor has generated waits for other ranks: these waits can't be timed."""
+    cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    return any([_waits(one.__file__) for one in [*getattr(cache, "modules", ())]])
+
+
+@functools.lru_cache(1024)
+def _waits(path: str) -> bool:
+    try:
+        return COMPILED_WAIT in Path(path).read_bytes()
+    except OSError as error:  # the file was deleted
+        let_pass(error)
+        return False
 
 
 def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait: Any) -> Callable[..., Any]:

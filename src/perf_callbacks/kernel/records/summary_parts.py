@@ -108,7 +108,9 @@ class StragglerSummary:
     """False: the host doesn't wait for the device, so waits for other ranks are unknown. Only the stages on the device
     outside of backward were compared."""
     comparable: bool = True
-    """False: no wait of this rank for other ranks was seen, so ranks can't be compared."""
+    """False: waits of this rank for other ranks were not seen, so ranks can't be compared."""
+    other_work: int = 0
+    """Number of ranks that were not compared in the newest window, because no other rank does the same work."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()

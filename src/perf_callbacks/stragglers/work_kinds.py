@@ -1,0 +1,65 @@
+"""Kinds of work: the parts of a step that a rank does, and the size of its model.
+
+In some jobs ranks do different work on purpose: they train an actor and a critic, a parameter server only updates, a
+pipeline was written by hand. Such ranks can't be compared. A rank's kind of work is a coordinate of the rank, like its
+place on a device mesh, and only ranks of one kind are compared.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from perf_callbacks.kernel.engine.stages import Stage
+
+PARTS = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
+
+TRANSFERS = 1 << len(PARTS)
+"""Bit of a kind: the rank exchanges tensors with single ranks."""
+
+MOST_PARAMETERS = 1 << 48
+"""A coordinate is a number of 64 bits."""
+
+STAGES = frozenset({"pipeline", "pipe", "pp"})
+"""Coordinates of a rank that decide which layers it computes. Ranks are compared if these are equal."""
+
+KIND = "kind"
+"""Name of the coordinate that is a kind of work."""
+
+Role = tuple[tuple[str, int], ...]
+"""Coordinates, in order."""
+
+
+def kind(stages: Sequence[Sequence[float | None]], parameters: int, *, transfers: bool) -> int:
+    """Return a kind of work.
+
+    The kind has a bit for each of `PARTS` that took time in any step, a bit for transfers, and the number of the
+    model's parameters.
+
+    Args:
+        stages: A column of seconds for each stage.
+        parameters: Number of the model's parameters; 0: unknown.
+        transfers: The rank exchanged tensors with single ranks.
+    """
+    done = [any(stages[stage]) for stage in PARTS]
+    bits = sum([1 << place for place, found in enumerate([*done, transfers]) if found])
+    return bits | parameters % MOST_PARAMETERS << len(PARTS) + 1
+
+
+def layers(role: Mapping[str, int]) -> Role:
+    """Return the coordinates that decide which layers a rank computes."""
+    return tuple(sorted([(name, place) for name, place in role.items() if name in STAGES]))
+
+
+def replica(role: Mapping[str, int]) -> Role:
+    """Return the coordinates that are the same for all pipeline stages of a batch."""
+    return tuple(sorted([(name, place) for name, place in role.items() if name not in STAGES and name != KIND]))
+
+
+def kind_of(role: Mapping[str, int]) -> int | None:
+    """Return the kind of work by which ranks with these coordinates are compared; None: with no other rank.
+
+    The first and the last stage of a pipeline differ in kind, but a device mesh tells that both belong to one pipeline.
+    Ranks that exchange tensors with single ranks may be stages of a pipeline that no mesh tells of.
+    """
+    if layers(role):
+        return 0
+    found = role.get(KIND, 0)
+    return None if found & TRANSFERS else found

@@ -1,0 +1,116 @@
+"""Ranks that do different work on purpose: none is blamed, and the table at the end says why ranks weren't compared."""
+
+import subprocess
+import sys
+
+import pytest
+from launching import free_port, program_environ, rank_environ
+from tiny import records
+
+from perf_callbacks.kernel.records.fit_records import Straggler, Summary
+from perf_callbacks.stragglers.text import DIFFERENT_WORK, NOT_COMPARABLE, lines
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+
+JOBS = {
+    "pipeline": """
+        if rank == 0:
+            hidden = model(batch)
+            time.sleep(0.01)
+            dist.send(hidden.detach(), 1)
+            gradient = torch.empty_like(hidden)
+            dist.recv(gradient, 1)
+            hidden.backward(gradient)
+        else:
+            hidden = torch.empty(4, 8)
+            dist.recv(hidden, 0)
+            hidden.requires_grad_()
+            model(hidden).square().mean().backward()
+            dist.send(hidden.grad, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "parameter server": """
+        gradient = torch.zeros(8, 8)
+        if rank == 1:
+            model(batch).square().mean().backward()
+            gradient = model.weight.grad
+        dist.reduce(gradient, 0)
+        if rank == 0:
+            time.sleep(0.01)
+        model.weight.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.broadcast(model.weight.data, 0)
+""",
+    "two models": """
+        loss = model(batch).square().mean()
+        if rank == 1:
+            time.sleep(0.01)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(loss.detach())
+""",
+    "compiled wait": """
+        loss = compiled(batch).square().mean()
+        if rank == 0:
+            time.sleep(0.01)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(loss.detach())
+""",
+}
+
+RANK = """
+import os, sys, time, torch, torch.distributed as dist
+from torch import nn
+from perf_callbacks import PerfConfig
+from perf_callbacks.loop import measure
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Linear(8, 8 + {models} * rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+@torch.compile(disable={eager})
+def compiled(batch):
+    out = model(batch)
+    total = out.detach().sum()
+    dist.all_reduce(total)
+    return out + total
+
+if not {eager}:
+    compiled(torch.ones(4, 8))
+config = PerfConfig(output_dir=sys.argv[1], window=10, gc="off", flops="off", measure_peak="off")
+with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 8)] * {steps}, config=config) as perf:
+    for batch in perf.loader:
+        {step}
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_rank_is_blamed(tmp_path, name):
+    port = free_port()
+    code = RANK.format(eager=name != "compiled wait", models=name == "two models", steps=STEPS, step=JOBS[name].strip())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], env=program_environ(**rank_environ(rank, 2, port))
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(120) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert records(tmp_path, Straggler) == []
+    summary = next(one for one in records(tmp_path, Summary) if one.stragglers is not None)
+    assert [*lines(summary.stragglers)] == [NOT_COMPARABLE if name == "compiled wait" else DIFFERENT_WORK]
