@@ -16,13 +16,14 @@ FEW = 31
 """Ranks in the sample for the seconds per unit of work."""
 
 EXPLAINED = 0.8
-"""Sizes explain local times if they reduce the median deviation to less than this part."""
+"""Sizes explain local times if subtracting their effect reduces the median deviation to less than this part."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
     """Subtract from local times the seconds that larger batches explain, for ranks that do the same work.
 
-    A rank without sizes stays as it is. Usual size and pace are medians over all ranks, so a slow rank stays slow.
+    Ranks without sizes are not corrected. The usual size and the usual seconds per unit of work are medians over ranks,
+    so a slow rank still looks slow.
     """
     sized = [one for one in signals if WORK in one]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
@@ -40,10 +41,10 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return the seconds of each step that a rank takes beyond an even share of the work; None: sizes explain nothing.
+    """Return each rank's seconds of each step beyond an even share of the work. None: sizes explain nothing.
 
-    Each rank's size is compared with the mean size over ranks in the same step, because even batches hold the same
-    samples in all. Unknown sizes count as even.
+    The size of a rank's batch is compared with the mean size over ranks in the same step: if batches were even, each
+    rank would have the mean size. An unknown size counts as the mean.
     """
     if not all(WORK in one for one in signals):
         return None
@@ -65,7 +66,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
 
 
 def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
-    """Return the seconds per unit of work, by Tukey's resistant line through local times; None: no such relation."""
+    """Return the seconds per unit of work, by Tukey's resistant line. None: sizes don't explain local times."""
     points: list[tuple[float, float]] = []
     for one in signals:
         rest()

@@ -1,7 +1,7 @@
 """The moment at which the last gradient of a backward is done on this rank, before the rank waits for other ranks.
 
-A hook on a parameter records the moment. The parameter that a model names first is usually used first, and gets its
-gradient last.
+A hook on one parameter records the moment. The first parameter in a model's list is usually the first that the forward
+uses, so the backward computes its gradient last.
 """
 
 import gc
@@ -23,14 +23,14 @@ from perf_callbacks.stragglers.local_times import Moment
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
-"""Most moments that wait to be read."""
+"""Most moments that are kept until `LocalTimes` reads them."""
 
 APART_SECONDS = LEAST_SECONDS
-"""Least time between two readings of the time without a CPU: a reading costs 6 us, and no shorter loss is reported."""
+"""Least time between two readings of the time without a CPU. A reading costs 6 us, and shorter losses don't count."""
 
 
 class GradientMoments:
-    """Records these moments, each with the thread's time without a CPU so far."""
+    """Records when a backward's last gradient is done, and how long the thread has been without a CPU so far."""
 
     def __init__(
         self, parameter: Any, clock: Callable[[], float], wrapper: DistributedDataParallel | None = None
@@ -59,8 +59,9 @@ class GradientMoments:
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
     """Return the parameter whose gradient is done last, guessed from the order in the model.
 
-    In some models, scalars such as the scale of a loss come first, but get their gradients early: any parameter with
-    two dimensions is preferred. None: no parameter is trained, or a lazy module has parameters without a shape.
+    In some models, scalars such as the scale of a loss come first, but get their gradients early. So parameters with
+    two or more dimensions are preferred. None: no parameter is trained, or a lazy module has parameters without a
+    shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):
@@ -87,7 +88,7 @@ def size_of(model: nn.Module | None) -> int:
 
 
 def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParallel | None:
-    """Return the wrapper that reduces the gradients of a model; None: no wrapper, or a kind of wrapper without waits.
+    """Return the `DistributedDataParallel` that wraps a model. None: the model has no such wrapper.
 
     Args:
         model: The model, with or without the wrapper.
@@ -96,7 +97,7 @@ def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParall
     for one in (called, model):
         if isinstance(one, DistributedDataParallel):
             return one
-    # A plain loop may wrap the model that `measure` got. A search through all objects takes some 25 ms.
+    # In a plain loop, `measure` may get the model without its wrapper. This search takes some 25 ms.
     found = [one for one in gc.get_referrers(DistributedDataParallel) if type(one) is DistributedDataParallel]
     return next((one for one in found if model is not None and one.module is model), None)
 
@@ -107,7 +108,7 @@ def _noter(
     file: int | None,
     wrapper: "ref[DistributedDataParallel] | None",
 ) -> Callable[[object], None]:
-    """Make the hook, which references neither the model nor `GradientMoments`."""
+    """Return the hook. The hook holds no reference to the model or to `GradientMoments`."""
     read, tracing = getattr(os, "pread", None), torch.compiler.is_dynamo_compiling  # Windows has no `pread`
     line, due = b"", -math.inf
 

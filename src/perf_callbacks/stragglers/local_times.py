@@ -1,9 +1,9 @@
-"""The local time of a rank: the time that it took itself, without waiting for other ranks, from sync to sync.
+"""The local time of a rank: the time between two meetings of the ranks, without this rank's waits for other ranks.
 
-After a collective, all ranks go on together. Ranks meet in the waits that the tape shows, and at the end of a backward
-whose gradients `DistributedDataParallel` reduces: a rank waits there from its last gradient on. A cycle lasts from one
-meeting to another, and its local time is its duration minus all waits. In a step with such a backward, the last one
-ends the cycle, because the time without a CPU is read there; in other steps, the last wait does. If ranks meet in every
+Ranks meet in two places: in the waits that the tape shows, and at the end of a backward whose gradients
+`DistributedDataParallel` reduces. In such a backward, a rank waits from its last gradient on. A cycle lasts from one
+meeting to the next. The local time of a cycle is its duration minus all waits. A step ends at most one cycle: at its
+last reduced backward, because the time without a CPU is read there, or else at its last wait. If ranks meet in every
 eighth step only, a cycle lasts eight steps.
 """
 
@@ -18,7 +18,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 
 MOST_STEPS = 4096
-"""Most steps that wait for `take`."""
+"""Most steps whose local times are kept until `take` returns them."""
 
 NANOSECONDS = 1e-9
 
@@ -28,8 +28,9 @@ class Moment(NamedTuple):
 
     time: float
     line: bytes
-    """A line of `/proc/<pid>/schedstat`; empty if there is no such file. Its second number is the nanoseconds that the
-    thread was without a CPU. In short steps the file is not read each time, and the line is the previous one."""
+    """The thread's line of `schedstat` in `/proc`; empty without such a file. The second number in the line counts the
+    nanoseconds in which the thread was ready to run and had no CPU. In short steps, the file is not read at each
+    moment: the line is then the previous line."""
     reduced: bool
     """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
@@ -50,15 +51,15 @@ class LocalTime(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Places among the marks of a step."""
+    """Positions of meetings, waits for data and evaluations in the list of a step's marks."""
 
     meetings: tuple[tuple[int, int, bool], ...]
-    """Waits, each with the places where it begins and ends, and True if it falls into a backward. And ends of
-    backwards, each with -1, its place, and True."""
+    """A wait: the positions of its begin and its end, and True if the wait is within a backward. The end of a backward:
+    -1, its position, and True."""
     data: tuple[tuple[int, int], ...]
     """Waits for data: where each begins and ends."""
     asides: tuple[int, ...]
-    """Beginnings of evaluations and the like."""
+    """Positions at which evaluations and the like begin."""
 
 
 class LocalTimes(Observer):
@@ -79,7 +80,7 @@ class LocalTimes(Observer):
         self._last_marks: list[Any] = []
         self._last_shape = Shape((), (), ())
         self._met = math.nan
-        """Time of the last meeting, when the current cycle began. NaN: unknown, or an evaluation or so followed."""
+        """Time of the last meeting, at which the current cycle began. NaN: unknown, or an evaluation came after it."""
         self._waited = 0.0
         """Seconds of waits in the current cycle so far."""
         self._collected_seconds = self._fetched_seconds = 0.0
@@ -117,7 +118,7 @@ class LocalTimes(Observer):
             del self._steps[next(iter(self._steps))]
 
     def take(self, numbers: Sequence[int]) -> list[LocalTime | None]:
-        """Take the times of these steps; None for a step that was not read."""
+        """Remove and return the times of these steps. None: the step was not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
     def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
@@ -153,7 +154,7 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Spread the time without a CPU, read in the last of these steps, over all of these steps by length."""
+        """Divide the time without a CPU by the lengths of these steps. The last step holds the sum of all steps."""
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
         lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
@@ -163,7 +164,7 @@ class LocalTimes(Observer):
                 self._steps[number] = one._replace(steal=steal * length / whole)
 
     def _last_moment(self, until: float) -> Moment | None:
-        """Take the moments up to a time, and return the last of them."""
+        """Remove all moments up to a time, and return the latest."""
         last = None
         while self._moments and self._moments[0].time <= until:
             last = self._moments.popleft()
@@ -175,8 +176,8 @@ class LocalTimes(Observer):
         """Return the waits of a step.
 
         Returns:
-            The end and the seconds of each wait; the seconds of waits within backwards; the scheduler's last line; and
-            the places of the last reduced backward's end and of the last wait, or -1.
+            The end and the seconds of each wait; the seconds of waits within backwards; the last line of `schedstat`;
+            and two positions, or -1: the end of the last reduced backward, and the end of the last wait.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # of the current backward: begin and seconds
@@ -201,7 +202,7 @@ class LocalTimes(Observer):
         return found, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Take the collections up to a time. Return the seconds of those in the cycle, and in waits for data."""
+        """Remove the collections up to a time. Return their seconds in the cycle, and the part in waits for data."""
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()

@@ -1,4 +1,4 @@
-"""The search for stragglers in a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
+"""The search for stragglers in a fit: each rank makes signals, and rank 0 compares the ranks in a side thread."""
 
 import math
 import threading
@@ -43,7 +43,7 @@ ALONE_STEPS, FEWEST_STEPS = 50, 10
 NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
 MOST_TOLD = 8
-"""Most warnings of slow ranks while training runs, and most losses that a summary names."""
+"""Largest number of warnings about slow ranks during training, and of losses in a summary."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
@@ -64,7 +64,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
 
 
 class _Found:
-    """Stragglers found so far. One thread compares ranks, another reads the results and never waits."""
+    """Stragglers found so far. One thread compares ranks; another thread reads the results, without a lock."""
 
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
         self._recorder = recorder
@@ -76,7 +76,7 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds of backward in which this rank waited for other ranks or reduced gradients, and all its seconds."""
+        """Seconds of this rank's backwards spent in waits for other ranks or in reducing gradients, and in all."""
         self.timed_steps = self.untimed_steps = 0
         """Number of this rank's included steps with a local time, and without."""
 
@@ -150,7 +150,7 @@ class RanksWatch(Observer, WindowReader):
         ranks.add_reader(self)
 
     def _local_times(self, training: Training) -> LocalTimes:
-        """Return the reader of local times. Where parameters are sharded, all waits are on the tape."""
+        """Return the reader of local times. If parameters are sharded, the tape has all waits: no hook is needed."""
         model, called = training.model, None
         parameter = None if self._sharded else gradient_moments.last_parameter(model)
         if parameter is None:
@@ -221,7 +221,7 @@ class RanksWatch(Observer, WindowReader):
             self._analysed = last
 
     def before_summary(self) -> None:
-        """On rank 0, wait a moment for the last window of all ranks, whose steps may not have been read yet."""
+        """On rank 0, read the last steps, and wait a moment for the other ranks' part of the last window."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = monotonic() + LAST_SECONDS
             self._recorder.engine.flush(self._recorder.clock())
@@ -254,7 +254,7 @@ class SingleWatch(Observer):
         return not self._ended and not self._failed
 
     def closed(self) -> None:
-        """Stop the watch. `summary` compares the last steps, which are written before."""
+        """Stop the watch. The last steps are written by now, and `summary` compares them."""
         self._ended = True
 
     def summary(self) -> dict[str, StragglerSummary]:

@@ -1,8 +1,8 @@
 """Signals of ranks that do the same work, side by side.
 
-A signal is a column of one rank: seconds of each step of a window, NaN if unknown. `LOCAL` is the time that the rank
-took until it waited for other ranks, `STEP` the whole step. Each of `CAUSES` is a part of the local time; the last,
-`HOST`, is the rest. `WORK` is not a time but the size of the batch, present only if sizes vary.
+A signal is a column of one rank: seconds of each step of a window, NaN if unknown. `LOCAL` is the rank's local time,
+without waits for other ranks. `STEP` is the time of the whole step. Each of `CAUSES` is a part of the local time;
+`HOST` is the rest. `WORK` is not a time but the size of the batch. `WORK` is present only if sizes vary.
 """
 
 import math
@@ -18,13 +18,13 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes: garbage collection, waiting for data, waiting for a CPU, computing on the device, and anything else."""
 
 SEEN = 8
-"""Number of the slowest ranks that are examined in each step. The time of the next rank limits the gain."""
+"""Number of slowest ranks that are examined in each step. A step never becomes shorter than the next rank's time."""
 
 SAMPLE = 63
 """Ranks in the sample for a median over all ranks. At 4,096 ranks, sampling moves the median by 2 % of the spread."""
 
 LEAST_PART = 0.1
-"""Least part of a slow rank's lead that a cause must explain to be named. Less may be chance."""
+"""Least part of a slow rank's excess that a cause must explain to be named. Less may be chance."""
 
 Signals = Mapping[str, Sequence[float]]
 
@@ -34,15 +34,15 @@ class Compared:
     """One step of several ranks."""
 
     step: int
-    """Place in the window."""
+    """Position of the step in the window."""
     slowest: int
-    """Place of the slowest rank."""
+    """Position of the slowest rank."""
     late: float
     """Seconds that the slowest rank took beyond a usual rank."""
     gains: Mapping[str, float]
-    """By cause, the seconds by which the step would be shorter if the cause took no rank longer than usual."""
+    """By cause: seconds that the step would save if this cause took its usual time on each rank."""
     gain: float
-    """The same for all causes together."""
+    """Seconds that the step would save if all causes took their usual time on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on a usual rank in a step: if all ranks collect, or wait for the same disk."""
+        """Return the excess of a cause on the median rank: large if all ranks collect, or wait for the same disk."""
         columns = [self._column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
@@ -115,7 +115,7 @@ class Peers:
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 
     def more(self, place: int, cause: str) -> float:
-        """Return the median seconds of a cause on a rank, less the median on a healthy other rank."""
+        """Return the median seconds of a cause on a rank, minus the median on another, healthy rank."""
         others = [one for one in range(len(self.ranks)) if one != place]
         others = others[:: max(1, len(others) // SAMPLE)]
         return self.median(place, cause) - low([self.median(one, cause) for one in others])
@@ -172,7 +172,7 @@ def median(values: Collection[float]) -> float:
 
 
 def lower_median(values: Collection[float]) -> float:
-    """Return the lower of the two middle values: of two ranks, the faster rank is usual.
+    """Return the lower of the two middle values. Of two ranks, the faster rank is thus the usual rank.
 
     >>> lower_median([3.0, 1.0])
     1.0
@@ -181,7 +181,7 @@ def lower_median(values: Collection[float]) -> float:
 
 
 def low(values: Collection[float]) -> float:
-    """Return the lower quartile, the pace of a healthy rank: up to three quarters of the ranks may be slow.
+    """Return the lower quartile. A healthy rank has this pace even if up to three quarters of the ranks are slow.
 
     >>> low([1.0, 4.0, 4.0, 5.0, 1.1])
     1.1

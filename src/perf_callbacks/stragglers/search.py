@@ -1,8 +1,9 @@
 """The search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
 
-After a collective all ranks go on together. Each rank measures, on its own clock, the time from there until it waits
-again. These times can be compared between ranks, although clocks can't. Three questions follow: which steps were longer
-for one cause, which ranks are slow for long (`slow_sets.py`), and what do uneven work and chance cost (`uneven.py`)?
+All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
+ranks again. These durations can be compared between ranks, although clocks can't. The search answers three questions:
+which cause made a step longer, which ranks are slow for long (`slow_sets.py`), and how many seconds do uneven work and
+chance cost (`uneven.py`)?
 """
 
 import math
@@ -31,24 +32,24 @@ from perf_callbacks.stragglers.uneven import UnevenLoss, uneven
 from perf_callbacks.stragglers.work_kinds import Role, kind_of, layers, replica
 
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
-"""Part of a median step, and seconds, that a step must lose before a rank is named."""
+"""A rank is named if a step loses more than this part of a median step, and more than these seconds."""
 
 EXACT = frozenset({GC, STEAL})
-"""Causes that are measured directly. Waiting for data includes some of this time, so these causes come first."""
+"""Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
 """For the other causes, a step must lose this many median deviations more than usual. 1.4826 median deviations are a
 standard deviation."""
 
 MEMORY = 200
-"""Number of last steps whose losses define the usual loss."""
+"""Number of latest steps whose losses define the usual loss."""
 
 SHORTAGE = 2.0
-"""Limits of the other causes grow by this multiple of the usual wait for a CPU: if CPUs are short, all times vary."""
+"""For the other causes, the limit grows by this multiple of the usual wait for a CPU. If CPUs are short, times vary."""
 
 SORTS = frozenset({STEAL, DEVICE})
-"""Signals that distinguish sorts of local times: up to the last gradient, of stages on a device, or of stages. Only
-times of the same sort are compared, because some sorts include the backward."""
+"""Signals that show how a local time was measured: by the thread's waits (`STEAL`), by all stages on a device except
+backward (`DEVICE`), or by the stages outside of the model (neither). Only times of the same sort are compared."""
 
 SLICE = 256
 """Ranks whose roles are read in one slice of the work."""
@@ -73,7 +74,7 @@ class Stragglers:
         self.steps = 0
         """Steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """Duration of these steps, and the seconds saved if all ranks were healthy and had even work."""
+        """Duration of the compared steps, and the seconds that healthy ranks with even work would save."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
         """Parts of `uneven_seconds` that no rank is to blame for."""
         self.other_work = 0
@@ -144,7 +145,7 @@ class Stragglers:
 
         Args:
             kind: Kind of work, and sort of local times.
-            team: Ranks by work.
+            team: Groups of ranks. The ranks of a group do the same work.
             durations: Seconds of all steps of the window, by number. Unknown steps are left out.
             roles: Coordinates of the ranks.
             rest: Called between slices of the work.
@@ -210,7 +211,7 @@ class _Compared:
     events: Sequence[Straggler]
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
-        """Return the local times of these steps, without the losses of the events."""
+        """Return the local times of these steps, without the losses to stragglers of single steps."""
         more = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
@@ -238,7 +239,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Seconds of a window that healthy ranks with even work would save, and the part that no rank is to blame for."""
+    """Seconds that healthy ranks with even work would save in a window, and the part that no rank is to blame for."""
 
     seconds: float
     uneven: UnevenLoss | None
@@ -253,7 +254,7 @@ class _Group:
     def find(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
     ) -> list[Straggler]:
-        """Find rank and cause of each step with an unusually large loss."""
+        """Find the rank and the cause of each unusually large loss in a step."""
         least = max(LEAST_SHARE * step_seconds, LEAST_SECONDS)
         limits = dict.fromkeys(EXACT, least)
         for cause in compared[0].gains.keys() - EXACT if compared else ():
@@ -281,7 +282,8 @@ def _groups(
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
     """Return groups of ranks that do the same work and have local times of one sort, and the number of other ranks.
 
-    A rank is left out if it is alone in its kind, but not in its layers.
+    A rank is left out if other ranks compute the same layers, but none of them does work of the same kind and has local
+    times of the same sort.
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0

@@ -24,8 +24,8 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of ranks that compute on a device, from the times of its stages.
 
-    The host doesn't wait for other ranks there. Time outside of the model is local, and so are forward and optimizer,
-    unless parameters are `sharded`, so that ranks wait for each other in the forward too.
+    On a device, the host doesn't wait for other ranks. Time outside of the model is local. Forward and optimizer are
+    local too, unless parameters are `sharded`: then ranks wait for each other in the forward.
     """
     data, forward, optimizer, other = [
         _stage(steps, stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER)
@@ -56,11 +56,10 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 
 
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
-    """Add to local times the wait for a CPU after the other ranks were done, which the scheduler counts in `steal`.
+    """Add to local times the delay of a rank that lacked a CPU when the backward ended.
 
-    If a rank lacked a CPU for a while, but has a usual local time, it lacked the CPU at the end of the backward, and
-    began the next step late. Its own clock can't show this delay, because the rank also noticed the end of the backward
-    late.
+    Such a rank notices the end of the backward late, and begins the next step late. The clock of the rank can't show
+    this delay, but the scheduler counts the delay in `steal`: the local time is usual, although a CPU was missing.
     """
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]

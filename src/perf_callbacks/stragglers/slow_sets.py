@@ -19,13 +19,13 @@ SLOW_SHARE = 0.05
 """A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
 
 ERRORS = 5.0
-"""The excess must also be this multiple of the standard error of the level."""
+"""The level must also exceed the healthy pace by this multiple of the level's standard error."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
-"""Standard deviations in a median deviation, and standard errors of a mean in the standard error of a median."""
+"""Ratio of a standard deviation to a median deviation, and of a median's standard error to a mean's."""
 
 BLOCKS = 5
-"""Parts of a window whose differences show an error: times that drift by chance stay long or short for some steps."""
+"""Parts of a window that are compared to find a level's error. Times that drift stay long or short for some steps."""
 
 KEPT_SHARE = 0.02
 """A reported rank counts as slow until its level exceeds the healthy pace by less than this part of a step."""
@@ -34,14 +34,15 @@ LONG_WINDOWS, LONG_STEPS = 2, 30
 """A slow rank is reported after this many windows in a row, with this many steps."""
 
 MOST = 0.9
-"""Part of the winnable seconds that the named set wins."""
+"""The named set saves at least this part of the seconds that all candidates together would save."""
 
 LEAST_WIN = 0.01
-"""Least part of a window's duration that a named set wins. A slow rank that no rank waits for wins nothing."""
+"""No set is named if all candidates together would save less than this part of a window. A slow rank that no rank
+waits for would save nothing."""
 
 MICRO_BATCHES = 32
-"""Assumed number of micro-batches of a pipeline's step, which ranks don't know. The stages before the slowest stage
-are then busy for a 32nd of their time while the slowest stage has nothing to do yet, or any more."""
+"""Assumed number of micro-batches in a step of a pipeline, since ranks don't know the number. At both ends of a step
+together, the slowest stage is idle for a 32nd of the time of each earlier stage."""
 
 SLICE = 64
 """Number of ranks per slice of the work."""
@@ -61,7 +62,7 @@ class SlowRank:
     step: int
     """Last step of the newest window."""
     steps: int
-    """Steps of these windows."""
+    """Number of steps in these windows."""
     share: float
     """Part of a step that the slowest rank takes longer than a healthy rank, in the newest window."""
     causes: Mapping[str, float]
@@ -76,7 +77,7 @@ class ComparedStage:
     times: list[Sequence[float]]
     """Local times by place in `peers`, without the losses of single steps, and without unknown steps."""
     even: list[Sequence[float]]
-    """The same times with batches of equal sizes."""
+    """These local times as they would be with batches of equal sizes."""
     pace: float = 0.0
     """Healthy pace: a low quantile of the levels."""
     before: float = 0.0
@@ -102,7 +103,7 @@ class ComparedStage:
 
 
 def _error(column: Sequence[float], level: float) -> float:
-    """Return the standard error of a level, by the deviations of single steps or of parts of the window."""
+    """Return the standard error of a level: the larger of two estimates, from steps and from parts of the window."""
     steps = len(column)
     error = MEDIAN * DEVIATION * median([abs(seconds - level) for seconds in column]) / math.sqrt(steps)
     if steps < 2 * BLOCKS:
@@ -163,7 +164,7 @@ class ComparedWindow:
         return [seconds + stage.before for seconds in stage.times[place]]
 
     def smallest_set(self, excess: Mapping[int, float]) -> list[int]:
-        """Return the smallest set of slow ranks whose return to the healthy pace wins most; empty: too little is won.
+        """Return the smallest set of slow ranks whose return to the healthy pace saves most. Empty: none saves enough.
 
         Args:
             excess: The slow ranks to choose from, and their seconds per step beyond the healthy pace.
@@ -185,11 +186,11 @@ class ComparedWindow:
         return order[: next(count for count, win in enumerate(wins) if win >= MOST * wins[-1])]
 
     def heal(self, excess: Mapping[int, float], steps: Mapping[int, range]) -> tuple[float, list[int]]:
-        """Take the excess of ranks out of their times, and return the seconds won and the numbers of the steps.
+        """Subtract the excess of slow ranks from their times. Return the seconds saved, and the numbers of the steps.
 
         Args:
             excess: Seconds per step that each rank takes beyond the healthy pace.
-            steps: Places of the steps in which the rank is slow.
+            steps: By rank, the positions of the slow steps.
         """
         if not any(steps.values()):
             return 0.0, []
@@ -204,9 +205,9 @@ class ComparedWindow:
         return lost - sum(self.longest()), [self.numbers[step] for step in sorted(set().union(*steps.values()))]
 
     def slow_steps(self, rank: int, excess: float, *, at_end: bool) -> range:
-        """Return the places of the slow steps at the end or at the beginning, at the best split from usual steps.
+        """Return the positions of a rank's slow steps at the beginning or at the end of the window.
 
-        Two or three steps that are slow by chance count as none.
+        The best split separates slow steps from usual steps. Two or three steps that are slow by chance don't count.
         """
         stage, place = self._where[rank]
         late = [seconds - stage.pace for seconds in stage.even[place]]
@@ -302,7 +303,7 @@ class SlowSets:
         return sum([len(one.numbers) for one in self._before]) - len(self._before[0].numbers)
 
     def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
-        """Return the losses to these ranks in the windows before, from the step in which each rank became slow."""
+        """Return the losses to these ranks in earlier windows, from the step in which each rank became slow."""
         slow, lost = {*excess}, []
         for window in reversed(self._before):
             steps, more = {}, {}

@@ -26,7 +26,7 @@ REMEDIES = {
 """Changes that help, by cause."""
 
 SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
-"""The same under `gc="sync"`: only the program's own calls collect at different steps."""
+"""Changes that help under `gc="sync"`, where only the program's own calls collect at different steps."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
 BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'
@@ -105,7 +105,7 @@ def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
 def verdict_remedy(findings: Sequence[Finding]) -> str:
     """Return the remedy of the finding about slow ranks; empty without such a finding.
 
-    The remedy is for the costliest ranks. It knows more than their cause: the settings, and the ranks' own findings.
+    The remedy is for the costliest ranks. Their cause, the settings and the ranks' own findings decide the remedy.
     """
     return next((one.remedy for one in findings if one.cause == "straggler"), "")
 

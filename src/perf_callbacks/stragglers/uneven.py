@@ -14,10 +14,10 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Stages are uneven if the longest takes this part longer than the mean stage. Layers can't be moved more evenly."""
+"""Stages are uneven if the longest stage exceeds the mean by more than this part. Moving layers can't do better."""
 
 LEAST_BATCHES = 0.01
-"""Part of a window that uneven batches must cost to count: less may be chance."""
+"""Uneven batches count if they cost more than this part of a window. Less may be chance."""
 
 LEAST_PART = 0.1
 """Least part of a mean batch that counts as a batch's size."""
@@ -28,10 +28,10 @@ TOGETHER = 0.7
 
 @dataclass(frozen=True, slots=True)
 class UnevenLoss:
-    """Seconds of a window."""
+    """Seconds of a window that uneven work and chance cost."""
 
     healthy: float
-    """Seconds on the slowest rank, with all ranks at a healthy pace."""
+    """Seconds of the slowest rank if all ranks had a healthy pace."""
     batches: float
     stages: float
     chance: float
@@ -45,11 +45,11 @@ class UnevenLoss:
 def uneven(
     window: ComparedWindow, roles: Mapping[int, object], durations: float, rest: Callable[[], object]
 ) -> UnevenLoss:
-    """Return what uneven work cost in a window, after the times of slow ranks became healthy.
+    """Return the cost of uneven work in a window, without the excess of slow ranks.
 
     Args:
         window: The ranks.
-        roles: Coordinates of the ranks other than the pipeline's stage.
+        roles: By rank, its coordinates without the pipeline's stage.
         durations: Seconds of all steps of the window.
         rest: Called between slices of the work.
     """
@@ -131,7 +131,7 @@ def _longest(
 def _without_shared(
     stages: list[list[Sequence[float]]], replicas: Sequence[Sequence[object]], rest: Callable[[], object]
 ) -> list[list[Sequence[float]]]:
-    """Take out of the times the deviation that all stages of a replica share, because of its batch.
+    """Remove from the times the deviation that all stages of a replica share because they compute the same batch.
 
     Return the times unchanged if replicas are unknown, or if their stages don't deviate together.
     """

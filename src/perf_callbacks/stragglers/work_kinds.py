@@ -18,7 +18,7 @@ MOST_PARAMETERS = 1 << 48
 """A coordinate is a number of 64 bits."""
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
-"""Coordinates of a rank that decide which layers it computes. Ranks are compared if these are equal."""
+"""Names of the coordinates that decide which layers a rank computes. Only ranks with the same layers are compared."""
 
 KIND = "kind"
 """Name of the coordinate that is a kind of work."""

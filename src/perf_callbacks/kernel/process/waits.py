@@ -1,11 +1,11 @@
 """Owner of the functions in which a thread blocks until other ranks take part in a collective.
 
-While a fit of several ranks lasts, each such wait of its training thread becomes two marks on its tape. The waiting
-functions themselves are timed, so it doesn't matter who calls them: broadcasts of buffers, gathered metrics, sharded
-parameters, barriers.
+While a fit of several ranks lasts, each such wait of the training thread becomes two marks on the fit's tape. The
+waiting functions themselves are timed. So all their callers are covered: broadcasts of buffers, gathered metrics,
+sharded parameters, barriers.
 
-Not seen: waits in compiled code (see `in_compiled_code`), for a file, or in libraries other than torch. DDP waits in
-C++ at the end of the backward: see `stragglers/gradient_moments.py`.
+Some waits are not timed: waits in compiled code (see `in_compiled_code`), waits for a file, and waits in libraries other
+than torch. DDP waits in C++ at the end of the backward; `stragglers/gradient_moments.py` covers this wait.
 
 A rank that sends to a single rank, or receives from one, may do other work than other ranks. These calls are counted.
 """
@@ -28,7 +28,7 @@ from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
-"""No wait is marked on a tape of this length: the fit generates or evaluates for long, and no step ends."""
+"""No more waits are marked on a tape of this length. A tape grows if a fit generates for long and no step ends."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
 """Methods of a process group that exchange a tensor with a single rank. All such functions of torch call them."""
@@ -96,7 +96,7 @@ class Waits(Owner[Claim]):
         return counted
 
     def _forked(self) -> None:
-        """Follow no thread in a forked child: its main thread has the number of the parent's."""
+        """Follow no thread in a forked child. The child's main thread has the same number as the parent's thread."""
         super()._forked()
         self._tapes.clear()
 
