@@ -18,16 +18,17 @@ LEAST_PART = 0.5
 """Least share of a stage's samples in which a function must appear before the callback names a line of the function."""
 
 MOST_LINES = 256
-"""Most lines to count per stage; a program with more lines has no line that stands out."""
+"""Most lines to count per stage. In a program that is busy in more lines, no line stands out."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
 """Stages in which the program's own code runs, and the fields of `Facts` that name the line."""
 
 
 class BusyLines(Observer):
-    """Counts the lines of the program in which the training thread is sampled, by stage, without work by that thread.
+    """Samples the training thread from another thread, and counts the program's lines by stage.
 
-    Samples count once their step has ended: work before the first batch or after the last batch is part of no step.
+    A sample counts only when its step has ended. Work before the first batch or after the last batch is part of no
+    step.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -37,7 +38,7 @@ class BusyLines(Observer):
         self._lines: dict[Stage, Counter[str | None]] = {stage: Counter() for stage in FACTS}
         self._step, self._seen = -1, list[tuple[Stage, str | None]]()  # of the step that has not ended
         self._ended = False
-        with suppress(RuntimeError):  # no thread to be had
+        with suppress(RuntimeError):  # no thread available
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
@@ -55,7 +56,7 @@ class BusyLines(Observer):
         self._ended = True
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` that name lines. None: no line stands out."""
+        """Return the fields of `Facts` about lines of the program. None: no line stands out."""
         found: dict[str, Any] = {name: self._most(self._lines[stage]) for stage, name in FACTS.items()}
         calls = dict(self._calls)
         return {

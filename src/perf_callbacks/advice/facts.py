@@ -1,4 +1,4 @@
-"""Facts and times that the rules decide by. Facts about the fit are read once; times cover the whole fit."""
+"""Facts and times by which the rules decide. Facts about the fit are read once; times cover the whole fit."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from perf_callbacks.kernel.records.fit_records import Finding, Flops, Summary
 from perf_callbacks.memory.use import MemoryUse
 
 FEWEST_STEPS = 5
-"""Fewest measured steps for findings from times."""
+"""Fewest measured steps for findings that depend on times."""
 
 WORTH = 0.01
 """Least share of the run that a finding must be able to save."""
@@ -26,7 +26,7 @@ class MachineFacts(Protocol):
 
     @property
     def cpus(self) -> int | None:
-        """CPUs that the process may keep busy, among all of the job on this machine."""
+        """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine."""
         ...
 
     @property
@@ -45,21 +45,21 @@ class Facts:
     persistent: bool = False
     """True: the workers persist from epoch to epoch."""
     epochs: int = 0
-    """Epochs after the first, if their first step was measured."""
+    """Number of epochs after the first whose first step was measured."""
     epoch_wait_seconds: float = 0.0
-    """Seconds of waiting for the first batches of these epochs, as a mean over all steps of the fit."""
+    """Seconds of waiting for the first batches of these epochs, divided by the number of all steps of the fit."""
     epoch_wait_in_rows: float = 0.0
-    """Part of these seconds that lies in steps of rows, also as a mean over all steps of the fit."""
+    """The part of `epoch_wait_seconds` in steps that count in rows. Also divided by the number of all steps."""
     data_line: str | None = None
-    """Busiest line of the function in at least half of the samples of the stage data; None: no such function."""
+    """Busiest line of the function in at least half of the samples of the stage data. None: there is no such function."""
     host_line: str | None = None
-    """The same for the time outside of data, forward, backward and optimizer."""
+    """Busiest line, found in the same way, outside of data, forward, backward and optimizer."""
     collect_line: str | None = None
     """Line of the program whose calls of `gc.collect()` took longest; None: the calls come from elsewhere."""
     collect_seconds: float = 0.0
     """Seconds of all calls of `gc.collect()`."""
     attention: str | None = None
-    """Implementation of attention, as the model's configuration names it."""
+    """Implementation of attention, by its name in the model's configuration."""
     sdpa: bool = False
     """True: the model could use `scaled_dot_product_attention`."""
     optimizer: str | None = None
@@ -77,7 +77,7 @@ class Facts:
     ddp: bool = False
     """True: the model is a `DistributedDataParallel` of several ranks."""
     nan_filter: bool = False
-    """True: the trainer looks at each loss for NaN (`logging_nan_inf_filter`)."""
+    """True: the trainer checks each loss for NaN (`logging_nan_inf_filter`)."""
     weights: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     """Number of weights with two or more dimensions, by shape."""
     vocabulary: int | None = None
@@ -93,9 +93,9 @@ class Facts:
     blocking: bool = False
     """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
     anomalies: bool = False
-    """True: autograd looks for anomalies."""
+    """True: autograd's anomaly detection is on."""
     memory: MemoryUse | None = None
-    """Memory of the fit, as far as it is known."""
+    """Memory of the fit, as far as known."""
     deterministic: bool = False
     """True: torch uses deterministic algorithms only."""
     uncached: bool = False
@@ -103,9 +103,9 @@ class Facts:
     expandable: bool = False
     """True: segments of device memory can grow (`expandable_segments:True`)."""
     free_cpus: float | None = None
-    """Mean number of idle CPUs, of the CPUs that the process may keep busy."""
+    """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     idle_share: float | None = None
-    """Share of the fit in which the training thread needed no CPU, but waited for a disk, a device or a process."""
+    """Share of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
     work: Flops | None = None
     """FLOPs of the last counted step."""
 
@@ -117,10 +117,10 @@ class Measured:
         self.summary = summary
         wall = summary.wall_seconds
         self.seconds = sum(wall.values()) - wall.get(STARTUP, 0.0)
-        """The fit's wall time after startup: shares are parts of it."""
+        """The fit's wall time after startup. All shares are shares of this time."""
         self.steps_seconds = wall.get(STEPS, 0.0)
         self.known = self.seconds > 0 and summary.included_steps >= FEWEST_STEPS and bool(summary.stage_seconds)
-        """True: enough steps were measured, with their stages."""
+        """True: enough steps were measured, and their stages are known."""
 
     @property
     def step_seconds(self) -> float:
@@ -146,7 +146,7 @@ class Measured:
         return max(0.0, self.stage("other") - sum(map(self.part, self.summary.other_seconds)))
 
     def share(self, seconds_per_step: float) -> float:
-        """Return the share of the fit's time that these seconds of each step amount to."""
+        """Return the share of the fit's time that is spent if each step spends these seconds."""
         if not self.step_seconds or not self.seconds:
             return 0.0
         return seconds_per_step / self.step_seconds * self.steps_seconds / self.seconds
@@ -159,7 +159,7 @@ Rule = Callable[[MachineFacts, Facts, Measured | None], Finding | None]
 
 
 def timed(rule: Callable[[MachineFacts, Facts, Measured], Finding | None]) -> Rule:
-    """Apply a rule only after a fit with enough measured steps."""
+    """Return a rule that finds nothing until enough steps are measured."""
 
     @wraps(rule)
     def applied(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
@@ -169,7 +169,7 @@ def timed(rule: Callable[[MachineFacts, Facts, Measured], Finding | None]) -> Ru
 
 
 def finding(cause: str, share: float | None, evidence: str, remedy: str) -> Finding | None:
-    """Return a finding; None if the share is too small for a change."""
+    """Return a finding. None: the share is too small to be worth a change."""
     if share is not None and share < WORTH:
         return None
     return Finding(cause=cause, share=None if share is None else min(share, 1.0), evidence=evidence, remedy=remedy)

@@ -9,10 +9,10 @@ ENOUGH_READINGS = 6
 """Fewest readings of the device's use, at ten seconds each, for a meaningful mean."""
 
 LARGE = 0.1
-"""Least share of the run for a finding from these readings, which are coarse."""
+"""Least share of the run for a finding from readings of the device's use, because these readings are coarse."""
 
 COMPUTING = 0.5
-"""Least share of the run in forward, backward and optimizer that gives more threads enough to do."""
+"""More threads are advised only if forward, backward and optimizer take this share of the run or more."""
 
 
 @timed
@@ -32,7 +32,7 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | 
 
 @timed
 def generation(machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time in which TRL generates completions. vLLM, which generates faster, needs an accelerator."""
+    """Name the time in which TRL generates completions. vLLM generates faster, but needs an accelerator."""
     share = measured.share(measured.part(GENERATION))
     remedy = "fewer or shorter completions (num_generations, max_completion_length)"
     if machine.accelerator is not None:
@@ -52,7 +52,8 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The share is a lower bound: it assumes an idle device at all other times, and counts kernels of other processes.
+    The share is a lower bound. The device also counts as busy in these stages if it is busy at another time, or with
+    kernels of another process.
     """
     use = facts.memory
     if machine.accelerator is None or use is None or use.gpu_busy is None:
@@ -68,7 +69,7 @@ def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Fi
 
 
 def too_many_threads(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Advise one thread per CPU of the process. With an accelerator these threads have little to do."""
+    """Advise one thread per CPU of the process. With an accelerator, the number of threads matters little."""
     cpus = machine.cpus or facts.threads
     if machine.accelerator is not None or facts.threads <= cpus:
         return None

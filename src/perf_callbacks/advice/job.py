@@ -1,7 +1,7 @@
-"""One verdict for a job: rank 0 reads the findings of all ranks, when the fit ends and for each summary so far.
+"""One verdict for a job: rank 0 reads the findings of all ranks, when the fit ends and for each interim summary.
 
-A channel between ranks carries the notes. A rank writes its last note when its exchange ends; rank 0 waits a moment for
-the last notes. If a note is missing, the verdict lacks the findings of that rank.
+Each rank writes its findings as notes into a channel between ranks. A rank writes the last note when its exchange ends.
+Rank 0 waits a moment for the last notes. If a note is missing, the verdict lacks the findings of that rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from perf_callbacks.stragglers.text import rank_names
 CHANNEL = "findings"
 
 WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
-"""Seconds that rank 0 waits for notes at the end of a fit, and seconds between two looks."""
+"""Seconds that rank 0 waits for notes at the end of a fit, and seconds between two reads of the notes."""
 
 FEW = 64
-"""In jobs of more ranks, ranks write their notes only at the end."""
+"""In a job of more ranks than this, ranks write their notes only at the end."""
 
 LEAST_SHARE = 0.05
-"""Least share of a finding of other ranks that rank 0 reports."""
+"""Rank 0 reports a finding of another rank if the share of the finding is at least this."""
 
 OWN_WORDS: Mapping[str, frozenset[str]] = {
     DATA: frozenset({"data"}),
@@ -34,7 +34,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     STEAL: frozenset({"cpu"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""Causes of findings by which a slow rank explains the cause that rank 0 measured."""
+"""By the cause that rank 0 measured for a slow rank: the causes of the slow rank's own findings that fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class FindingNote:
 
 
 class FindingNotes(ChannelHandler):
-    """A rank's side of the channel."""
+    """Writes the findings of this rank into the channel. On rank 0, reads the findings of the other ranks."""
 
     def __init__(self) -> None:
         self.mine: tuple[Finding, ...] = ()
@@ -87,7 +87,7 @@ class FindingNotes(ChannelHandler):
         return LOOK_SECONDS if self._reading else None
 
     def leave(self, channel: Channel) -> None:
-        """Write the note of this rank. Rank 0 reads, and writes none."""
+        """Write the last note of this rank. Rank 0 only reads notes."""
         if channel.rank:
             channel.put(pack(FindingNote(findings=self.mine, last=True)))
 
@@ -101,8 +101,8 @@ def verdict(
 
     Args:
         own: Findings of rank 0.
-        others: Findings of other ranks. A cause that rank 0 found too is told by rank 0 alone.
-        stragglers: The comparison of ranks, which names the ranks that cost the job most, and the cause.
+        others: Findings of other ranks. If rank 0 found a cause too, only rank 0's finding is returned.
+        stragglers: The comparison of ranks, with the ranks that cost the job most, and the cause.
     """
     slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
     found, causes = [*own], {one.cause for one in own}
@@ -112,7 +112,7 @@ def verdict(
             if one.share is not None and one.share >= LEAST_SHARE:
                 ranks_of.setdefault(one.cause, {}).setdefault(rank, one)
     place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
-    known: list[Finding] = []  # how the slow ranks explain the cause that was measured
+    known: list[Finding] = []  # findings of slow ranks that fit the measured cause
     for cause, by_rank in ranks_of.items():
         worst = max(by_rank.values(), key=lambda one: one.share or 0.0)
         if place is not None and {*by_rank} <= {*slowest} and cause in OWN_WORDS.get(cause_measured, ()):
@@ -120,9 +120,9 @@ def verdict(
         elif cause not in causes:
             who = rank_names(sorted(by_rank))
             found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
-    if place is not None and known:  # the slow ranks know the line to write
+    if place is not None and known:  # the remedy from a slow rank is more exact
         found[place] = replace(found[place], remedy=max(known, key=lambda one: one.share or 0.0).remedy)
-    stalled = bool(own) and own[0].cause == stall.CAUSE  # a stall under way stays first, however short
+    stalled = bool(own) and own[0].cause == stall.CAUSE  # a stall under way stays first, even if it is short
 
     def order(one: Finding) -> tuple[bool, float]:
         return stalled and one is own[0], -1.0 if one.share is None else one.share

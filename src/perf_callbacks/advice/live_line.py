@@ -16,7 +16,7 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
 WINDOW_SECONDS = 60.0
-"""Length of a window of advice. Windows follow each other."""
+"""Length of a window of advice. When a window ends, the next begins."""
 
 QUIET_SECONDS = 600.0
 """Least time between two lines."""
@@ -25,16 +25,16 @@ LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
 MOST_STEPS = 10_000
-"""Most steps between two looks at the clock."""
+"""Most steps between two readings of the clock."""
 
 
 def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
-    """Give advice while this fit goes on, on rank 0."""
+    """Give advice during this fit. Only rank 0 gives advice."""
     return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
 
 
 class LiveAdvice(Observer):
-    """Shows the worst cause of the last minute in a line, each cause once per fit, on rank 0."""
+    """Shows the worst cause of the last minute in a line. Each cause is shown once per fit."""
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
         self._recorder = recorder
@@ -47,7 +47,7 @@ class LiveAdvice(Observer):
 
     @property
     def due(self) -> int:
-        """Step after which a window may be over, by the pace of the steps so far."""
+        """Step after which the window may be over. The pace of the steps so far predicts this step."""
         return self._due
 
     def step_ended(self, step: int) -> None:

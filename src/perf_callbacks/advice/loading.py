@@ -6,39 +6,39 @@ from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 HEADROOM = 1.25
-"""Factor by which workers must be faster than the steps, since no two batches take equally long."""
+"""Factor by which workers must be faster than the steps, since some batches take longer to load than others."""
 
 MOST_WORKERS = 16
 
 HAND_OVER_SECONDS = 0.002
-"""Time to take over a batch from a worker: 2.0 to 2.7 ms for two tensors on a quiet machine. More workers don't help.
+"""Time to receive a batch from a worker: 2.0 to 2.7 ms for two tensors on a quiet machine. More workers don't help.
 
-The main process asks the worker for a file descriptor per tensor, so larger batches take hardly longer.
+The main process asks the worker for one file descriptor per tensor. So larger tensors hardly take longer.
 """
 
 CONTENTION = 0.1
-"""Seconds by which training becomes longer per second of a worker's computing: shared caches and clocks.
+"""Seconds that training loses per second in which a worker computes, because CPUs share caches and clocks.
 
-Forward and backward became longer by 0.04 to 0.13 s per second, in four pairs of runs on two CPUs of a quiet machine.
+Forward and backward lost 0.04 to 0.13 s per second, in four pairs of runs on two CPUs of a quiet machine.
 """
 
 STARVED = 0.15
-"""Least wait, as a share of a step's time, that shows too slow workers.
+"""Least wait for data that shows that workers are too slow, as a share of a step's time.
 
-Shorter waits are the hand-over of a batch: 9 to 15 ms on a busy machine, however fast the loader.
+A shorter wait is the time to receive a batch: on a busy machine 9 to 15 ms, even with a fast loader.
 """
 
 
 @timed
 def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise workers that load batches while the model computes; the wait and the CPUs decide their number.
+    """Advise workers that load batches while the model computes. The wait and the CPUs decide the number of workers.
 
     Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run.
     A step then takes 1/n of the time in which one of n workers loads a batch.
     """
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
-    # Waits for the start of workers have a rule of their own.
+    # The rule `restarts` covers waits for the start of workers.
     restarts = min(wait, facts.epoch_wait_in_rows * summary.steps / max(1, summary.included_steps))
     step, wait = step - restarts, wait - restarts
     busy, workers = step - wait, facts.workers or 0
@@ -69,7 +69,8 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
 def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise persistent workers if the first batch of an epoch takes longer than workers take to load a batch.
 
-    If n workers keep up, each takes at most n steps to load a batch: the rest of the wait is the start of the workers.
+    If n workers keep up with training, each worker takes at most n steps to load a batch. The rest of the wait is the
+    start of the workers.
     """
     workers = facts.workers or 0
     if not workers or facts.persistent or not facts.epochs:
@@ -89,7 +90,7 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
     """Predict the seconds of a step with workers: the slowest of computing, loading, and all CPUs together.
 
-    A CPU that another program uses doesn't count: a worker there takes as much time from training as it saves.
+    A CPU that another program uses doesn't count. A worker on this CPU would save no time: training would lose as much.
 
     Args:
         load: Seconds that a batch takes to load.
@@ -97,7 +98,7 @@ def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *,
         workers: Number of workers.
         cpus: Number of CPUs that the process uses or that are free.
         threads: CPUs that the rest of a step keeps busy.
-        computed: Part of the load in which a CPU computes; in the rest it waits, as for a disk.
+        computed: Part of `load` in which a CPU computes. In the rest, the loader waits, for example for a disk.
 
     >>> faster(load=0.5, busy=1.0, workers=1, cpus=8, threads=1)
     1.0

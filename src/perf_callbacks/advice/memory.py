@@ -20,7 +20,7 @@ def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> F
 
 
 def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name device memory that is not cached. Needs no run."""
+    """Name the setting that turns off the cache of device memory. The rule needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None
     evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch asks the driver for the memory of each tensor"
@@ -29,7 +29,7 @@ def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 @timed
 def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time of garbage collection, by the program's calls and by the schedule of the checklist."""
+    """Name the time of garbage collections: scheduled by the checklist, called by the program, or automatic."""
     found = measured.summary.gc
     if found is None or not found.seconds:
         return None
@@ -41,7 +41,7 @@ def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
         remedy = "removing calls of gc.collect()"
         remedy += f", first at {facts.collect_line}" if facts.collect_line else ""
     elif facts.gc == "sync":
-        return None  # these collections came before the schedule
+        return None  # these collections ran before the schedule began
     else:
         remedy = 'PerfConfig(gc="sync")'
     return finding("gc", seconds / measured.seconds, evidence, remedy)

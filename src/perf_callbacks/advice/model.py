@@ -13,9 +13,9 @@ LOW = 0.3
 SAVED = {"Adam": 0.7, "AdamW": 0.7, "Adagrad": 0.3, "SGD": 0.3}
 """Share of the optimizer's time that `fused=True` saves on a CPU, rounded down.
 
-Measured with torch 2.13 on one thread, 64 to 262,144 elements per tensor, loop and fused: AdamW 89 to 1,565 and 8 to
-178 us per tensor, SGD with momentum 11 to 159 and 2 to 127. Clipping and `zero_grad` belong to the same stage, but
-don't get faster. Adagrad is assumed to save as much as SGD.
+Measured with torch 2.13 on one thread, for tensors of 64 to 262,144 elements. AdamW takes 89 to 1,565 us per tensor in
+a loop, and 8 to 178 us fused. SGD with momentum takes 11 to 159 us in a loop, and 2 to 127 us fused. Clipping and
+`zero_grad` belong to the same stage, but don't get faster. Adagrad is assumed to save as much as SGD.
 """
 
 _COMPILED = {"transformers": "TrainingArguments(torch_compile=True)"}
@@ -32,7 +32,7 @@ _REPEATED = {
 
 @timed
 def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name activation checkpointing, which runs forwards again. The forward's time serves to estimate the cost."""
+    """Name activation checkpointing, which runs forwards again. The forward's time gives an estimate of the cost."""
     work = facts.work
     if work is None or not work.hardware_flops:
         return None
@@ -50,10 +50,10 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 
 def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name eager attention if the model supports fused attention: before a run, and after a run with a large share.
+    """Name eager attention if the model supports fused attention. Before a run, the share is unknown.
 
-    The share of attention in the products serves to estimate the saving. Eager attention is bound by memory, so its
-    share of the time is larger than that.
+    After a run, the share of attention in the FLOPs of products gives an estimate of the saving. The real saving is
+    larger, because eager attention is bound by memory.
     """
     if facts.attention != "eager" or not facts.sdpa:
         return None
@@ -117,7 +117,7 @@ def precision(_machine: MachineFacts, facts: Facts, _measured: Measured | None) 
 
 
 def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name deterministic algorithms, which on an accelerator are slower kernels and fill unused memory."""
+    """Name deterministic algorithms. On an accelerator, their kernels are slower, and torch fills unused memory."""
     if not facts.deterministic or machine.accelerator is None:
         return None
     remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")

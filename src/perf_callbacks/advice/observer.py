@@ -29,7 +29,7 @@ from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
-"""Settings of a model that only eager attention follows."""
+"""Settings of a model that only eager attention supports."""
 
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
@@ -102,7 +102,7 @@ def without_run(device: torch.device) -> tuple[Finding, ...]:
 
 
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
-    """Read the facts about a fit. The facts hold none of its objects."""
+    """Read the facts about a fit. The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
     allocator = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     cores = _has_tensor_cores(device)
@@ -140,7 +140,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
 
 
 def _persists(loader: Any) -> bool:
-    """Return True if workers persist already, or if an iterable data set begins anew for each epoch."""
+    """Return True if workers persist already, or if the data set is iterable, and begins anew in each epoch."""
     return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
@@ -149,7 +149,7 @@ def _accelerator(device: torch.device) -> str | None:
 
 
 class _Since:
-    """Counters of the system since the beginning of the fit."""
+    """CPU times that the system has counted since the fit began."""
 
     def __init__(self, cpus: int | None) -> None:
         self._own = cpus
@@ -171,7 +171,7 @@ class _Since:
         }
 
     def _free(self, seconds: float) -> float | None:
-        """Return the mean number of idle CPUs: the process's share of the CPUs times the idle share of the mask."""
+        """Return the mean number of idle CPUs: the number of the process's CPUs times the share of idle CPU time."""
         idle = cpu_time.idle(self._cpus)
         if idle is None or self._idle is None or self._own is None:
             return None
@@ -189,7 +189,7 @@ def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
 
 
 def _text(config: Any) -> Any:
-    """Return the language model's part of a configuration; the whole if there is no single such part."""
+    """Return the language model's part of a configuration, or the whole configuration without such a part."""
     with suppress(Exception):
         return config.get_text_config()
     return config
@@ -212,7 +212,7 @@ def _has_tensor_cores(device: torch.device) -> bool:
 def _tf32() -> bool:
     """Return True if products of float32 may use TF32.
 
-    Since torch 2.9, each backend has a setting, and the older function raises if that setting was used.
+    Since torch 2.9, each backend has its own setting. The older function raises an error once that setting was used.
     """
     matmul: Any = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):

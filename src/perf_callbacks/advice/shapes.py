@@ -9,7 +9,7 @@ MATTERS = 0.1
 
 
 def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the size with most FLOPs that is no multiple of 8, a better size, and its cost in parameters."""
+    """Name the size with the most FLOPs that is no multiple of 8. Advise a better size, with its cost in parameters."""
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)
@@ -21,9 +21,9 @@ def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 
 def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the product whose last tiles leave most multiprocessors idle, with a batch that fills all multiprocessors.
+    """Name a product whose last wave of tiles leaves many multiprocessors idle. Advise a batch with one wave less.
 
-    The tiles are those of the largest kernels; the library may choose others, so the saving is unknown.
+    The tiles are those of the largest kernels. The library may choose other kernels, so the saving is unknown.
     """
     if not facts.tensor_cores or facts.work is None or facts.multiprocessors is None:
         return None
@@ -40,7 +40,7 @@ def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> F
 
 
 def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
-    """Return the name of the size, and the change to make."""
+    """Return the name of a size, and the change that helps."""
     before, after = padded(facts.weights, worst.size, worst.better)
     price = f", which takes its weights from {before:,} to {after:,} parameters" if before else ""
     if worst.size == facts.vocabulary:

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05
-"""Share of the time of steps that evaluations, or checkpoints, may reasonably take."""
+"""Evaluations, or checkpoints, may take this share of the time of steps without advice."""
 
 _OFTEN = {
     (EVALUATION, "transformers"): "TrainingArguments(eval_steps={})",
@@ -28,7 +28,7 @@ def checkpoint(_machine: MachineFacts, facts: Facts, measured: Measured | None) 
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise a longer interval, at which evaluations or checkpoints take a reasonable share."""
+    """Advise an interval at which evaluations or checkpoints take at most the share `ENOUGH`."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

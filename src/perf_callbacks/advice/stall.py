@@ -9,7 +9,7 @@ REMEDY = "`perf-callbacks report`, which shows the stack of each rank that hung"
 
 
 def stall(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name the seconds of all stalls, and the place of the last one. A stall under way counts even if short."""
+    """Name the seconds of all stalls, and the place of the last stall. A stall under way is reported even if short."""
     found = None if measured is None else measured.summary.stalls
     if measured is None or found is None or not found.count or not measured.seconds:
         return None

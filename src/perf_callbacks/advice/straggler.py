@@ -18,7 +18,7 @@ def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
     found = None if measured is None else measured.summary.stragglers
     if measured is None or not measured.known or found is None or not found.costliest:
         return None
-    if found.slowdown is None or not found.seconds:  # one rank: the other rules name its causes
+    if found.slowdown is None or not found.seconds:  # a single process: other rules name the causes
         return None
     ranks, cause, seconds, _ = next(found.named())
     part = sum(found.seconds_by_cause.values()) / found.seconds

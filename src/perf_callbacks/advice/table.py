@@ -37,11 +37,11 @@ RULES: tuple[Rule, ...] = (
     host.too_many_threads,
     host.too_few_threads,
 )
-"""Each rule decides by its arguments alone. Without measured times, only rules that need no run find something."""
+"""Each rule decides by its arguments alone. Before a run, only rules that need no measured times find something."""
 
 
 def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Apply all rules. The largest share comes first, after a stall under way; findings without a share come last."""
+    """Apply all rules. A stall under way comes first, then the largest share. Findings without a share come last."""
     measured = None if summary is None else Measured(summary)
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
     hangs = summary is not None and summary.stalls is not None and summary.stalls.under_way

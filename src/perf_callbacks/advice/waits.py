@@ -30,7 +30,7 @@ def read_each_step(facts: Facts) -> str | None:
 
 
 def reading(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the line that reads most often from the device in a step. Lines of installed packages are not the user's."""
+    """Name the line that reads most often from the device in a step. Lines of installed packages don't count."""
     if machine.accelerator is None or facts.work is None:
         return None
     reads = {line: count for line, count in facts.work.reads.items() if "site-packages" not in line}
@@ -63,13 +63,13 @@ def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -
 
 
 def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name `CUDA_LAUNCH_BLOCKING`."""
+    """Name the variable `CUDA_LAUNCH_BLOCKING` if it is set to 1."""
     if not facts.blocking:
         return None
     return finding("sync", None, "CUDA_LAUNCH_BLOCKING=1 waits for each kernel", "unsetting CUDA_LAUNCH_BLOCKING")
 
 
 def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int]:
-    """Return the line with most reads, without its directory, and their number."""
+    """Return the line with the most reads, without its directory, and the number of reads."""
     line = max(reads, key=lambda place: reads[place])
     return line.rpartition("/")[2], reads[line]
