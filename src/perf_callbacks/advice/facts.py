@@ -51,7 +51,7 @@ class Facts:
     epoch_wait_in_rows: float = 0.0
     """The part of `epoch_wait_seconds` in steps that count in rows. Also divided by the number of all steps."""
     data_line: str | None = None
-    """Busiest line of the function in at least half of the samples of the stage data. None: there is no such function."""
+    """Busiest line of the function in at least half of the samples of the stage data. None: no such function."""
     host_line: str | None = None
     """Busiest line, found in the same way, outside of data, forward, backward and optimizer."""
     collect_line: str | None = None

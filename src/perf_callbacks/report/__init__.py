@@ -1,1 +1,1 @@
-"""Reports: records to text, by pure functions."""
+"""Reports: pure functions that turn records into text."""

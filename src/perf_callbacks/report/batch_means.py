@@ -1,7 +1,7 @@
-"""Confidence intervals for ratios of sums, and for quick steps, if steps depend on each other.
+"""Confidence intervals for ratios of sums, and for the time of quick steps.
 
 Slow steps often come in a row, so an interval that assumes independent steps is too narrow. The method of batch means
-cuts the steps into a few long batches, whose means hardly depend on each other.
+cuts the steps into a few long batches. The means of long batches hardly depend on each other.
 """
 
 import math
@@ -17,13 +17,13 @@ FEWEST_BATCHES = 5
 """Fewest batches, of two steps or more, for an estimate."""
 
 CONFIDENCE = 0.99
-"""Share of intervals that contain the true value: a comparison that fails builds by chance is soon ignored."""
+"""Share of intervals that contain the true value. With a smaller share, chance would fail too many builds."""
 
 QUANTILE = 0.05
 """Share of the steps that are shorter than a quick step."""
 
 QUICK_BATCHES = 6
-"""Batches that the jackknife leaves out in turn: with more batches, its intervals are too narrow."""
+"""Number of batches that the jackknife leaves out in turn. With more batches, the intervals are too narrow."""
 
 FEWEST_QUICK = 120
 """Fewest steps for an estimate of quick steps."""
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Estimate the ratio of two columns' sums; None for too few steps, or sums that aren't positive.
+    """Estimate the ratio of the sums of two columns. None: too few steps, or a sum that is not positive.
 
     >>> ratio([3.0] * 40, [2.0] * 40)
     Estimate(value=1.5, error=0.0, batches=16)
@@ -66,11 +66,11 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
 
 
 def quick(times: Sequence[float]) -> Estimate | None:
-    """Estimate the time of a quick step, a low quantile of all steps; None for too few steps.
+    """Estimate the time of a quick step, a low quantile of all steps. None: too few steps.
 
-    Other work on a machine makes some steps longer, but hardly affects quick steps. The error is the jackknife's: how
-    far the quantile moves if a batch is left out. It is not computed from the quantiles of single batches, since a slow
-    phase of the machine may fill a batch.
+    Other work on a machine makes some steps longer, but hardly affects quick steps. The jackknife gives the error: the
+    distance by which the quantile moves if a batch is left out. The quantiles of single batches would give a wrong
+    error, since a slow phase of the machine may fill a batch.
 
     >>> quick([2.0, 9.0] * 60)
     Estimate(value=2.0, error=0.0, batches=6)

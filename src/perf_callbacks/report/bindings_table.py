@@ -18,7 +18,7 @@ COLUMNS = {
 
 
 def render(ranks: Sequence[Mapping[str, object]]) -> str:
-    """Render the table. A field that is missing or None is unknown.
+    """Render the table. A missing field counts as unknown, like a field with the value None.
 
     >>> print(render([{"rank": 0, "cpus": "0-7", "cpus_in_training": "0-3", "status": "to be applied"}]))
     rank  GPU  NUMA  CPUs  in a training  threads  affinity

@@ -13,31 +13,31 @@ from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
-"""The largest finding is the verdict only if it could save this share of the run."""
+"""The largest finding becomes the verdict only if the finding could save this share of the run."""
 
 STALL = "stall"
 """Cause of the finding about stalls."""
 
 ENOUGH_COVERED = 0.98
-"""If a smaller share of the weights was counted, FLOPs are a lower bound."""
+"""If a smaller share of the weights was in counted products, the card gives this as a reason for the lower bound."""
 
 MOST_NAMES = 3
 """A card names at most this many operations without a formula."""
 
 MOST_ADVICE = 3
-"""Most findings that are shown at the start, when their gain is not known yet."""
+"""Most findings that are shown at the start. What they would save is not known yet."""
 
 ENOUGH_STEPS = 5
 """Fewest measured steps for a verdict."""
 
 MOST = 0.99
-"""Largest share that a change is said to save: a greater share would be far beyond any estimate."""
+"""Largest share that a card promises. No estimate is exact enough for a larger share."""
 
 MOSTLY = 0.8
 """If forward, backward and optimizer took this share of the run, there is nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
-"""Text names of the parts of the wall time that have another name in the summary."""
+"""Names on the card of parts of the wall time, where the summary has other names."""
 
 _EXCLUDING = {
     "first_step": "first step",
@@ -45,7 +45,7 @@ _EXCLUDING = {
     "evaluation": "evaluations",
     "checkpoint": "checkpoints",
 }
-"""Parts of the wall time whose steps are in no rate."""
+"""Parts of the wall time whose steps count in no rate, and their names on the card."""
 
 TIMELINES = {"host": "host clock", "device": "device events"}
 
@@ -84,7 +84,7 @@ def opening(
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
-    """Yield each file with the fields that the file sets; line numbers are in the journal."""
+    """Yield each file with the fields that the file sets. The journal has the line numbers too."""
     files = {name: place.partition(", line ")[0] for name, place in origins.items()}
     for file in dict.fromkeys(files.values()):
         yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
@@ -149,7 +149,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
 
 
 def verdict(summary: Summary) -> str:
-    """Return a sentence with the run's limit and the change that helps most; empty if too little is known."""
+    """Return a sentence: what limits the run, and which change helps most. Empty: too little is known."""
     large = _large(summary)
     return _change(large[0]) if large else _nothing_to_win(summary)
 
@@ -193,7 +193,7 @@ def _change(found: Finding) -> str:
 
 
 def _nothing_to_win(summary: Summary) -> str:
-    """Render the verdict on a run without a large finding; empty if too little is known."""
+    """Render the verdict on a run without a large finding. Empty: too little is known."""
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
@@ -217,9 +217,9 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Render the parts of the wall time, without empty parts. No line if no time was measured.
+    """Render the parts of the wall time, without empty parts. If no time was measured, yield no line.
 
-    The account begins with the trainer's first hook: the time before is unknown.
+    The account begins with the trainer's first hook, because the time before this hook is unknown.
     """
     wall = sum(summary.wall_seconds.values())
     if wall <= 0:
@@ -329,7 +329,7 @@ def _pauses(summary: Summary) -> str:
 
 
 def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist in short, without the items on trial, which `_proofs` renders."""
+    """Render the checklist in one line. `_proofs` renders the items on trial."""
     parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
     if parts:
         yield f"checklist: {joined(parts)}"
@@ -348,7 +348,7 @@ def _stalls(summary: Summary) -> str:
 
 
 def _memory(summary: Summary) -> Iterable[str]:
-    """Render the parts of memory that are known."""
+    """Render the known parts of memory."""
     known = {} if summary.memory is None else summary.memory.parts_gb
     parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()

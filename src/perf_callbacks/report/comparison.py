@@ -20,7 +20,7 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""The first of these metrics with a value in both runs decides about a regression, unless quick steps decide."""
+"""Metrics that decide about a regression: the first with a value in both runs. `_decider` has an exception."""
 
 QUICK = "quick_step_time"
 
@@ -38,7 +38,7 @@ class ComparedMetric:
     change: Change | None = None
     """None: too few steps in a run."""
     verdict: str | None = None
-    """Worse, better, same, or undecided: the interval reaches the threshold, and the change may be chance."""
+    """Worse, better, same or undecided. Undecided: the interval reaches the threshold, but chance may explain it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class Side:
         )
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
-        """Estimate the ratio of two columns over the steps with both values; None stands for a column of ones."""
+        """Estimate the ratio of two columns, over the steps with both values. None stands for a column of ones."""
         ones = [1.0] * len(self.columns["step_time"])
         columns = [ones if name is None else self.columns[name] for name in (above, below)]
         rows = [(one, other) for one, other in zip(*columns, strict=True) if not isnan(one + other)]
@@ -98,13 +98,13 @@ class Side:
 
 
 def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: float) -> Comparison:
-    """Compare two runs, given an attempt of each rank.
+    """Compare two runs. Each run is given as one attempt per rank.
 
     Args:
         first: The old run.
         second: The new run.
-        fail_over: Least relative change of a time that makes the metric worse or better; 0.05 is 5 %. A rate is worse
-            or better if steps become longer or shorter by this share.
+        fail_over: Least relative change by which a time is worse or better; 0.05 is 5 %. A rate is worse or better if
+            steps take longer or shorter by this share.
 
     Raise `ArithmeticError` or `ValueError` if the values of a journal yield no figure.
     """
@@ -229,7 +229,7 @@ def _size(name: str, a: Side, b: Side, threshold: float) -> ComparedMetric:
 
 
 def _incomparable(name: str, a: Side, b: Side) -> str | None:
-    """Return the reason why a metric has different meanings in the two runs; None if there is no reason."""
+    """Return the reason why a metric means different things in the two runs. None: it means the same."""
     if a.run.timeline != b.run.timeline:
         return f"A was timed by the {a.run.timeline}, B by the {b.run.timeline}"
     if name.endswith("_time"):
@@ -280,7 +280,7 @@ def _differences(a: Side, b: Side) -> Iterable[tuple[str, tuple[Any, Any]]]:
 
 
 def _other(name: str, a: Side, b: Side) -> tuple[float, float] | None:
-    """Return the mean amounts per step of both runs; None if the amounts are the same."""
+    """Return the mean amounts per step of both runs. None: the amounts are equal, or an amount is unknown."""
     one, other = _mean(a.columns[name]), _mean(b.columns[name])
     if one is None or other is None or abs(one - other) <= SAME_AMOUNT * max(one, other):
         return None

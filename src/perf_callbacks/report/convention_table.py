@@ -92,7 +92,7 @@ def _flops(value: int | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Format TFLOPS; small values get a unit of their own."""
+    """Format TFLOPS without a unit. Values below 1 have a smaller unit behind the number."""
     if value is None:
         return DASH
     return f"{value:.1f}" if value >= 1 or not value else speed(value * TERA)

@@ -11,7 +11,7 @@ from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
 
 MOST = 300
-"""Most events of a lane: the longest."""
+"""Most events per lane. The longest events are kept."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "collection", "straggler", "stall")
 """Kinds of events, in the order in which they are drawn."""
@@ -20,7 +20,7 @@ COUNTS = {"counted", "recounted"}
 
 
 class JournalEvent(NamedTuple):
-    """An event beside a step."""
+    """An event of a fit, with the step at which the event happened."""
 
     step: int
     lane: str
@@ -53,7 +53,7 @@ def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None
 
 
 def _all(fit: FitHistory) -> Iterable[JournalEvent]:
-    """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts are the lowest rank's."""
+    """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts are read on the lowest rank."""
     lowest = min(fit.ranks)
     for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps repeated" if repeated else ""
@@ -85,7 +85,7 @@ def _straggler(slow: Straggler) -> JournalEvent:
 
 
 def _collector(pause: Gc) -> str:
-    """Return the words for whatever began a collection."""
+    """Return words for the cause of a collection."""
     if pause.ours is not None:
         return "by the checklist"
     return "automatic" if pause.automatic else "by a call of gc.collect()"

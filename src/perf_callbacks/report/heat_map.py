@@ -1,4 +1,4 @@
-"""The heat map of a report: by rank and bucket of steps, how much longer each stage took than on the median rank."""
+"""The heat map of a report: the excess of each stage over the median rank, by rank and bucket of steps."""
 
 from heapq import nlargest
 from math import isnan
@@ -13,14 +13,14 @@ CELLS = 120
 """Most columns of the heat map."""
 
 CELL_STEPS = 100
-"""Number of steps that estimate the median of a cell."""
+"""Least number of steps from which the median of a cell is estimated, if the cell has so many steps."""
 
 RANKS = 64
 """Most rows of the heat map."""
 
 
 def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Compare the ranks, bucket by bucket; None for a single rank, or without steps."""
+    """Compare the ranks, bucket by bucket. None: the fit has a single rank, or no steps."""
     axis = Axis(fit, CELLS, within)
     excess = _excess(fit, axis, within) if len(fit.ranks) > 1 else {}
     own = [name for name in OWN if name in excess] or [*excess]
@@ -48,7 +48,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return the median time of each stage by rank and bucket, less the time of the median rank, in seconds."""
+    """Return, by rank and bucket, each stage's median seconds minus the seconds of the median rank."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}

@@ -1,4 +1,4 @@
-"""The history of a job, gathered from its journals: fits, attempts and ranks, with the steps in compact columns."""
+"""The history of a job from its journals: fits, attempts and ranks, with the steps in compact columns."""
 
 from array import array
 from bisect import bisect_right
@@ -31,10 +31,10 @@ STEP_COLUMNS = (*TIMES, "samples", "tokens")
 PEAK_KEY = KEYS["row"]["peak_tflops"]
 
 LARGEST = 2**53
-"""Bound of step numbers. JavaScript represents all integers up to here exactly."""
+"""Bound of step numbers. JavaScript represents all integers up to this bound exactly."""
 
 MOST = 1e30
-"""Largest value that is read, so that sums stay finite."""
+"""Largest possible value. Larger values count as unknown, so that sums stay finite."""
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class Attempt:
     peak_tflops: float | None = None
     """Peak of the last logged row with a peak."""
     entries: list[Entry] = field(default_factory=list)
-    """All records but steps and rows, in order."""
+    """All records except `run`, steps and rows, in order."""
     seconds: float = 0.0
-    """Time of the last record, or of the summary so far."""
+    """Time of the last record or of the interim summary, whichever is later."""
     interim: Summary | None = None
-    """Last summary so far of an attempt without a summary at its end: it was killed, hangs, or goes on."""
+    """Last interim summary, if the attempt has no summary at its end: the attempt was killed, hangs, or goes on."""
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
@@ -68,7 +68,7 @@ class Attempt:
             self.entries.append(entry)
 
     def add_interim(self, entry: Entry | None) -> None:
-        """Add the summary so far; None: there is none."""
+        """Add the interim summary, unless the entry is None."""
         if entry is not None and isinstance(entry.record, Summary):
             self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
 
@@ -89,7 +89,7 @@ class Attempt:
         return [entry.record for entry in self.entries if type(entry.record) is kind]
 
     def last(self, kind: type) -> Any:
-        """Return the last record of a type; None if there is no such record."""
+        """Return the last record of a type. None: there is no such record."""
         return next((entry.record for entry in reversed(self.entries) if type(entry.record) is kind), None)
 
 
@@ -124,7 +124,7 @@ class FitHistory:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the job, or number of journals if greater."""
+        """Number of ranks in the job, or the number of journals if that number is greater."""
         return max(self.run.world_size, len(self.ranks))
 
     @property
@@ -134,25 +134,25 @@ class FitHistory:
 
     @property
     def last(self) -> list[Attempt]:
-        """Last attempt of each rank that took part in the job's last attempt, rank by rank."""
+        """Last attempt of each rank, rank by rank. Ranks without a part in the job's last attempt are left out."""
         attempts = [self.ranks[rank][-1] for rank in sorted(self.ranks)]
         latest = max([attempt.run for attempt in attempts], key=lambda run: run.started_unix)
         return [one for one in attempts if (one.run.world_size, one.run.step) == (latest.world_size, latest.step)]
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the last attempt, so far if the attempt did not end; None without a summary."""
+        """Summary at the end of the last attempt, or else the attempt's interim summary. None: there is neither."""
         attempt = self.first[-1]
         found = attempt.last(Summary) or attempt.interim
         return found if isinstance(found, Summary) else None
 
     @property
     def hang(self) -> Summary | None:
-        """Summary of a rank whose last attempt hangs, or hung when it was killed; None: no rank hangs.
+        """Summary of a rank whose last attempt hangs, or hung when the attempt was killed. None: no rank hangs.
 
         The rank that logged the message about the stall comes first.
         """
-        found = [  # a summary so far is up to ten seconds old: later steps show that the rank went on
+        found = [  # an interim summary is up to ten seconds old: later steps show that the rank went on
             one.interim
             for one in self.last
             if one.interim is not None and (not one.step or one.step[-1] <= one.interim.step)
@@ -162,7 +162,7 @@ class FitHistory:
 
     @property
     def newer(self) -> int | None:
-        """Schema of the journal if newer than this version's; else None."""
+        """Schema of the journal, if newer than the schema of this version. Otherwise None."""
         schema = max(attempt.run.schema for _, attempt in self.attempts)
         return schema if schema > SCHEMA else None
 
@@ -188,7 +188,7 @@ def gather(
 
     Args:
         journals: The entries of each journal.
-        interim: For each journal, a function that returns the summary so far of the last attempt. Empty: there is none.
+        interim: For each journal, a function that returns the interim summary of an attempt. Empty: there are none.
     """
     fits: dict[str, FitHistory] = {}
     for journal, so_far in zip_longest(journals, interim):
@@ -204,7 +204,7 @@ def gather(
 
 
 def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
-    """Return the attempt that a `run` record opens. A journal begun again after its deletion repeats the record."""
+    """Return the attempt that a `run` record opens. If a journal was deleted, its next file repeats the record."""
     fit = fits.setdefault(run.run_id, FitHistory(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])
     for known in attempts:

@@ -10,7 +10,7 @@ COLUMNS = 80
 """Width of a card, unless the terminal is narrower."""
 
 INDENT = 2
-"""Columns before each line of a card but the first."""
+"""Number of spaces before each line of a card except the first line."""
 
 LONGEST = 60
 """Most characters shown of a value from a journal."""
@@ -33,7 +33,7 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 
 
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
-    """Break a text into lines of at most `width` characters. Words longer than a line stay whole, such as paths.
+    """Break a text into lines of at most `width` characters. A word longer than a line, such as a path, stays whole.
 
     No line ends within a part from `joined`, unless the part is longer than a line.
     """
@@ -65,7 +65,7 @@ def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
-    """Render a value from a journal: no control characters, not too long.
+    """Render a value from a journal without control characters, cut to `longest` characters.
 
     >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
     ('—', 'a?b', '32')

@@ -13,7 +13,7 @@ FEWEST = 3
 """Fewest points of a line."""
 
 POINTS = 1000
-"""Most points of a line."""
+"""Longer lines are thinned out, to fewer than twice as many points as this."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}

@@ -23,8 +23,8 @@ _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 def render(content: Mapping[str, Any]) -> str:
     """Render a report.
 
-    The content is JSON in a script element, from which scripts build the page as text: content of a journal is shown,
-    never run. The page's policy allows only the package's scripts, and no request.
+    The content is JSON in a script element. The package's scripts insert the content as text, so content of a journal
+    is shown, never run. The page's security policy allows only the package's scripts, and no network request.
 
     Args:
         content: The result of `payload`.

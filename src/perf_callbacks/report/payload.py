@@ -40,7 +40,7 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
     notes: list[str] = [*_notes(fits, number, fit, within)]
 
     def guarded(name: str, make: Callable[[], Any]) -> Any:
-        """Make a part of the page; None, with a note, if a journal holds impossible values."""
+        """Make a part of the page. If the journal holds impossible values, add a note and return None."""
         try:
             return make()
         except (ArithmeticError, LookupError, ValueError):
@@ -136,7 +136,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe the stall after which no step ended, of a run without any summary; empty if there is none."""
+    """Describe the stall after which no step ended. Empty: there is no such stall, or the run has a summary."""
     found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.axis.last]
     if not found:
         return ""
@@ -191,7 +191,7 @@ def _long(seconds: float) -> str:
 
 
 def _rates(fit: FitHistory) -> Iterable[tuple[str, str, str]]:
-    """Yield the rates of the whole job if the ranks exchanged windows, else of a single rank."""
+    """Yield the rates of the whole job. If ranks exchanged no windows, yield the rates of a single rank."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
     for name in ("tokens", "samples"):
         known = [(getattr(window, name), window.seconds) for window in windows]
@@ -284,7 +284,7 @@ def _of_peak(fit: FitHistory, drawn: StepSeries, peak: float | None) -> dict[str
 
 
 def _count(fit: FitHistory) -> Flops | None:
-    """Return the last count of a whole step, else the last count; None if no step was counted."""
+    """Return the last count of a whole step, or else the last count of all. None: no step was counted."""
     counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
     return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
 

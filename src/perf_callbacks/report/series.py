@@ -1,4 +1,4 @@
-"""Steps of all ranks as series short enough to draw: buckets of steps, and each of the slowest steps."""
+"""Steps of all ranks as series that are short enough to draw: buckets of steps, and the slowest steps singly."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ OUTLIERS = 250
 """Most slow steps that are listed."""
 
 SAMPLED = 5_000
-"""Most steps that estimate a median."""
+"""Longer runs are thinned out for a median, to fewer than twice as many steps as this."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -71,7 +71,7 @@ class Axis:
 
 
 def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
-    """Yield the steps that no later attempt repeated: rank, attempt, first index, and index after the last."""
+    """Yield the steps that no later attempt repeated: rank, attempt, first index, and the index after the last step."""
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
             if within is None:
@@ -110,7 +110,7 @@ class StepSeries:
     shares: dict[str, list[float | None]]
     """Share of each stage in the time of the steps."""
     mean_seconds: float | None
-    """Time of the mean step."""
+    """Mean time of a step."""
     stage_seconds: dict[str, float]
     """Time of each stage in all drawn steps of all ranks."""
     seconds: float
@@ -118,8 +118,9 @@ class StepSeries:
     steps: int
     """Number of drawn steps, over all ranks."""
     flops: float
-    """Model FLOPs of the drawn steps with known FLOPs; the next field is the time of these steps."""
+    """Model FLOPs of the drawn steps, where known."""
     flops_seconds: float
+    """Time of the drawn steps whose FLOPs are known."""
 
 
 def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None) -> StepSeries:
@@ -184,7 +185,7 @@ def _widen(band: Band, bucket: int, least: float, most: float) -> None:
 
 
 def medians(fit: FitHistory, rank: int) -> dict[str, float]:
-    """Return the median of each column over a rank's steps, estimated from at most some thousand steps."""
+    """Return the median of each column over a rank's steps, estimated from some thousand of a longer run's steps."""
     found: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
     stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
@@ -223,7 +224,7 @@ def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """Round a value to `digits` significant digits; None for infinity, to which hostile values may add up."""
+    """Round a value to `digits` significant digits. None: the value is infinite, as a sum of hostile values may be."""
     if not isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

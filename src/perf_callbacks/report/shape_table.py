@@ -1,4 +1,4 @@
-"""A table of the sizes of a model, with the better sizes."""
+"""A table of the sizes of a model, with better sizes."""
 
 from collections.abc import Sequence
 

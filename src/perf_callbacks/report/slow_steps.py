@@ -54,7 +54,7 @@ def _row(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, flo
     cause = max((one for one in found if one[2] in stages), default=None)
     waited = max((one for one in found if one[2] in WAITING), default=None)
     if cause is None or (waited is not None and cause[0] < waited[0] / 2):
-        cause = waited  # a backward that is slow on all ranks, with no rank late for it, is slow by itself
+        cause = waited  # if no rank came late, a backward that is slow on all ranks is the cause itself
     usual_seconds = usual[slowest.rank].get("step_time")
     remarks = [f"garbage collection {duration(gc_seconds)}" if gc_seconds else "", slowest.reason or ""]
     return (

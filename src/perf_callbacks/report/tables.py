@@ -47,7 +47,7 @@ def findings(fit: FitHistory) -> Table | None:
 
 
 def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the median times of each rank; in a large job, only the ranks with the greatest excess."""
+    """Tabulate the median times of each rank. In a large job, show only the ranks with the largest excess."""
     if len(usual) == 1:
         return None
     names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
@@ -205,15 +205,16 @@ def stalls(fit: FitHistory) -> Table | None:
 
 
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
-    """Return the stalls of all ranks, in order, without duplicates: rank 0 also records other ranks' stalls."""
+    """Return the stalls of all ranks, in order. Rank 0 also records other ranks' stalls: duplicates are dropped."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
 
 
 def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
-    """Return the duration of the step, evaluation or checkpoint with a stall; of a killed run, until its last record.
+    """Return the duration of the step, evaluation or checkpoint in which a rank stalled.
 
-    If the journal of the rank is missing, return the time that had passed when the stall was noticed.
+    If the step never ended, count until the rank's last record. If the journal of the rank is missing, return the time
+    that had passed when the stall was noticed.
     """
     for attempt in reversed(fit.ranks.get(stall.rank, [])):
         noticed = [entry.t for entry in attempt.entries if entry.record == stall]
@@ -244,7 +245,7 @@ def environment(fit: FitHistory) -> Table:
 
 def when(unix: float) -> str:
     """Render a moment in UTC."""
-    from datetime import datetime, timezone  # noqa: PLC0415 a report alone needs it
+    from datetime import datetime, timezone  # noqa: PLC0415 only a report needs this module
 
     try:
         return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -18,16 +18,16 @@ from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
 
 STEPS, SPANS = 1, 2
-"""Threads of a rank in the trace: steps with their stages, and evaluations and checkpoints."""
+"""Two threads of a rank in the trace: the first has steps and stages, the second evaluations and checkpoints."""
 
 SPAN_KINDS = {"evaluation", "checkpoint"}
 """Events that the trace shows as slices."""
 
 COMPARED = 1000
-"""Most steps that are compared to align ranks."""
+"""Longer runs are thinned out to align ranks, to fewer than twice as many steps as this."""
 
 LATEST = 1e9
-"""Latest time that is drawn, in seconds: a hostile journal may hold any number."""
+"""Latest time that is drawn, in seconds. A hostile journal may hold any number."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Placed:
 
 
 def trace(fit: FitHistory, within: range | None = None) -> Iterator[str]:
-    """Render a fit, piece by piece: a long fit has more events than memory should hold.
+    """Render a fit piece by piece, because memory should not hold all events of a long fit.
 
     Args:
         fit: The fit.
@@ -83,7 +83,7 @@ def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
 
 
 def _placed(fit: FitHistory, rank: int) -> list[Placed]:
-    """Place the attempts of a rank in sequence, by the wall clock between their starts."""
+    """Place the attempts of a rank one after another, by the wall-clock times of their starts."""
     found: list[Placed] = []
     usual = medians(fit, rank).get("step_time", 0.0)
     first = fit.ranks[rank][0].run.started_unix
@@ -114,7 +114,7 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
 
 
 def _align(one: Placed, reference: list[Placed]) -> None:
-    """Move an attempt so that its steps end together with the lowest rank's steps. No clocks are compared."""
+    """Move an attempt so that its steps end together with the lowest rank's steps. Ranks' clocks are not compared."""
     other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
     if other is one:
         return
@@ -128,7 +128,7 @@ def _align(one: Placed, reference: list[Placed]) -> None:
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the steps, each with its stages in a fixed order: a stage is the sum over the micro-batches."""
+    """Render the steps and their stages. Stages have a fixed order, because a stage sums up all micro-batches."""
     attempt, columns = placed.attempt, placed.attempt.columns
     for place, step in enumerate(attempt.step):
         seconds = columns["step_time"][place]
@@ -154,7 +154,7 @@ def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
-    """Render the events without a slice. An event of a rank without a journal appears on the lowest rank."""
+    """Render the events that have no slice. If a rank has no journal, its events appear on the lowest rank."""
     for event in events(fit, within):
         if event.lane in SPAN_KINDS:
             continue

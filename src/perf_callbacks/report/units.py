@@ -60,7 +60,7 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """Format a value in the largest unit that the value reaches; None if all units are larger."""
+    """Format a value in the largest unit that the value reaches. None: all units are larger than the value."""
     for unit, one in units.items():
         if abs(value) >= one:
             return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
@@ -68,7 +68,7 @@ def _in_unit(value: float, units: Mapping[str, float], figures: int | None = Non
 
 
 def percent(share: float | None) -> str:
-    """Format a share with a digit after the point; below 0.1 %, with two figures.
+    """Format a share in percent, with one digit after the point. Below 0.1 %, use two significant digits.
 
     >>> percent(0.4567), percent(0.00034), percent(0.0), percent(None)
     ('45.7%', '0.034%', '0.0%', '—')
