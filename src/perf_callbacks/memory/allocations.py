@@ -1,4 +1,4 @@
-"""Tensors that a counted step makes, with their lifetimes: activations, gradients, temporary memory."""
+"""Storages of the tensors that a counted step makes, with their lifetimes."""
 
 import weakref
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ import torch
 
 
 class Allocation(weakref.ref[Any]):
-    """Storage that the step made, held weakly.
+    """Weak reference to a storage that the step made.
 
-    Its callback is a function in C: Python swallows exceptions in the callback of a weak reference, and a signal
-    handler may raise in any function of ours.
+    The callback of the reference is a function in C. In a function in Python, a signal handler might raise an
+    exception, and Python would swallow the exception because the function is a callback.
     """
 
     __slots__ = ("backward", "born", "freed", "kept", "key", "saved", "size")
@@ -26,9 +26,9 @@ class Allocation(weakref.ref[Any]):
 
 
 class Allocations:
-    """Follows the storages of operations' results, seen by a counter of operations.
+    """Follows the storages of results. A counter of operations passes each result to `made`.
 
-    Storages are held weakly. A result that shares the storage of an operand, such as a view, is no new storage.
+    All references to storages are weak. A result that shares the storage of an operand, such as a view, is not new.
     """
 
     def __init__(self, device: str) -> None:
@@ -40,9 +40,9 @@ class Allocations:
         self._events: list[Allocation | None] = []  # None for each new storage, its allocation for each freed storage
         self._seen = 0  # events processed so far
         self.activation_bytes = 0
-        """Largest sum of the storages that a forward made and that were alive when a backward began."""
+        """Bytes of the forward's storages that were alive when a backward began; the largest sum of all backwards."""
         self.kept_bytes = 0
-        """Sum of the gradients and optimizer state that the step made."""
+        """Bytes of the gradients and the optimizer state that the step made."""
 
     @property
     def seen(self) -> bool:
@@ -50,7 +50,7 @@ class Allocations:
         return bool(self._all) and self._backward > 0 and not self._broken
 
     def made(self, func: Any, out: Any, backward: int) -> None:
-        """Record the result of an operation. `backward` is the number of the running backward; 0: no backward runs."""
+        """Record the result of an operation. `backward`: the number of the running backward, or 0 if none runs."""
         try:
             self._made(func, out, backward)
         except Exception:
@@ -62,7 +62,7 @@ class Allocations:
             self._backward = backward
             self._turn()
         schema = getattr(func, "_schema", None)
-        if schema is None:  # a higher-order operator, such as FlexAttention's: its results are new
+        if schema is None:  # a higher-order operator, such as FlexAttention: all results are new
             self._note(out, backward=bool(backward))
             return
         for place, given in enumerate(schema.returns):
@@ -70,7 +70,7 @@ class Allocations:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def keep(self, storages: Iterable[int]) -> None:
-        """Mark storages, by their identity, as gradients or optimizer state, which are measured separately."""
+        """Mark storages as gradients or optimizer state. Gradients and optimizer state are measured separately."""
         self._take_in()
         for key in storages:
             if key in self._alive:
@@ -79,12 +79,12 @@ class Allocations:
                 one.kept = True
 
     def temporary_bytes(self) -> int:
-        """Return the largest sum, at any moment, of the storages that are neither activations nor kept."""
+        """Return the peak of the storages that are neither activations nor gradients nor optimizer state."""
         self._take_in()
         return _peak([one for one in self._all if not (one.saved or one.kept)])
 
     def peak_bytes(self) -> int:
-        """Return the largest sum, at any moment, of all storages that the step made."""
+        """Return the peak of all storages that the step made."""
         self._take_in()
         return _peak(self._all)
 
@@ -94,7 +94,7 @@ class Allocations:
         self._alive.clear()
 
     def _take_in(self) -> None:
-        """Record which storages were freed, and when: the position among all events serves as time."""
+        """Record which storages were freed, and when. The position of an event among all events serves as time."""
         while self._seen < len(self._events):
             one, self._seen = self._events[self._seen], self._seen + 1
             if one is not None:

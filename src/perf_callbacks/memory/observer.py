@@ -26,7 +26,7 @@ PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
 
 TRIES = 3
-"""Most steps to measure until an optimizer steps: a gradient scaler skips some steps."""
+"""Most steps to measure until an optimizer takes a step. A gradient scaler may skip the optimizer's first steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
@@ -34,7 +34,7 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
     watch = MemoryWatch(recorder, training.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
-    with suppress(RuntimeError):  # no thread to be had
+    with suppress(RuntimeError):  # no thread available
         WATCHDOG.watch(watch)
     return watch
 
@@ -42,12 +42,12 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
 class MemoryWatch(Observer):
     """Measures the parts of memory in the second step, and records the use of the machine every ten seconds.
 
-    The training thread measures the parts, once. The watchdog's thread records the use.
+    The training thread measures the parts of memory once. The watchdog's thread records the use of the machine.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module | None) -> None:
         self.optimizers: tuple[weakref.ref[Any], ...] = ()
-        """Optimizers, as far as the integration knows them."""
+        """The optimizers that the integration knows."""
         self._recorder = recorder
         self._model = model
         self._first = recorder.run.step
@@ -69,14 +69,14 @@ class MemoryWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Step at whose end to act: the first step, then each measured step."""
+        """Next step at whose end to act: the first step of the fit, then each measured step."""
         if self._tries == TRIES:
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
 
     @property
     def following(self) -> bool:
-        """True: the current step is measured, so its operations are followed."""
+        """True: the current step is measured, and so its operations are followed."""
         return self._measuring is not None
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
@@ -89,7 +89,7 @@ class MemoryWatch(Observer):
         """Measure this step, except the first step, which makes gradients and optimizer state."""
         if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
             return
-        with guard(self._give_up):  # models may be anything, and the rest is measured all the same
+        with guard(self._give_up):  # models may be anything; all other measuring goes on
             self._measuring = StepMemory(self._model, self._recorder.device.type)
             self._measuring.begin()
 
@@ -118,7 +118,7 @@ class MemoryWatch(Observer):
             self._let_go()
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
-        """Return the allocator's peak, its reserved memory and its retries; nothing if the device has no allocator."""
+        """Return the peak, the reserved memory and the retries of the device's allocator. Empty: no allocator."""
         found = device.allocator(self._recorder.device)
         if found is None:
             return {}
@@ -190,7 +190,7 @@ class MemoryWatch(Observer):
             self._recorder.write(use)
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record, with the context if NVML reports the GPU memory of this process."""
+        """Write the `memory` record. If NVML reports the GPU memory of this process, include the context."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return

@@ -1,4 +1,4 @@
-"""Memory of one optimizer step by part: measured from the tensors themselves while the step runs."""
+"""Memory of one optimizer step by part, measured from the tensors while the step runs."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -23,14 +23,14 @@ OPERATIONS, ALLOCATOR = "operations", "allocator"
 class StepMemory:
     """Measures gradients before an optimizer steps, and the optimizer's state at the end of the training step.
 
-    Optimizers of other models are left out. The hook holds neither the fit nor the model, and an error in it ends the
-    measurement, never the step.
+    Optimizers of other models are left out. The hook holds no reference to the fit or the model. An error in the hook
+    ends the measurement, never the step.
     """
 
     def __init__(self, model: nn.Module | None, device: str) -> None:
         self.allocations = Allocations(device)
         self.hooked = False
-        """True: a hook sees the steps of optimizers."""
+        """True: a hook runs before each step of an optimizer."""
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
@@ -44,7 +44,7 @@ class StepMemory:
         return bool(self._optimizers) and not self._failed
 
     def begin(self) -> None:
-        """Watch the steps of optimizers by a hook, unless code is compiled: a hook would cause recompilation."""
+        """Watch the steps of optimizers by a hook, unless code is compiled: the hook would cause recompilation."""
         self.hooked = not anything_compiled()
         if self.hooked:
             # torch's own function returns the handle after the hook is in place; an interrupt may come in between
@@ -56,9 +56,9 @@ class StepMemory:
         self.allocations.end()
 
     def look(self, found: Iterable[Any]) -> None:
-        """Measure optimizers after their step, if there is no hook.
+        """Measure optimizers after their step. Call this if there is no hook.
 
-        A missing gradient counts as large as its weight.
+        For a missing gradient, count the size of the weight.
         """
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]
@@ -120,13 +120,13 @@ def _gb(size: int | None) -> float | None:
 
 
 def _sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
-    """Return the bytes of each storage on a device, by its identity."""
+    """Return the bytes of each storage on a device, by the storage's identity."""
     storages = [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 
 
 def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Split sharded, quantized and sparse tensors into tensors with storages of their own."""
+    """Split sharded, quantized and sparse tensors into plain tensors."""
     for tensor in parts:
         if hasattr(tensor, "__tensor_flatten__"):
             names, _ = tensor.__tensor_flatten__()

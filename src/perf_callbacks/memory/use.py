@@ -17,26 +17,26 @@ MB = 1e6
 HOUR_SECONDS = 3600.0
 
 WARM_UP = 1 / 3
-"""Share of the points, from the first on, to leave out: caches, workers and allocators grow at first."""
+"""Share of the points to leave out at the beginning, because caches, workers and allocators grow at first."""
 
 FEWEST = 12
-"""Fewest points after warm-up for a slope: with a point every 10 seconds, there is a slope after three minutes."""
+"""Fewest points after warm-up for a slope. With one point every 10 seconds, there is a slope after three minutes."""
 
 MOST = 96
-"""Most points to keep. Beyond, every second point is dropped, and only every second new point is added."""
+"""Most points to keep. If there are more, every second point is dropped, and half as many new points are added."""
 
 GROUPS = 4
 """Number of equal parts of the run. A leak grows from each part to the next."""
 
 STEADY = 0.6
-"""Least growth between two parts in a row, relative to the mean growth: memory that levels off is no leak."""
+"""Least growth between two parts in a row, relative to the mean growth. Memory that levels off is thus no leak."""
 
 LEAST_RISE = 0.05
-"""Least growth from the first part to the last, relative to the memory in use: less is noise."""
+"""Least growth from the first part to the last, relative to the memory in the first part. Less is noise."""
 
 
 class Point(NamedTuple):
-    """Resident memory at a moment: total, or the anonymous part."""
+    """Resident memory at a moment, either in total or only the anonymous part."""
 
     seconds: float
     step: int
@@ -57,7 +57,7 @@ class Leak:
 
 
 class MemoryUse:
-    """Memory of a fit, as far as known. One thread writes each field, and any thread reads."""
+    """Memory of a fit, as far as known. Only one thread writes a field. Any thread may read all fields."""
 
     def __init__(self) -> None:
         self.parts: Memory | None = None
@@ -109,7 +109,7 @@ def known(parts: Memory) -> dict[str, float]:
 
 
 class Series:
-    """Points of a run of any length, thinned out evenly."""
+    """Points of a run. A long run's points are thinned out evenly."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -128,7 +128,7 @@ class Series:
 
 
 def after_warm_up(points: Sequence[Point]) -> Sequence[Point]:
-    """Return the points by which growth is judged; none if there are too few."""
+    """Return the points after warm-up. Empty: there are too few points to judge growth."""
     warm = points[int(len(points) * WARM_UP) :]
     return warm if len(warm) >= FEWEST else ()
 
@@ -136,8 +136,8 @@ def after_warm_up(points: Sequence[Point]) -> Sequence[Point]:
 def slope(points: Sequence[Point]) -> float | None:
     """Return the GB per hour by which memory grows: the median slope of all pairs (Theil and Sen).
 
-    A few points far off, such as those in an evaluation, change little. Raises `OverflowError` for points that no run
-    can have.
+    A few points that are far off, for example during an evaluation, change the slope little. Raises `OverflowError` for
+    points that no run can have.
     """
     warm = after_warm_up(points)
     slopes = [
@@ -155,10 +155,10 @@ def slope(points: Sequence[Point]) -> float | None:
 
 
 def leak(points: Sequence[Point]) -> Leak | None:
-    """Return the leak that the points of anonymous memory show; None if the points show no leak.
+    """Return the leak that the points of anonymous memory show. None: the points show no leak.
 
-    The least memory in each quarter of the run after warm-up must grow from quarter to quarter, by about the same
-    amount. A single jump, a saw-tooth and growth that levels off are no leaks.
+    The run after warm-up is cut into quarters. In a leak, the least memory of a quarter grows from each quarter to the
+    next, by about the same amount. A single jump, a saw-tooth and growth that levels off are no leaks.
     """
     warm = after_warm_up(points)
     if not warm:

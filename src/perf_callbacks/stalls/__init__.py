@@ -1,1 +1,1 @@
-"""Stalls: steps stop ending. Find the rank that causes this."""
+"""Stalls: notice that no step ends any more, and find the rank that causes the stall."""

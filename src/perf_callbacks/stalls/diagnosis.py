@@ -26,10 +26,10 @@ LONGEST_TICK, SHORT_TICK = 3.0, 1.0
 """A tick longer than `LONGEST_TICK` seconds counts as `SHORT_TICK` seconds: a suspended laptop is not a stall."""
 
 MOST_RANKS = 4
-"""Most ranks that are listed by number; further ranks are only counted."""
+"""Most ranks that a sentence lists by number. Further ranks are only counted."""
 
 MOST_PLACES = 3
-"""Most places that are described; ranks in further places are only counted."""
+"""Most places that are described. Ranks in further places are only counted."""
 
 MISSING = "did its training never begin, or is the callback missing there?"
 
@@ -44,14 +44,14 @@ class Patience:
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
         self.base = LEAST_SECONDS if self._auto else float(setting)
-        """Seconds of waiting that make a stall in an ordinary step."""
+        """Seconds without a step after which an ordinary step counts as stalled."""
         self._first_step = first_step
         self._seen: tuple[int, object] = (first_step, None)
         self._now = self._began = now
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Seconds since a step ended, or an evaluation or a checkpoint began or ended, in which the process ran."""
+        """Seconds in which the process ran since a step ended, or since an evaluation or checkpoint began or ended."""
         self.lost = 0.0
         """Duration of the last stall."""
         self.stalled = False
@@ -63,20 +63,20 @@ class Patience:
 
     @property
     def without_step(self) -> float:
-        """All seconds since a step ended, including time in which the process or this thread did not run."""
+        """Like `waited`, but including time in which the process or the watchdog's thread did not run."""
         return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
-        """Return the seconds of waiting that make a stall now."""
+        """Return the seconds of waiting after which the rank counts as stalled now."""
         return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
 
     def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
-        """Return "began" if a stall has begun, "over" if a stall has ended, else None.
+        """Return "began" if a stall has begun, "over" if a stall has ended, or else None.
 
         Args:
             now: The time.
             step: Number of the last step that ended.
-            span: Identifies the evaluation or checkpoint that is under way. None: neither.
+            span: Identity of the evaluation or checkpoint that is under way. None: none is under way.
             longer: True: an operation that may take long is under way.
         """
         passed, self._now = now - self._now, now
@@ -110,7 +110,7 @@ class Note:
     """Position of a rank's training thread, as the rank sends it to the other ranks."""
 
     state: str
-    """"running", "stalled", or "ended": its fit is over."""
+    """"running", "stalled" or "ended". Ended: the fit of the rank is over."""
     step: int
     """Number of the last step that ended."""
     stage: str
@@ -123,11 +123,11 @@ class Note:
     place: str
     """Line of code; empty: unknown."""
     left: bool = False
-    """True: the loop has left its loader since the last step, and may be over."""
+    """True: the loop has left its loader since the last step. Training may be over."""
     failure: str = ""
     """Exception that ended the fit, in one line; empty: no exception."""
     worker: str = ""
-    """Sentence about the loader's worker process that the thread waits for; empty: the thread waits for no worker."""
+    """Sentence about the worker process that the thread waits for. Empty: the thread waits for no worker."""
 
     def __str__(self) -> str:
         stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
@@ -155,7 +155,7 @@ def undecided(notes: Notes, silent: Collection[int]) -> bool:
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
-    """Find the ranks that cause a stall: silent or ended ranks, else the ranks that are behind.
+    """Find the ranks that cause a stall: silent or ended ranks, or else the ranks that are behind.
 
     Args:
         notes: The last note of each rank. A rank that never wrote a note is missing.
@@ -185,7 +185,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
 
 
 def _behind(stuck: Notes) -> Notes:
-    """Find the ranks that the remaining ranks wait for; empty if the notes don't show which."""
+    """Find the ranks that the remaining ranks wait for. Empty: the notes don't show these ranks."""
     last = max([note.step for note in stuck.values()], default=0)
     stages = Counter([note.stage for note in stuck.values()])
     usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
@@ -212,7 +212,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
 
 
 def _waiting(notes: Notes) -> list[str]:
-    """Return sentences about ranks that wait: number, stages, and the line of code if all share the same."""
+    """Return sentences about ranks that wait: their number, their stages, and a line of code if all wait there."""
     if not notes:
         return []
     places = {str(note) for note in notes.values()}

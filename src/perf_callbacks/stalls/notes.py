@@ -1,9 +1,9 @@
 """Notes that ranks write for each other about stalls, so that a single rank reports each stall.
 
-Each rank has one note, written now and then while steps end, and at once when steps stop ending. When rank 0 stalls, it
-reads all notes and reports the stall. If rank 0 does not report, because its process hangs or its own steps go on, the
-next rank reports: each rank waits a little longer than the rank before. The shared note says that a rank has reported,
-so that no stall is reported twice.
+Each rank has one note. The rank writes the note now and then while steps end, and at once when steps stop ending. If
+rank 0 stalls, rank 0 reads all notes and reports the stall. Rank 0 may not report, because its process hangs or its own
+steps go on. Then another rank reports: ranks with higher numbers wait longer. All ranks share one more note, which
+shows that a rank has reported. So no stall is reported twice.
 """
 
 from collections.abc import Mapping
@@ -13,26 +13,26 @@ from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.stalls.diagnosis import LONGER, RUNNING, STALLED, Blame, Note, blame, undecided
 
 LOOK_SECONDS = 2.0
-"""Seconds between two looks of a stalled rank."""
+"""Seconds between two readings of the notes by a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""Seconds that rank 0 waits for ranks that notice the stall later. Other ranks wait longer: these seconds for each
-binary digit of their number."""
+"""Seconds that rank 0 waits for ranks that notice the stall later. Each other rank waits until lower ranks could have
+reported: these seconds for each binary digit of the rank's number."""
 
 BEATS = 4
-"""Number of notes that a rank writes per patience, the time without a step that makes a stall."""
+"""Number of notes that a rank writes within its patience. After its patience without a step, a rank is stalled."""
 
 SILENT_BEATS = 1.5
-"""A rank whose note stays the same for this many beats is silent."""
+"""A rank is silent if its note stays the same for this many intervals between notes."""
 
 NEAREST = 1
-"""Ranks up to this number read all notes before they stall, to know at once which ranks fell silent."""
+"""Ranks up to this number read all notes already before they stall. So they know at once which ranks are silent."""
 
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
 
 
 class StallNotes(ChannelHandler):
-    """A rank's side of the channel. The watch calls `say`, the thread that talks with the store calls the rest."""
+    """Writes this rank's note, and reads all notes in a stall. The exchange's thread calls all methods except `say`."""
 
     def __init__(self) -> None:
         self._mine: Note | None = None
@@ -44,13 +44,13 @@ class StallNotes(ChannelHandler):
         self._since: float | None = None
         self._turn = 0.0
         self._said = ""
-        """Shared note as last seen: which rank looks into the stall, or has reported it."""
+        """Last text of the shared note: which rank examines the stall, or has reported the stall."""
         self.answered_at = float("-inf")
-        """When the store last answered."""
+        """Time at which the store last answered."""
         self.told = False
-        """True: the stall of this rank is reported, here or by another rank."""
+        """True: this rank or another rank has reported the stall."""
         self.blamed: Blame | None = None
-        """Diagnosis that this rank reports. None: another rank reports, or no rank yet."""
+        """Diagnosis that this rank reports. None: another rank reports, or no rank has reported yet."""
 
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
         """Set the note of this rank. `doubt`: half of the patience has passed without a step."""
@@ -58,9 +58,9 @@ class StallNotes(ChannelHandler):
         self._mine = note
 
     def round(self, channel: Channel, now: float) -> float | None:
-        """Write a new note; in a stall, read the notes of all ranks.
+        """Write a new note. In a stall, read the notes of all ranks.
 
-        Return the seconds until the next round; None: until there is a new note.
+        Return the seconds until the next round. None: the next round is due when there is a new note.
         """
         mine, pause = self._mine, None
         if mine is None:
@@ -104,10 +104,10 @@ class StallNotes(ChannelHandler):
         if said.endswith(_TOLD):
             self._said, self.told = said, True
             return None
-        if said != self._said:  # another rank is looking
+        if said != self._said:  # another rank examines the stall
             self._said, self._turn = said, now
         if not channel.reads_all or now - self._turn < GRACE_SECONDS * channel.rank.bit_length():
-            return LOOK_SECONDS  # the rank that talks for this machine reads for it
+            return LOOK_SECONDS  # another rank of this machine reads the notes
         if self._earlier is None:
             self._earlier = (now, channel.notes())
         self._judge(channel, now, now - self._since)
@@ -132,7 +132,7 @@ class StallNotes(ChannelHandler):
             self.told = True
 
     def _decoded(self, texts: Mapping[int, str]) -> dict[int, Note]:
-        """Decode notes. Thousands of ranks wait in few places, so most notes are equal and decoded once."""
+        """Decode notes. Thousands of ranks wait in few places, so most notes are equal: each is decoded once."""
         bodies = {rank: text.partition("\n")[2] for rank, text in texts.items()}
         for body in {*bodies.values()} - {*self._notes}:
             self._notes[body] = unpack(Note, body)

@@ -26,7 +26,7 @@ ALONE_SECONDS = 8.0
 CHANNEL = "stalls"
 
 MOST_LETTERS = 200
-"""Most letters of an exception that are passed to other ranks."""
+"""Most letters of an exception that this rank sends to other ranks."""
 
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
@@ -45,7 +45,7 @@ class StallWatch(Observer):
     """Notices that no step ends, records where the training thread is, and reports the stall once.
 
     The training thread does nothing for the watch. The watch reads the number of the step, the open spans and the last
-    mark and, if these stay the same, the stack of the thread.
+    mark. If these stay the same, the watch also reads the stack of the training thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -67,7 +67,7 @@ class StallWatch(Observer):
         self._told = self._speaks = False
         self._ended = False
         self._ticked = recorder.clock()
-        self._unseen_seconds = 0.0  # from the beginning of the stall to the tick that saw it begin
+        self._unseen_seconds = 0.0  # from the end of the last step to the tick that saw this end
         self._over_at: float | None = None  # time at which the step with the stall ended
         self._where: str | None = None
         self._stalls: list[float] = []  # seconds of each stall that is over
@@ -78,7 +78,7 @@ class StallWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Step at whose end to store the time: the step with a stall."""
+        """Step at whose end to store the time. Only the step with a stall is due."""
         return 0 if self._note is not None and self._over_at is None else NEVER
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002 the step with the stall
@@ -86,7 +86,7 @@ class StallWatch(Observer):
         self._over_at = self._recorder.clock()
 
     def summary(self) -> dict[str, StallSummary]:
-        """Return the stalls so far. A stall under way counts once it was reported."""
+        """Return the stalls so far. A stall under way counts as soon as it is reported."""
         seconds, under_way = sum(self._stalls), self._told and not self._ended
         if under_way and self._patience is not None:
             seconds += self._seconds(self._patience)
@@ -94,7 +94,7 @@ class StallWatch(Observer):
         return {"stalls": StallSummary(count=count, seconds=seconds, under_way=under_way, where=self._where)}
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
-        """Wait longer until a step ends, because training may be over."""
+        """Be more patient from now until a step ends, because training may be over."""
         self._left_at = self._engine.step
 
     def closed(self) -> None:
@@ -137,7 +137,7 @@ class StallWatch(Observer):
         return True
 
     def _begin(self, patience: Patience, now: float, *, longer: bool) -> None:
-        """Note a stall, which began up to a tick before the watch saw the last step end."""
+        """Record a stall. The last step ended up to one tick before the watch saw this end."""
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
         self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
@@ -169,7 +169,7 @@ class StallWatch(Observer):
         )
 
     def _worker(self) -> str:
-        """Describe the worker of the loader that the training thread waits for; "" if the thread waits for none."""
+        """Describe the loader's worker that the training thread waits for. Empty: the thread waits for no worker."""
         found = workers.awaited(self._thread)
         who = "The training" if self._recorder.run.world_size == 1 else f"Rank {self._rank}"
         return "" if found is None else workers.sentence(who, *found)
@@ -190,7 +190,7 @@ class StallWatch(Observer):
         ranks.wake()
 
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
-        """Report the stall if this rank is to report. If another rank has reported, only record the stall."""
+        """Report the stall if it is this rank's turn. If another rank has reported, only record the stall."""
         size = self._recorder.run.world_size
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
         where += f" {note.worker}" if note.worker else ""

@@ -1,7 +1,7 @@
-"""The worker process of a loader that a thread waits for.
+"""The worker process for which a thread waits in a loader.
 
-Python can't read the stack of another process without stopping it or adding a signal handler to it, so the callback
-gives the number of the process, and what Linux's `/proc` shows of its state.
+Python can't read the stack of a worker without stopping the worker or adding a signal handler to the worker. So the
+callback shows the worker's process id, and the state of the process in Linux's `/proc`.
 """
 
 import sys
@@ -29,7 +29,7 @@ _STATES = {
 
 
 def awaited(thread: int) -> tuple[int, int] | None:
-    """Return number and process id of the loader worker that a thread waits for; None: the thread waits for none."""
+    """Return the number and the process id of the worker that a thread waits for. None: the thread waits for none."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to it
     for _ in range(DEEPEST):
         if frame is None or (
