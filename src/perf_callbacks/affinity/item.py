@@ -1,7 +1,7 @@
 """The checklist item `affinity`: a rank runs on CPUs near its GPU.
 
-A thread that runs on another socket than the GPU reaches the GPU, and memory that the rank touched first, through the
-link between the sockets. The mask is only ever narrowed.
+If a thread runs on another socket than the GPU, all traffic between the thread and the GPU crosses the link between the
+sockets. The item only takes CPUs out of the rank's mask, and never adds CPUs.
 """
 
 import weakref
@@ -14,7 +14,7 @@ from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 SPARE = 2
-"""CPUs that `auto` leaves beside a CPU per worker: for training, and for threads that pin and communicate."""
+"""CPUs that `auto` wants in addition to one CPU per worker: for training, and for threads that pin or communicate."""
 
 
 class CpuAffinity:
@@ -38,7 +38,7 @@ class CpuAffinity:
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the status of a choice of CPUs, the state after it, and a text to append to the reason."""
+    """Return the status of a choice of CPUs, the state after the choice, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:
@@ -67,7 +67,7 @@ class Claim:
 
 
 class Bound(ActiveItem):
-    """Binds threads until closed. No trial is possible: memory stays on the node of its first thread."""
+    """Binds threads until closed. No trial is possible, because memory stays on the node that first touched it."""
 
     slug = CpuAffinity.slug
 

@@ -12,18 +12,18 @@ MOST_YOUNG = 500_000
 """A rank collects at once if the program made more objects than this since the last collection."""
 
 GROWTH = 0.1
-"""A rank also collects at once if memory has grown by more than this ratio…"""
+"""A rank also collects at once if memory has grown by more than this ratio and by more than `LEAST_GROWTH`."""
 
 LEAST_GROWTH = 256_000_000
-"""…and by more than this many bytes."""
+"""Bytes by which memory must grow, in addition to the ratio `GROWTH`."""
 
 
 LOOK_SECONDS = 0.25
-"""Least time between two checks, except soon after the beginning: more frequent checks cost too much."""
+"""Least time between two checks, because a check has a cost. Soon after the beginning, checks are more frequent."""
 
 
 class Relief(NamedTuple):
-    """A collection that could not wait: its cause and its effect."""
+    """A collection outside of the schedule, because garbage grew too fast: its cause and its effect."""
 
     found: str
     helped: bool
@@ -58,7 +58,7 @@ class Growth:
         return Relief(f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
 
     def patience(self, step: int) -> int:
-        """Return the number of steps until the next check, by the pace of the steps since the last call."""
+        """Return the number of steps until the next check. The pace since the last call decides the number."""
         (before, then), self._looked_at = self._looked_at, (step, perf_counter())
         return math.ceil(LOOK_SECONDS * (step - before) / max(self._looked_at[1] - then, 1e-9))
 

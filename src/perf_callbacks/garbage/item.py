@@ -1,9 +1,9 @@
 """The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
 
-Automatic collections come at a different step on each rank, and all ranks wait for each collection. From the second
-step of a fit on, when lazy imports and optimizer states exist, automatic collection is off and the step counter alone
-triggers collections. The first full collection by this schedule freezes all live objects, which makes later
-collections cheap. A fit that ends earlier pays for neither.
+Automatic collections come at a different step on each rank, and all ranks wait for each collection. So the item turns
+automatic collection off at the end of a fit's second step, when lazy imports and optimizer states exist. From then on,
+the step counter triggers collections. The first full collection by this schedule freezes all live objects. Frozen
+objects make later collections cheap. A fit that ends before this collection does not pay for it.
 """
 
 import gc
@@ -22,7 +22,7 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 YOUNG = 1
 
 RARER = 10
-"""Young collections per full collection. Only a full collection frees a cycle that survived a young collection."""
+"""Every tenth collection is full. Only a full collection frees a reference cycle that survived a young collection."""
 
 ASKED = "gc_interval"
 """Name of the value that ranks agree on."""
@@ -31,7 +31,7 @@ LEAST_INTERVAL = 10
 """Shortest interval that ranks request. A shorter interval has to be configured."""
 
 BEGIN_AFTER = 2
-"""Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
+"""Number of steps after which a fit's lazy imports, optimizer states and buckets exist."""
 
 
 class Garbage:
@@ -55,7 +55,7 @@ class Garbage:
         return Checklist(item=self.slug, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
 
     def apply(self, fit: Fit) -> "ScheduledCollection":
-        """Collect by the step counter, from the second step on."""
+        """Collect by the step counter, from the end of the second step on."""
         return ScheduledCollection(fit)
 
 
@@ -78,7 +78,7 @@ def _next(step: int, interval: int) -> int:
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect after step `before` and up to `step`, or None: the same on every rank.
+    """Return the generation to collect after step `before` and up to `step`, or None. All ranks get the same result.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -92,7 +92,7 @@ class ScheduledCollection(ActiveItem):
     """Collects at fixed steps, and at once if garbage grows too fast.
 
     On trial, each turn ends with a young collection, so that the turn pays for its own garbage. Nothing is frozen on
-    trial, and full collections are left to the turns between.
+    trial. The schedule's full collections run between two turns, in time that belongs to no step.
     """
 
     slug, collects = Garbage.slug, True
@@ -118,7 +118,7 @@ class ScheduledCollection(ActiveItem):
 
     @property
     def due(self) -> int:
-        """Next step at whose end the item acts. A span that was not ended is ended with its step."""
+        """Next step at whose end the item acts. If a span was not ended, the item acts now and ends the span."""
         return 0 if self._spans else self._due
 
     def step_ended(self, step: int) -> None:
@@ -142,7 +142,7 @@ class ScheduledCollection(ActiveItem):
         self._last = step
 
     def span_began(self, kind: str, step: int) -> None:
-        """Turn on automatic collection during an evaluation or another span, in which ranks don't wait in each step."""
+        """Turn on automatic collection for an evaluation or another span, in which ranks rarely wait for each other."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True
@@ -169,17 +169,17 @@ class ScheduledCollection(ActiveItem):
         return {ASKED: min(self._least, NEVER)}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Take the shortest interval that any rank requests, in force from the end of `step` on."""
+        """Adopt the shortest interval that any rank requests. The interval holds from the end of `step` on."""
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:
             self._agreed = interval, step
-            if self._due != NEVER:  # otherwise this rank checks again after that step
+            if self._due != NEVER:  # without this line, the next check may come after that step
                 self._due = min(self._due, step)
 
     @property
     def turns(self) -> bool:
-        """True: a trial is possible. With nothing frozen, full collections must not fall into its turns."""
+        """True: a trial is possible. The interval must be at least as long as a turn of the trial."""
         return self._level == "sync" and self._let_go.alive and self._interval >= TURN
 
     def hold(self) -> None:
@@ -293,7 +293,7 @@ class ScheduledCollection(ActiveItem):
             self._freeze(step)
 
     def _collect_aside(self) -> None:
-        """Collect in time that belongs to no step, but not each time if a loop evaluates in each of its steps."""
+        """Collect in time that belongs to no step. If a loop evaluates in each step, collect only now and then."""
         if self._frozen and self._due != NEVER and not self._trying and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside
@@ -310,7 +310,7 @@ class ScheduledCollection(ActiveItem):
         self._look_again(step)
 
     def _look_again(self, step: int) -> None:
-        """Plan the next check: soon after the beginning, when fast growth shows, and rarely if steps are short."""
+        """Plan the next check. At the beginning, checks are frequent. If steps are short, checks are rare."""
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 

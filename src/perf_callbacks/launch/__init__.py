@@ -1,1 +1,1 @@
-"""Launch: programs measured from outside, without a change to their code."""
+"""Launch: measure programs from outside, without a change to their code."""

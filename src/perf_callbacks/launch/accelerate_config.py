@@ -1,7 +1,7 @@
 """The section `perf_callbacks` of accelerate's config file.
 
-Editing replaces the section: the rest of the file, with its comments, stays as it was. The edited text is parsed again
-before it is saved.
+Editing replaces the section. The rest of the file stays unchanged, with all comments. The edited text is parsed again
+before the file is saved.
 """
 
 import json
@@ -73,7 +73,7 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for all ranks: fields of the section that no stronger source sets."""
+    """Return the environment variables for all ranks: the fields of the section that no stronger source sets."""
     settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)
     texts = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
@@ -97,7 +97,7 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Return the text with fields set or removed. Raise `ConfigError` if the section would not be legal."""
+    """Return the text with fields set or removed. Raise `ConfigError` if the new section would not be legal."""
     known = parse(config.entries)
     for name in unset:
         if name not in known:

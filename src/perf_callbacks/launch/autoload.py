@@ -1,7 +1,7 @@
-"""Measure the trainers and Accelerate loops of programs whose code stays as it is.
+"""Measure the trainers and Accelerate loops of programs without a change to their code.
 
-Every Python process of an armed program imports this file at its start, including workers and tools. The file therefore
-imports almost nothing, and an integration only when a trainer or an accelerator is made.
+Every Python process of an armed program imports this file at its start, even workers and tools. So the file imports
+almost nothing. An integration is imported only when the program makes a trainer or an accelerator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECTION = "perf_callbacks"
 """Our section of accelerate's config."""
 
 RUN = "_PERF_CALLBACKS_RUN"
-"""Id of the process that runs the program, and a file that exists until the program measures something."""
+"""Variable: the id of the program's main process, and the path of a file that exists until something is measured."""
 
 NOTHING_MEASURED = (
     "perf_callbacks measured nothing: it found no Hugging Face Trainer, no Lightning Trainer and no Accelerator in "
@@ -62,16 +62,16 @@ def arm_if_asked() -> None:
 
 
 class Finder:
-    """Finds the modules in `ACTIONS` by the later finders of `sys.meta_path`, to act once a module is imported."""
+    """Lets later finders find the modules in `ACTIONS`, and marks their specs: the import's end triggers the action."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module in `ACTIONS`; None for all other modules."""
+        """Find a module in `ACTIONS`. Return None for all other modules."""
         if name not in ACTIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)  # finders of old have none
+            find = getattr(finder, "find_spec", None)  # old finders have no `find_spec`
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
                 _watch(spec)
@@ -80,7 +80,7 @@ class Finder:
 
 
 class ImportedSpec(ModuleSpec):
-    """Spec of a module during its import; takes the module's action when the import ends.
+    """Spec of a module during its import. When the import ends, the spec takes the module's action.
 
     The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
     importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
@@ -127,12 +127,12 @@ _complaints: set[str] = set()
 def _say(sentence: str) -> None:
     try:
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 loggers of the program may not be set up
-    except Exception as error:  # noqa: BLE001 a program may have closed it
+    except Exception as error:  # noqa: BLE001 a program may have closed stderr
         _let_pass(error)
 
 
 def _arm_transformers(trainer: ModuleType) -> None:
-    """Add a callback to each Hugging Face trainer, in the shared list that other packages have imported by name."""
+    """Add a callback to each Hugging Face trainer. Other packages import the list by name: keep the same list."""
 
     class ArmedCallback:
         """Makes our callback. Trainers make their default callbacks from the list that contains this class."""
@@ -150,7 +150,7 @@ def _transformers_callback() -> object:
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
-    """Attach to each accelerator that is made."""
+    """Attach to each accelerator that the program makes."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     inner = accelerator.Accelerator.__init__
@@ -206,7 +206,7 @@ def _export(file: str) -> None:
 def _attach(accelerator: Any) -> None:
     """Attach to a new accelerator, except to a Hugging Face trainer's own accelerator."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 nothing else tells who makes an accelerator
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 only the stack shows what makes an accelerator
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), trainers):
             return
@@ -217,12 +217,12 @@ def _attach(accelerator: Any) -> None:
 
 
 def lightning_callbacks() -> list[Any]:
-    """Make the callback for each trainer of `lightning.pytorch`: its entry point `callbacks_factory`."""
+    """Make the callback for a trainer of `lightning.pytorch`. Lightning calls this entry point for each trainer."""
     return _safely(_lightning_callbacks, "lightning") or []
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
-    """Make the callback for each trainer of `pytorch_lightning`: its entry point `callbacks_factory`."""
+    """Make the callback for a trainer of `pytorch_lightning`. Lightning calls this entry point for each trainer."""
     return _safely(_lightning_callbacks, "pytorch_lightning") or []
 
 
@@ -235,7 +235,7 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Remove the file that marks the program as unmeasured: some process of the program measures something."""
+    """Remove the file that marks the program as unmeasured, because a process of the program measures something."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # this process is armed
@@ -247,21 +247,21 @@ def _found_a_trainer(session: ModuleType) -> None:
 
 
 def _expect_a_trainer() -> None:
-    """Register a message at exit that nothing was measured: in the main process, not in its child processes."""
+    """Register a message for the exit, in case nothing is measured. Only the main process prints the message."""
     process, _, path = os.environ.get(RUN, "").partition(":")
     if process != str(os.getpid()):
         return
     import atexit  # noqa: PLC0415 for this process alone
 
     def at_exit() -> None:
-        if process == str(os.getpid()):  # not where the program was forked
+        if process == str(os.getpid()):  # not in a fork of the program
             program_ended(path, failed=hasattr(sys, "last_value"))
 
     atexit.register(_safely, at_exit)
 
 
 def program_ended(path: str, *, failed: bool) -> None:
-    """Print a message if nothing was measured, unless the program failed: the message would look like the cause."""
+    """Print a message if nothing was measured. After a failure, print none: the message would look like the cause."""
     if os.path.exists(path):
         os.unlink(path)
         if not failed and os.environ.get("RANK", "0") == "0":

@@ -1,8 +1,8 @@
 """Run a program, and measure the trainers in it: `python -m perf_callbacks.run [-m] TARGET args…`.
 
-The process becomes the program: the interpreter starts anew with a directory on PYTHONPATH whose `sitecustomize.py`
-arms the process. The program's `__main__`, arguments, exit code, signals and tracebacks are therefore those of a direct
-run, and the program's child processes in Python are armed in the same way.
+The process becomes the program: the interpreter starts anew, with a directory on PYTHONPATH whose `sitecustomize.py`
+arms the process. So the program has the `__main__`, arguments, exit code, signals and tracebacks of a direct run. The
+program's child processes in Python are armed in the same way.
 """
 
 import importlib.util
@@ -25,14 +25,14 @@ SITE = Path(__file__).parent / "site"
 USAGE = "usage: perf-callbacks run [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
-"""The directory of this Python, where its packages install their commands."""
+"""The directory of this Python, in which packages install commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
-    """Become the program. Returns only if there is no program, and on Windows, which can't replace a process."""
+    """Become the program. Returns only without a program, or on Windows, because Windows can't replace a process."""
     try:
         command = find(words)
         armed = config_file.in_force(None, os.environ).config.enabled
@@ -68,7 +68,7 @@ def find(words: Sequence[str]) -> list[str]:
     target = Path(words[0])
     if (target.is_file() and target.suffix in PYTHON_FILES) or (target / "__main__.py").is_file():
         return [*python, *words]
-    command = shutil.which(words[0]) or shutil.which(words[0], path=BESIDE)  # before a file of its name, as in a shell
+    command = shutil.which(words[0]) or shutil.which(words[0], path=BESIDE)  # comes before a file, as in a shell
     if command is not None:
         return [command, *words[1:]]
     if target.is_file():
@@ -77,7 +77,7 @@ def find(words: Sequence[str]) -> list[str]:
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Return the flags of an interpreter's command line, which end at the module, file or code to run.
+    """Return the flags of an interpreter's command line. The flags end at the module, file or code to run.
 
     >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
     ['-u', '-X', 'dev', '-Wignore', '-O']
@@ -101,13 +101,13 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 
 
 def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
-    """Return True if the process reports at exit that nothing was measured: a Python program, and no `--help`."""
+    """Return True if the process can report at exit that nothing was measured: a Python program without `--help`."""
     if HELP & {*words}:
         return False
     if WINDOWS or _is_this_python(command[0]):
         return True
     try:
-        with Path(command[0]).open("rb") as file:  # a script of `pip install` names its Python there
+        with Path(command[0]).open("rb") as file:  # here, a script from `pip install` names its Python
             first = file.readline(1000)
             return first.startswith(b"#!") and b"python" in first + file.readline(1000)
     except OSError:
@@ -120,7 +120,7 @@ def _is_this_python(command: str) -> bool:
 
 
 def _isolating(command: Sequence[str]) -> str | None:
-    """Return the flag that stops an interpreter from reading our `sitecustomize.py`; None without such a flag."""
+    """Return the flag that keeps an interpreter from importing our `sitecustomize.py`. None: there is no such flag."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
 
@@ -132,19 +132,19 @@ def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool =
         environ: The environment so far.
         reports: True: the program reports at exit if nothing was measured.
     """
-    found = environ.get("PYTHONPATH")  # an empty entry in it is the working directory
+    found = environ.get("PYTHONPATH")  # an empty entry is the working directory
     others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
     return {
         **environ,
         SWITCH: environ.get(SWITCH, "").strip() or "1",
         "PYTHONPATH": os.pathsep.join([str(SITE), *others]),
-        # a run within a run says nothing by itself
+        # a run within a run prints no message of its own
         RUN: environ.get(RUN) or f"{os.getpid()}:{_unmeasured() if reports else ''}",
     }
 
 
 def _unmeasured() -> str:
-    """Make a file that exists until the program measures something. Empty: there is no place for temporary files."""
+    """Make the file that exists until the program measures something. Empty: temporary files can't be made."""
     try:
         with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
             return file.name
@@ -153,7 +153,7 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    """Return True if there is a package or module in which `python -m` would search. Imports nothing."""
+    """Return True if there is a package or module in which `python -m` would search. Nothing is imported."""
     found = sys.path
     sys.path = [str(Path.cwd()), *found]
     try:

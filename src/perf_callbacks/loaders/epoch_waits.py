@@ -1,4 +1,4 @@
-"""Waits for the first batch of each later epoch: loaders without persistent workers start new workers."""
+"""Waits for the first batch of each later epoch, when loaders without persistent workers start new workers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from perf_callbacks.kernel.records.fit_records import Gc
 
 
 class EpochWaits(Observer):
-    """Adds up the waits in the first step after each end of an epoch."""
+    """Adds up the waits for data in the first step after each epoch."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._epochs = 0
         self._seconds = self._seconds_in_rows = 0.0
         self._recorder = recorder
         self._last: set[int] = set()
-        """Last steps of epochs whose next step is not measured yet."""
+        """The last step of each epoch after which no step is measured yet."""
 
     @property
     def watching(self) -> bool:

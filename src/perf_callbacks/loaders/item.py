@@ -1,7 +1,7 @@
-"""Item `loaders`: batches in pinned memory, and asynchronous copies to the device.
+"""The checklist item `loaders`: batches in pinned memory, and asynchronous copies to the device.
 
-A copy from memory that is not pinned always waits for the device. A copy from pinned memory waits unless called with
-`non_blocking`. The number and order of batches don't change.
+A copy from memory that is not pinned always waits for the device. A copy from pinned memory doesn't wait if called with
+`non_blocking`. The item changes neither the number nor the order of batches.
 """
 
 import functools
@@ -82,7 +82,7 @@ class CopySwitch:
 
 
 class PinnedLoading(ActiveItem):
-    """Pins batches and copies asynchronously until closed. Only copies go on trial; running loaders go on pinning."""
+    """Pins batches and copies asynchronously until closed. Only copies go on trial: running loaders keep pinning."""
 
     slug = Loaders.slug
 
@@ -114,7 +114,7 @@ class PinnedLoading(ActiveItem):
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
     def step_ended(self, step: int) -> None:
-        """Undo the item if the first batch is too large or not pinned. Before that, check ever more rarely."""
+        """Undo the item if the first batch is too large or not pinned. Until a batch comes, check ever more rarely."""
         if step < self._due:
             return
         if self._first.kind is None:
@@ -162,7 +162,7 @@ class PinnedLoading(ActiveItem):
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
     """Make a loader pin its batches, unless the loader already pins or is running."""
-    loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+    loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps the loader
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
         patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
         loader.pin_memory = True
@@ -200,7 +200,7 @@ def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copying(first: FirstBatch, copies: CopySwitch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that copies a batch: copies of pinned batches don't wait, whatever the loader's settings."""
+    """Wrap the function that copies a batch, so that copies of pinned batches are asynchronous."""
 
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:

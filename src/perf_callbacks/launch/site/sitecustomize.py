@@ -1,7 +1,7 @@
-"""Arm this Python process, and make way for the `sitecustomize` that this file hides.
+"""Arm this Python process, then import the `sitecustomize` that this file hides.
 
-`perf-callbacks run` puts the directory of this file on PYTHONPATH. Interpreters of every version may find it there,
-with and without this package.
+`perf-callbacks run` puts the directory of this file on PYTHONPATH. So interpreters of any version may import this file,
+even interpreters without this package.
 """
 
 import os
@@ -13,13 +13,13 @@ try:
     from perf_callbacks.launch.autoload import arm_if_asked
 
     arm_if_asked()
-except Exception:  # noqa: BLE001, S110 this program is none of our business then
+except Exception:  # noqa: BLE001, S110 then this program is not measured
     pass
 _ours = sys.modules.pop(__name__)
 try:
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 the hidden one
 except ImportError as error:
-    if getattr(error, "name", __name__) != __name__:  # Python 2 has no name there
+    if getattr(error, "name", __name__) != __name__:  # errors of Python 2 have no name
         raise
 finally:
     sys.modules.setdefault(__name__, _ours)
