@@ -30,21 +30,21 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on demand: every Python process of an armed program imports this package."""
+    """Import a public name on demand, because every Python process of an armed program imports this package."""
     if name in {"ConfigError", "PerfConfig"}:
-        from perf_callbacks.kernel.settings import config  # noqa: PLC0415 only when it is asked for
+        from perf_callbacks.kernel.settings import config  # noqa: PLC0415 only on demand
 
         return getattr(config, name)
     if name == "Summary":
-        from perf_callbacks.kernel.records.fit_records import Summary  # noqa: PLC0415 only when it is asked for
+        from perf_callbacks.kernel.records.fit_records import Summary  # noqa: PLC0415 only on demand
 
         return Summary
     where = f": it is in {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-    if where and _imports(sys._getframe(1)):  # noqa: SLF001 nothing else tells an import from `hasattr`
+    if where and _imports(sys._getframe(1)):  # noqa: SLF001 only the frame distinguishes an import from `hasattr`
         raise ImportError(f"cannot import name {name!r} from {__name__!r}{where}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
 
 
 def _imports(frame: FrameType) -> bool:
-    """Return True if `from perf_callbacks import name` asks for a name: Python would drop our `AttributeError`."""
+    """Return True if `from perf_callbacks import name` asks for a name. Python then drops an `AttributeError`."""
     return frame.f_code.co_name == "_handle_fromlist"

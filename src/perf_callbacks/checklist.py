@@ -1,4 +1,4 @@
-"""Checklist of a fit: applies items when the fit begins, lets items act during the fit, and undoes items at the end."""
+"""Checklist of a fit: applies items when the fit begins, runs them during the fit, and undoes them at the end."""
 
 import dataclasses
 import functools
@@ -37,14 +37,14 @@ ITEMS: tuple[Item, ...] = (Garbage(), *EARLY)
 NO_BATCHES = Batches()
 
 NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
-"""Values that a rank requests for items that the rank doesn't apply."""
+"""Values that a rank requests by default. They hold for each item that the rank doesn't apply."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
 """Statuses that need a person's attention."""
 
 
 class Startup(Observer):
-    """Applied items of a fit. An item that fails is undone and writes a row; all other items go on."""
+    """Applied items of a fit. If an item fails, the item is undone and a row is written. All other items go on."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Startup(Observer):
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
         rows = [done.get(item.slug) or self._start(item, fit) for item in items]
         self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
-        """A row for each item, as decided at the beginning."""
+        """One row per item, as decided at the beginning."""
         self._look_ahead()
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
@@ -74,11 +74,11 @@ class Startup(Observer):
         return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
 
     def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
-        """Put each item that allows a trial on trial, in turn."""
+        """Put all items on trial that allow a trial, one after another."""
         for place, row in enumerate(rows):
             item = self._applied.get(row.item)
             if item is not None and item.turns:
-                begin = after + place * SLOT  # on all ranks, whatever else they try
+                begin = after + place * SLOT  # the same on all ranks
                 self._applied[row.item] = self._trials[row.item] = Proving(item, begin)
                 yield dataclasses.replace(row, status=TRIED, why=plan(begin))
             else:
@@ -86,7 +86,7 @@ class Startup(Observer):
 
     @property
     def due(self) -> int:
-        """First step at whose end an item has something to do."""
+        """Next step at whose end an item acts."""
         return self._due
 
     @property
@@ -107,7 +107,7 @@ class Startup(Observer):
     def asks(self) -> Mapping[str, int]:
         """Values that this rank requests of all ranks.
 
-        No rank keeps an item that failed or is not on trial on this rank.
+        If an item failed on this rank, or is not on trial here, these values make all ranks drop the item.
         """
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
@@ -116,23 +116,23 @@ class Startup(Observer):
         return asks
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Pass on the values that hold on all ranks from the end of `step` on."""
+        """Pass the agreed values on to the items. The values hold on all ranks from the end of `step` on."""
         self._each(lambda item: item.agreed(least, step))
 
     def step_ended(self, step: int) -> None:
-        """Let the items act at the end of a step that is due."""
+        """Let the items act at the end of a step."""
         self._each(lambda item: item.step_ended(step))
 
     def span_began(self, kind: str, step: int) -> None:
-        """Pass on that an evaluation, a checkpoint or the like has begun after `step`."""
+        """Inform the items that an evaluation, a checkpoint or the like has begun after `step`."""
         self._each(lambda item: item.span_began(kind, step))
 
     def span_ended(self) -> None:
-        """Pass on that the span is about to end."""
+        """Inform the items that the span is about to end."""
         self._each(lambda item: item.span_ended())
 
     def summary(self) -> dict[str, dict[str, str]]:
-        """Return the items that were tried, each with the latest finding."""
+        """Return the items that were on trial, each with the latest result."""
         return {"proofs": dict(self._proofs)}
 
     def closed(self) -> None:
@@ -165,7 +165,7 @@ class Startup(Observer):
             self._note(row)
 
     def _note(self, row: Checklist) -> None:
-        """Write a row. A summary quotes the latest finding on an item on trial, not the item's later actions."""
+        """Write a row. For the summary, keep the latest result of a trial, and ignore later actions of the item."""
         if row.status == TRIED:
             self._proofs[row.item] = TRIED
         elif row.item in self._proofs and (row.status != APPLIED or row.saved_seconds is not None):
@@ -208,7 +208,7 @@ def start(
 def prepare(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Startup | None:
-    """Apply the items that must precede the loaders, for a `start` that comes later."""
+    """Apply the items that must be applied before the loaders start. A later `start` takes these items over."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
     return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
@@ -225,7 +225,7 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Check
 
 
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
-    """Return True if items are tried. Several ranks must exchange messages, to decide together."""
+    """Return True if items go on trial. Several ranks need the exchange for this, because all ranks decide together."""
     if config.checklist != "prove":
         return False
     if recorder.run.world_size == 1 or recorder.exchanging:
@@ -251,7 +251,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Subtract the time of the block from the step; the step still counts."""
+    """Subtract the time of the block from the step. The step still counts in rows."""
     recorder = reference()
     began = 0.0
     if recorder is not None:

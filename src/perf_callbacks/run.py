@@ -1,4 +1,4 @@
-"""`python -m perf_callbacks.run [-m] TARGET args…`: the public name of `perf_callbacks.launch.run`."""
+"""Run `python -m perf_callbacks.run [-m] TARGET args…`: the public name of `perf_callbacks.launch.run`."""
 
 import sys
 

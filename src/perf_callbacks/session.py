@@ -34,7 +34,7 @@ from perf_callbacks.stalls import observer as stalls
 from perf_callbacks.stragglers import observer as stragglers
 
 OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
-    memory_watch.begin,  # before the count, whose operations it follows
+    memory_watch.begin,  # comes first, because it follows the operations of the count
     counting.begin,
     stalls.begin,
     stragglers.begin,
@@ -42,7 +42,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     live_line.begin,
     summary_file.begin,
 )
-"""Factories of the observers of every fit, one line per feature. A factory returns None to observe nothing."""
+"""Factories of a fit's observers, one line per feature. A factory returns None if the fit needs no such observer."""
 
 
 NO_EFFECT = (
@@ -53,7 +53,7 @@ NO_EFFECT = (
 
 
 class Watch(Protocol):
-    """Watched calls of a framework or a loop, which show the stages and steps of a fit."""
+    """Hooks and wrappers that show the stages and steps of a fit in the calls of a framework or a loop."""
 
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
@@ -73,9 +73,9 @@ def checked(
     """Check the arguments of an integration, and return the configuration.
 
     Args:
-        config: The argument `config`. Raises `ConfigError` for all but a `PerfConfig` and None.
+        config: The argument `config`. Raises `ConfigError` unless this is a `PerfConfig` or None.
         strays: Unknown keyword arguments. The error shows where a setting goes.
-        call: The call of the integration, with a place for settings.
+        call: Text of the integration's call, with `{}` in place of the settings.
     """
     fields = [name for name in strays if name in rules()]
     if fields:
@@ -110,7 +110,7 @@ class Session:
             log.warning("perf_callbacks: %s", remark)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the recorder: copies and spawned processes measure for themselves."""
+        """Return the state without the recorder, because copies and spawned processes need their own recorders."""
         return {**self.__dict__, "recorder": None}
 
     @property
@@ -136,7 +136,8 @@ class Session:
     ) -> W:
         """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
 
-        The checklist comes first: its replacements lie beneath the watched calls, and are restored after these.
+        The checklist comes before the watched calls. So the checklist's replacements lie beneath the watched calls, and
+        are restored after them.
 
         Args:
             place: Where the fit runs.
@@ -225,12 +226,12 @@ def _takes_time_first(module: nn.Module) -> bool:
 
 
 class _Hinting(type):
-    """Metaclass of our callbacks: a trainer may get the class instead of an instance, and even the wrong class."""
+    """Metaclass of our callbacks, for better errors if a trainer gets a class instead of an instance."""
 
     elsewhere: str
 
     def __getattr__(cls, name: str) -> Any:
-        """Raise an `AttributeError` that names the framework of the class, as for instances."""
+        """Raise an `AttributeError` with a hint, as `CallbackBase.__getattr__` does for instances."""
         raise AttributeError(_lacking(cls, name))
 
 
@@ -239,12 +240,12 @@ class CallbackBase(metaclass=_Hinting):
 
     _session: Session
     armed = False
-    """True: a launcher added the callback, which does nothing if the program's own code has a callback."""
+    """True: a launcher added the callback. If the program's own code adds a callback, this callback does nothing."""
     elsewhere: ClassVar[str]
-    """Place of the callback for another framework."""
+    """Hint for an error: another framework, and the module with the callback for it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an `AttributeError`, which names the callback's framework if another framework asks for a hook."""
+        """Raise an `AttributeError`. If another framework asks for a hook, the error names the right callback."""
         raise AttributeError(_lacking(type(self), name))
 
     @property
@@ -274,8 +275,8 @@ def _lacking(callback: _Hinting, name: str) -> str:
 
 
 def say_no_effect(process: int) -> None:
-    """Log that PERF_CALLBACKS=1 had no effect, unless the program has failed: the line would look like the cause."""
-    if process == os.getpid() and not hasattr(sys, "last_value"):  # a fork inherits what is registered
+    """Log that PERF_CALLBACKS=1 had no effect. After a failure, log nothing: the line would look like the cause."""
+    if process == os.getpid() and not hasattr(sys, "last_value"):  # a fork inherits the registration
         log.warning(NO_EFFECT)
 
 

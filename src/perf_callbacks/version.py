@@ -1,3 +1,3 @@
-"""Version of the package; the build reads this file."""
+"""Version of the package. The build reads this file."""
 
 __version__ = "0.1.0.dev0"

@@ -61,7 +61,7 @@ PIPE_CLOSED = 141
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that the command line names."""
+    """Run the command that the command line names, and return the exit status."""
     try:
         try:
             return _run(words)
@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        with suppress(OSError, ValueError):  # else Python complains at exit about unwritten output
+        with suppress(OSError, ValueError):  # without this, Python complains at exit about unwritten output
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if sys.stdout is None else sys.stdout.fileno())
         return PIPE_CLOSED
 

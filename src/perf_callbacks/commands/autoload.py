@@ -1,4 +1,4 @@
-"""`perf-callbacks autoload`: let PERF_CALLBACKS=1 alone measure every program of this Python."""
+"""`perf-callbacks autoload`: make the variable PERF_CALLBACKS=1 enough to measure every program of this Python."""
 
 import argparse
 import os
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def state() -> str:
-    """Return a sentence about whether autoload is on and works."""
+    """Return a sentence about the state of autoload: off, on, or without effect."""
     found = files()
     if not found:
         return "Autoload is off."
@@ -62,7 +62,7 @@ def place() -> Path:
     package = Path(perf_callbacks.__file__).parents[1]
     if package in directories():
         return package
-    virtual = sys.prefix != sys.base_prefix  # an editable installation: the package lies elsewhere
+    virtual = sys.prefix != sys.base_prefix  # an editable installation has the package elsewhere
     return Path(sysconfig.get_path("purelib") if virtual else site.getusersitepackages())
 
 

@@ -1,4 +1,4 @@
-"""`perf-callbacks check`: the checklist for this machine, advice, its CPUs and the peak for MFU, without training."""
+"""`perf-callbacks check`: show this machine's checklist, advice, CPUs and peak for MFU, without training."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checklist, the advice and the peak with which training would begin."""
+    """Print the checklist, the advice and the peak for a training on this machine."""
     from perf_callbacks import checklist  # noqa: PLC0415 other commands do without torch
     from perf_callbacks.advice import observer as advising  # noqa: PLC0415 as above
     from perf_callbacks.flops.peaks import peak_source  # noqa: PLC0415 as above
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> dict[str, Any]:
-    """Return the CPUs of this rank, for `bindings_table` and JSON. None: unknown, or there is no GPU."""
+    """Return the CPUs of this rank, for `bindings_table` and JSON. A field with the value None is unknown."""
     from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without this module
     from perf_callbacks.kernel.process.cpu_masks import AFFINITY  # noqa: PLC0415
 
@@ -116,12 +116,12 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
 
 
 def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:
-    """Collect the CPUs of all ranks on this machine's first rank; None on the other ranks."""
+    """Collect the CPUs of all ranks on this machine's first rank. Return None on the other ranks."""
     from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
 
     try:
         notes = local_notes.hand_in(json.dumps(mine), local, os.environ)
-    except Exception:  # noqa: BLE001 ranks that can't meet print for themselves
+    except Exception:  # noqa: BLE001 ranks that can't exchange notes print for themselves
         return [mine]
     if notes is None:
         return None

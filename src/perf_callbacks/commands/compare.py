@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _percent(word: str) -> float:
-    """Read a percentage."""
+    """Read a percentage, with or without a percent sign."""
     with suppress(ValueError):
         value = float(word.removesuffix("%"))
         if math.isfinite(value) and value >= 0:

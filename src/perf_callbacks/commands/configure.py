@@ -1,4 +1,4 @@
-"""`perf-callbacks config`: the section `perf_callbacks` of accelerate's config, asked for or given."""
+"""`perf-callbacks config`: edit the section `perf_callbacks` of accelerate's config, by arguments or by questions."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`perf-callbacks flops`: FLOPs, MFU and HFU of a training step by every convention."""
+"""`perf-callbacks flops`: compute FLOPs, MFU and HFU of a training step by every convention."""
 
 import argparse
 import json
@@ -149,7 +149,7 @@ def _check(**values: float | None) -> None:
 
 
 def _check_shares(results: Iterable[Result]) -> None:
-    """Raise `ConfigError` if MFU is above 1 by every convention: some conventions count work that kernels skip."""
+    """Raise `ConfigError` if MFU is above 1 by every convention. A few may be: some count work that kernels skip."""
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """`perf-callbacks launch`: `accelerate launch` with the callback armed and settings from accelerate's config.
 
-Accelerate parses its own flags and launches in this process. It is given `-m perf_callbacks.run` to run instead of the
-script, and passes over the section `perf_callbacks` of its config, a key that it refuses elsewhere.
+Accelerate parses its own flags and launches in this process. Instead of the script, accelerate runs
+`-m perf_callbacks.run`, which then runs the script. Usually, accelerate refuses a config with the section
+`perf_callbacks`; this command makes accelerate skip the section.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "%(prog)s [--config_file FILE] [flags of accelerate launch] SCRIPT [its arguments]"
     parser.epilog = "The flags are those of `accelerate launch -h`."
-    parser.prefix_chars = "\0"  # all that begins with a dash is accelerate's or the script's
+    parser.prefix_chars = "\0"  # each word with a dash belongs to accelerate or the script
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 

@@ -1,4 +1,4 @@
-"""`perf-callbacks memory`: show where the memory of a recorded run went, and if it leaks."""
+"""`perf-callbacks memory`: show the parts of a recorded run's memory, and whether memory leaks."""
 
 import argparse
 import json

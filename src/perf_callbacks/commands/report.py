@@ -1,4 +1,4 @@
-"""`perf-callbacks report`: one HTML page about a run, from the journals of all ranks."""
+"""`perf-callbacks report`: write one HTML page about a run, from the journals of all ranks."""
 
 import argparse
 import re
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def last(directory: Path) -> list[Attempt]:
-    """Read the last attempt of each rank in the last fit. Print which ranks have no journal."""
+    """Read the last attempt of each rank in the last fit. Print the ranks without a journal."""
     fit = report_file.fits(directory)[-1]
     if fit.missing:
         print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)

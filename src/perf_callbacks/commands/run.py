@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program in this process."""
+    """Replace this process by the program."""
     from perf_callbacks.launch import run as program  # noqa: PLC0415 other commands do without it
 
     return program.main(["-m", *arguments.words] if arguments.module else arguments.words)

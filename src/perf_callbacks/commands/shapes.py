@@ -1,4 +1,4 @@
-"""`perf-callbacks shapes`: sizes of a model that tensor cores can't use well, before it is trained."""
+"""`perf-callbacks shapes`: find sizes of an untrained model that tensor cores can't use well."""
 
 import argparse
 from pathlib import Path
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the sizes."""
+    """Print the sizes. Return `TO_CHANGE` if a size should change."""
     for name in ("tokens", "multiprocessors"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= LARGEST:

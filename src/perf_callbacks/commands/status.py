@@ -1,4 +1,4 @@
-"""`perf-callbacks status`: show which programs are measured here without code changes, and by what."""
+"""`perf-callbacks status`: show the programs that are measured here without code changes, and the reasons."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ NAME: str = "status"
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Distributions of Lightning, and the modules that their entry points are named after."""
+"""Distributions of Lightning, and the modules that give their entry points the name."""
 
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
 
 
 def settings_lines(settings: Settings) -> list[str]:
-    """Render the settings that were set from outside, a line each, with their origins."""
+    """Render the settings that were set from outside: one line per setting, with its origin."""
     values = asdict(settings.config)
     return [printable(f"  {name}={values[name]} ({origin})") for name, origin in settings.origins.items()]
 
 
 def no_effect() -> str | None:
-    """Return a sentence if PERF_CALLBACKS=1 is set but measures no program that is started here."""
+    """Return a sentence if PERF_CALLBACKS=1 is set but no program that starts here would be measured."""
     if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
         return None
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
@@ -81,7 +81,7 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Yield each kind of training, and whether this package measures that kind here."""
+    """Yield each kind of training, with a text: whether and how this package measures the kind here."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -98,7 +98,7 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Describe whether programs are armed here, judging by this process, which started the same way."""
+    """Describe whether programs are armed here. This process started in the same way, so its own state shows this."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

@@ -1,4 +1,4 @@
-"""`perf-callbacks trace`: a run as trace events, for a browser's tracing page."""
+"""`perf-callbacks trace`: write a run as trace events, for a browser's tracing page."""
 
 import argparse
 from pathlib import Path
