@@ -24,11 +24,11 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""The next outline comes after (steps so far / LOOK_PART) steps, so that a change is found soon in fits of any
-length…"""
+"""The next outline comes after (steps so far / LOOK_PART) steps, but after `LOOK_EVERY` steps at most. So a change is
+found soon in fits of any length."""
 
 LOOK_EVERY = 47
-"""…and at most this many steps: a prime number, which shares no period with the training."""
+"""Most steps until the next outline: a prime number, which shares no period with the training."""
 
 _WITH_BACKWARD = 3
 """Multiplications of a module with its backward, relative to its forward alone."""

@@ -178,8 +178,8 @@ def exits(
 ) -> None:
     """End the fit if `owner.name` raises: for trainers that don't report exceptions to callbacks.
 
-    After the `last` of a trainer's calls the fit is over in any case. `before` runs before an exception ends the fit:
-    it may end the last step.
+    After the `last` of a trainer's calls, the fit is over in any case. `before` is called before an exception ends the
+    fit, and may end the last step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:

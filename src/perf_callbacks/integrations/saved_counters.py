@@ -23,7 +23,7 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
-    """Read the counters of a rank. If there are none, read those of rank 0, which at least give the run and its step.
+    """Read the counters of a rank, or else the counters of rank 0, which show at least the run and its step.
 
     Empty if the checkpoint holds no valid counters.
     """

@@ -1,7 +1,7 @@
 """Errors that a signal handler of the program raises within our code.
 
 Python runs a handler in the main thread, between any two instructions, so also within our code. A guard keeps our own
-errors from the training. It must not swallow an exception by which the program wants to stop, or to time out.
+errors from the training. But a guard must not swallow an exception by which the program wants to stop, or to time out.
 """
 
 import contextlib

@@ -170,8 +170,8 @@ class Exchange:
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, one rank talks for each machine. It passes on only the channels that it has opened
-        itself.
+        In a job of many ranks, one rank per machine talks with the store. This rank passes on only the channels that it
+        has opened itself.
         """
         self._rounds.open(name, handler)
 

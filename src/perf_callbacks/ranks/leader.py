@@ -29,7 +29,7 @@ SLICE_SECONDS = 0.001
 more."""
 
 SLICE = 128
-"""Bundles combined between two looks at the clock."""
+"""Bundles combined between two readings of the clock."""
 
 BREATH_SECONDS = 0.0002
 """Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
@@ -62,7 +62,7 @@ class _Pending:
     ranks: set[int] = field(default_factory=set)
     """Ranks of these bundles."""
     prolonged: bool = False
-    """True: the deadline was moved, because this process was stopped when it passed."""
+    """True: the deadline was moved, because this process was stopped when the deadline passed."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     """Length and first bytes of the last note of each source. If both are the same again, the note has not changed."""
 

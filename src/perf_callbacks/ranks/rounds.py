@@ -37,8 +37,8 @@ KEPT_OF_MANY = 4
 """Most parts of a rank that the store keeps in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window closes without the missing ranks. If two steps take longer, it stays open for two
-steps."""
+"""Seconds after which a window closes without the missing ranks. If two steps take longer, the window stays open for
+two steps."""
 
 FINISHED = 64
 """Most windows that wait for `Exchange.take`."""
@@ -85,7 +85,7 @@ class Rounds:
         """Set when the settings of the job are known, or when it is clear that rank 0 will send none."""
 
     def step(self, now: float) -> float | None:
-        """Run a round. Return the seconds until the next round; None: until the next offer."""
+        """Run a round. Return the seconds until the next round. None: the next offer starts the next round."""
         if self.failure is not None:
             return None
         try:
@@ -183,9 +183,9 @@ class Rounds:
 class Follower(Rounds):
     """A rank other than rank 0: follows rank 0's settings, however late, and sends its parts.
 
-    The store may still hold the settings of an earlier fit. If this process has followed them before, it ignores them.
-    If it had no part in the earlier fit, it follows them until the current settings arrive. These arrive before the
-    first window is sent.
+    The store may still hold the settings of an earlier fit. If this process has followed these settings before, the
+    rank ignores the settings. If the process had no part in the earlier fit, the rank follows the old settings until
+    the current settings arrive. The current settings arrive before the first window is sent.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:

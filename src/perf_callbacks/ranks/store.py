@@ -45,8 +45,8 @@ def shortage(store: Any, world_size: int, connections: int) -> str | None:
     """Return the reason why a store's server can't take this many more connections; None: it can.
 
     Each rank has one connection already. If connections used up all descriptors of a process, its next `open` would
-    fail, and so would training. Each rank decides by itself, because to ask other ranks it would need the connection in
-    question. Limits that differ between nodes are not detected.
+    fail, and so would training. Each rank decides by itself, because asking other ranks would need that connection.
+    Limits that differ between nodes are not detected.
     """
     allowed = open_files_allowed()
     if allowed is None or address(store) is None:

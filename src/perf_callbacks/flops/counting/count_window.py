@@ -18,10 +18,9 @@ class CountWindow:
 
     Between `open` and `close`, the thread can leave the counter and enter it again.
 
-    Compiled code runs eagerly during the count, and compiled again afterwards. If it ran compiled under a mode, it
-    would lose its compilation for good. `open` and `close` record each change before they make it, and can be repeated.
-    So an interrupt does no harm at any point: the next call, the finalizer of the window, or a tick restores
-    everything.
+    Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode, compiled code would lose
+    its compilation for good. `open` and `close` record each change before making the change, and can be repeated. So
+    an interrupt does no harm at any point: the next call, the finalizer of the window, or a tick restores everything.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:

@@ -27,7 +27,7 @@ class Formula(NamedTuple):
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
-    """Register the FLOPs of your own operation. If its backward is an operation too, register that separately.
+    """Register the FLOPs of your own operation. If its backward is an operation too, register the backward separately.
 
     The formula gets the operation's arguments, tensors unchanged, and the result as `out_val`.
 

@@ -44,8 +44,8 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
     """Return the FLOPs of a product, divided by the FLOPs of the same product of real numbers.
 
-    To multiply two complex numbers and add the result takes four multiplications and four additions. If one of the two
-    numbers is real, it takes two of each. Integers take no floating-point operations.
+    A multiply-add of two complex numbers takes four multiplications and four additions. If one of the two numbers is
+    real, it takes two multiplications and two additions. Integers take no floating-point operations.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]

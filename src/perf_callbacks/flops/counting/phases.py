@@ -34,9 +34,9 @@ _known: dict[CodeType, _Place | None] = {}
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     """Return the phase of the operation that is being dispatched on these operands.
 
-    A module that runs in a backward is being recomputed. If it runs without gradients outside of a backward, it is the
-    forward of a reentrant checkpoint or of a teacher: both are training work. Optimizers need not disable gradients: an
-    optimizer that works on `.data` has no tensor that requires gradients.
+    A module that runs in a backward is being recomputed. A module that runs without gradients outside of a backward is
+    the forward of a reentrant checkpoint or of a teacher: both are training work. Not all optimizers disable gradients,
+    but an optimizer that works on `.data` has no tensor that requires gradients.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):

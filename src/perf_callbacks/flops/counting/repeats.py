@@ -37,8 +37,8 @@ class Repeats:
     """Follows gradients through the storages of a backward, and stores the sizes of the forward's products.
 
     A product is recomputed if the forward has a product of the same sizes, and no operand comes from a gradient that
-    the function received. Each result overwrites the entry of its storage. So if an address is used again, it stands
-    for the newest tensor. Nothing here depends on the device.
+    the function received. Each result overwrites the entry of its storage. So an address that is used again stands for
+    the newest tensor. Nothing here depends on the device.
     """
 
     def __init__(self) -> None:

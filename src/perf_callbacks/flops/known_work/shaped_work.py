@@ -34,11 +34,11 @@ dropped."""
 _MOST_KNOWN = 256
 
 LOOK_EVERY = 10
-"""A check of the trained parameters comes after this many steps…"""
+"""The trained parameters are checked after this many steps."""
 
 CLOSE_STEPS = 100
-"""…and after a change in each step, for this number of steps: parameters that are trained in turns may change back
-soon."""
+"""After a change, the trained parameters are checked after each step, for this number of steps. If parameters are
+trained in turns, the next change may come soon."""
 
 Each = tuple[int, ...]
 """Calls of forward and backward per batch. If these are not whole numbers: the calls of the step, and the number of its
@@ -160,7 +160,7 @@ class ShapedWork(WorkModel):
     def look(self, step: int = 0) -> None:
         """Check after a step which parameters are trained.
 
-        If they have changed, it is unknown which of them the steps since the last check trained.
+        If the trained parameters have changed, it is unknown which parameters the steps since the last check trained.
         """
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:

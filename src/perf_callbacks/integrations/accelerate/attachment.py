@@ -42,9 +42,9 @@ def attach(
 
     Args:
         accelerator: The accelerator whose loop to measure. A second `attach` takes over from the first.
-        config: What to measure; the environment overrules it.
+        config: The settings. Environment variables override these settings.
         resume: The saved `state()`, for checkpoints that `save_state` doesn't write.
-        strays: Nothing; settings go into `config`.
+        strays: Not accepted. Settings go into `config`.
     """
     if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
         raise ConfigError(

@@ -202,7 +202,7 @@ class LightningHooks(CallbackBase):
         self._session.end(failure)
 
     def _last_state(self, trainer: Any) -> dict[str, Any] | None:
-        """Return the state that this fit continues from: a checkpoint's, or the last fit's in the same trainer."""
+        """Return the state from which this fit continues: of a checkpoint, or of the last fit in the same trainer."""
         done = steps_done(trainer)
         if self._carried is not None or self._session.recorder is None or not done:
             return self._carried

@@ -1,4 +1,4 @@
-"""Watched methods of a Lightning trainer, for stages and steps. They cost less than the trainer's hooks."""
+"""Watched methods of a Lightning trainer, for stages and steps. Watched methods cost less than the trainer's hooks."""
 
 import functools
 from collections.abc import Callable
@@ -109,8 +109,9 @@ class TrainerWatch:
     def watch_ends(self, callback: Any) -> str:
         """End steps and log rows when the trainer ends a batch. Return the name of the watched method.
 
-        The method belongs to the logger connector. Only if the connector lacks it, a hook is watched, which costs a
-        profiler's context. If the module skips a batch, neither is called; if a batch is None, both are called.
+        The method belongs to the logger connector. If the connector lacks the method, a hook is watched instead, which
+        costs a profiler's context. The trainer calls neither for a batch that the module skips, and both if a batch is
+        None.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):

@@ -54,13 +54,13 @@ def measure(
         model: The model as the loop calls it, wrapped or compiled.
         optimizer: The optimizer whose steps count.
         loader: Any iterable of batches. Iterate over `perf.loader` in its place. None: the loop fetches batches by
-        itself, and may report batches by `perf.data()` and `perf.batch(...)`.
-        config: What to measure; the environment overrules it.
+            itself, and may report batches by `perf.data()` and `perf.batch(...)`.
+        config: The settings. Environment variables override these settings.
         resume: The `perf.state()` that was saved with the checkpoint from which this loop continues.
         data_parallel: Number of groups of ranks with their own samples. With tensor, pipeline or context parallelism,
             there are fewer groups than ranks. None: the number comes from the device meshes of the model's parameters.
             If the names of the meshes don't show the number, rates of the whole job are unknown.
-        strays: Nothing; settings go into `config`.
+        strays: Not accepted. Settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")
     check(model, optimizer, loader)

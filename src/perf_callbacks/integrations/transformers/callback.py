@@ -39,13 +39,13 @@ class PerfCallback(CallbackBase, TrainerCallback):
     """Measures the stages of each optimizer step, and logs their times beside the loss.
 
     Metrics named `perf/*` join every training row: in `state.log_history`, in `trainer_state.json`, and in the loggers
-    that `report_to` names. The console shows five of them. A row covers the steps since the previous row, without the
+    that `report_to` names. The console shows five metrics. A row covers the steps since the previous row, without the
     first step and without steps with an evaluation or a checkpoint. The last line of a run (`train_runtime`) has the
     averages over the steps of all rows, `perf/run/*`.
 
     While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
-    stages. All are restored when `train` ends, even after an exception. If a trainer has two of these callbacks, only
-    one measures.
+    stages. All methods are restored when `train` ends, even after an exception. If a trainer has two of these
+    callbacks, only one callback measures.
     """
 
     __module__ = "perf_callbacks.transformers"  # the name in pickles and configurations

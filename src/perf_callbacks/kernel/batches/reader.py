@@ -16,7 +16,7 @@ _MOST_NOTED = 256
 """Maximum number of batches of a counted step that are searched for token ids."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
-"""Errors of reading a batch in a new form; `RuntimeError` comes from nested tensors, which have no shape."""
+"""Errors that reading a batch of a new form may raise. Nested tensors, which have no shape, raise `RuntimeError`."""
 
 ROWS = frozenset({tuple, list})
 """Types of batches whose tensors have numbers, not names."""
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     samples: int | None
     """Number of rows; None if the tensors don't agree."""
     tokens: int | None
-    """Elements of the token ids; None without token ids, or while their tensor is unknown."""
+    """Number of token ids. None: the batch has no token ids, or their tensor is not known yet."""
     useful_tokens: Any
     """Elements that the mask keeps. If the mask is on a device, this is a tensor that the device may not have computed
     yet. None without a mask."""
@@ -95,7 +95,7 @@ class BatchReader:
     A known shape costs a look-up in a dictionary. The known shapes also serve the count of FLOPs by shape.
 
     Args:
-        on_new_shape: Called before the batch is used, with its shape and its tensors, if the shape is new or was
+        on_new_shape: Called with the shape and the tensors of a batch before its use, if the shape is new or was
             forgotten.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
@@ -109,12 +109,12 @@ class BatchReader:
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """Batch and names of masks, by shape."""
         self.several = False
-        """True: there are several loaders, and each batch is made of one batch of each. The samples of these add up."""
+        """True: each batch holds one batch from each of several loaders, and their samples add up."""
         self.time_first = False
         """True: the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Known batches without a mask. The key is the shapes of the tensors, and before them the names if the batch is
-        a mapping. Callers that read a batch in every step look here first, which saves a frame.
+        """Known batches without a mask. The key has the shapes of the tensors. If the batch is a mapping, the names of
+        the tensors come first. Callers that read a batch in every step look here first, to save a Python frame.
         """
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
@@ -260,7 +260,7 @@ def _has_several(one: Leaf, rows: int | None) -> bool:
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
     """Return the tensors of a batch that were looked up.
 
-    They are matched by address, or by size if they were copied.
+    Tensors are matched by address. Copied tensors are matched by size.
     """
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
     there = [one for one in lookups if (one.address, one.elements) in places]

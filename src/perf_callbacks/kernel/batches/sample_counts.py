@@ -50,7 +50,7 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the tensors of this name, else all with this ending, such as `anchor_input_ids` of sentence pairs."""
+    """Return the tensors of this name, or else all whose names end like `anchor_input_ids` of sentence pairs."""
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
     alike = (name for name, word in last.items() if word.endswith("_" + wanted) and not word.startswith("decoder_"))
@@ -127,7 +127,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
     """Return the number of rows on which more than half of the parts agree.
 
-    None: there is no such number, or it may be a length.
+    None: there is no such number, or the number may be a length.
     """
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):

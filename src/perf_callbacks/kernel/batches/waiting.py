@@ -1,8 +1,8 @@
 """Batches that were fetched and wait for a call of the model.
 
-A loop may drop a batch, or fetch the next batch before it trains on this batch. So a batch belongs to the step in which
-the model is called with it. A call gets a batch if its tensors are the same objects. If the batch was copied to a
-device, equal shapes are enough.
+A loop may drop a batch, or fetch several batches before training on the first. So a batch belongs to the step in which
+the model is called with this batch. A call matches a batch if the call gets the batch's tensor objects. If the batch
+was copied to a device, equal shapes are enough.
 """
 
 import weakref

@@ -1,8 +1,8 @@
 """The state machine behind every integration: events in, records out.
 
-Time is an argument. An integration writes on the tape each stage that the training thread turns to. It passes
-micro-batches (`batch`), ends optimizer steps (`end_step`), begins and ends evaluation and checkpointing, and asks for
-rows.
+Time is an argument. An integration writes on the tape each stage that the training thread turns to. The integration
+also passes micro-batches (`batch`), ends optimizer steps (`end_step`), begins and ends evaluation and checkpointing,
+and asks for rows.
 """
 
 from collections.abc import Callable
@@ -326,7 +326,7 @@ class Engine:
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
 
     def summary(self, failure: str | None = None, now: float | None = None) -> Summary:
-        """Return the summary of the fit so far. Its wall time is empty without `now`."""
+        """Return the summary of the fit so far. Without `now`, the summary has no wall time."""
         with self.step_reader.alone():
             self.step_reader.collect()
             all_steps, included = self._all(), self._ledger.included()

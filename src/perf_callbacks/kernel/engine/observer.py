@@ -83,7 +83,7 @@ class Observer:
         """
 
     def record_written(self, record: Record) -> None:
-        """Handle a record that this thread or another has written."""
+        """Handle a record that any thread has written."""
 
     def before_summary(self) -> None:
         """Wait a moment for messages of other ranks. Called after the fit is closed and before its summary is made."""

@@ -37,7 +37,8 @@ class DeviceTimeline(Protocol):
 class StepReader:
     """Moves finished steps to the ledger once their times are known: from the tape, or from the device if there is one.
 
-    Marks and the ends of steps are written without a lock. A thread that reads them, or the ledger, holds one lock.
+    Marks and the ends of steps are written without a lock. A thread that reads marks, ends of steps or the ledger holds
+    the lock.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class StepReader:
     def collect(self, *, show: bool = True) -> bool:
         """Read the finished steps.
 
-        Return True if the device has reported the times of all of them. Observers see no steps if a loader's thread
-        calls this, or if the call comes in the middle of a step.
+        Return True if the device has reported the times of all finished steps. Observers see no steps if a loader's
+        thread calls this, or if the call comes in the middle of a step.
         """
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
@@ -232,7 +233,7 @@ class StepReader:
     def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
         """Return the tokens of a step.
 
-        They are counted anew if its batches were read before the tensor of token ids was known.
+        If the batches were read before the tensor of token ids was known, the tokens are counted anew.
         """
         if tokens is not None or not batches:
             return tokens
@@ -247,7 +248,7 @@ class StepReader:
     ) -> Sequence[StepFlops | None]:
         """Return the FLOPs of each step.
 
-        If they are unknown, ask the work model for each step: it counts the reasons.
+        If FLOPs are unknown, ask the work model for each step, because the work model counts the reasons.
         """
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
@@ -270,8 +271,8 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
     """Return samples, tokens and useful tokens of a step without a new batch.
 
-    If no backward ran, they are 0, or None for an amount that the last batch doesn't show. After a backward, which used
-    an earlier batch, all are None.
+    Without a backward, each amount is 0, or None if the last batch doesn't show the amount. After a backward, which
+    used an earlier batch, all amounts are None.
     """
     return (None, None, None) if calls.backwards else nothing(last)
 

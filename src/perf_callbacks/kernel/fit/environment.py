@@ -1,4 +1,4 @@
-"""Environment of a fit, read once: the facts that the startup checklist decides by."""
+"""Environment of a fit, read once: the facts by which the startup checklist decides."""
 
 import os
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Environment:
     cpu_facts: CpuFacts | None = None
     """Facts by which the CPUs of the process are chosen. None: unknown."""
     cpus_unknown: str | None = None
-    """Reason why these facts are unknown."""
+    """Reason why `cpu_facts` is unknown."""
 
 
 def read(
@@ -90,8 +90,8 @@ def _cpus(ranks: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
     All ranks together have the CPUs in the mask of their parent, such as torchrun, and the quota of the control group.
-    If the mask of this process has fewer CPUs than its share, other ranks don't use these CPUs, so they are not
-    divided.
+    If the mask of this process has fewer CPUs than an equal share, other ranks don't use these CPUs. Then the CPUs are
+    not divided.
     """
     mask, own = processes.cpu_mask(), processes.allowed_cpus()
     if own is None:

@@ -36,7 +36,7 @@ class Batches:
     devices: int = 1
     """Devices that the process drives."""
     workers: int = 0
-    """Worker processes of the training loader, if the trainer gives them. Workers of `loaders` are known anyway."""
+    """Number of the training loader's worker processes, if the trainer knows it. `loaders` know their own workers."""
     process: tuple[Any, str] | None = None
     """Function that prepares other loaders and returns them."""
     first: tuple[Any, str] | None = None
@@ -49,7 +49,7 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Fit that items are applied to."""
+    """Fit to which items are applied."""
 
     config: PerfConfig
     environment: Environment

@@ -39,7 +39,7 @@ class Place:
     devices: int = 1
     """Number of devices that this process drives."""
     data_parallel: int | None = None
-    """Number of groups of ranks with their own samples; None: each rank has its own."""
+    """Number of groups of ranks with their own samples. None: each rank has its own samples."""
     ambiguous: str | None = None
     """Reason why `data_parallel` is unknown. Then there are no rates of the job or per device."""
     step: int = 0

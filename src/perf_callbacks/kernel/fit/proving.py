@@ -8,8 +8,8 @@ from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
 
 SLOT = 2 * PAIRS * TURN + 256
-"""Steps from the start of an item's trial to the start of the next item's. After the last turn, 256 steps remain until
-all ranks know the verdict."""
+"""Steps from the start of an item's trial to the start of the next item's trial. The last turn ends 256 steps before
+the next trial, so that all ranks receive the verdict in time."""
 
 
 class Proving(ActiveItem):

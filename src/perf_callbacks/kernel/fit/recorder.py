@@ -208,7 +208,7 @@ class Recorder:
 
     @fails_open
     def leave(self, *, exhausted: bool = False) -> None:
-        """Handle that the loop leaves its loader, and may be over."""
+        """Handle the exit of the loop from its loader. Training may be over."""
         self._left_after = self.step
         self.observers.loader_left(exhausted=exhausted)
 

@@ -18,17 +18,17 @@ class Setup:
     log_every: int | None = None
     """Steps from one log line of the trainer to the next. None: the trainer logs nothing, or its steps are unknown."""
     nan_filter: bool = False
-    """True: the trainer looks at each loss for NaN."""
+    """True: the trainer checks each loss for NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """The arguments of a fit that observers are made from, besides its recorder."""
+    """Arguments for the factories of observers, in addition to the recorder."""
 
     model: nn.Module | None
     """The model whose FLOPs are counted. None: no FLOPs are counted."""
     setup: Callable[[], Setup] = Setup
-    """Reads what the fit trains with. It may raise: an integration's objects may be anything."""
+    """Reads the fit's optimizers and loaders. The call may raise, because an integration's objects may be anything."""
     show: Callable[[str], object] = print
     """Shows a line on the console of rank 0."""
 

@@ -139,7 +139,7 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. A `Loop` is a fit of this owner: it receives the calls of both. Its wish is True."""
+    """Owner of both functions. Each `Loop` claims this owner with the wish True, and receives the calls of both."""
 
     def __init__(self) -> None:
         super().__init__()

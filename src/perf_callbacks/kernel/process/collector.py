@@ -29,10 +29,10 @@ FULL = 2
 """Generation whose collection includes all others."""
 
 LEAST_PATIENCE = 5.0
-"""If no step ends for fewer seconds than this, the fit doesn't count as abandoned."""
+"""Least number of seconds without the end of a step after which a fit counts as abandoned."""
 
 PATIENCE_STEPS = 20
-"""Multiple of the fit's longest step: if no step ends for this time, the fit counts as abandoned."""
+"""A fit counts as abandoned if, in addition, no step ends for this multiple of the fit's longest step."""
 
 ASIDE_PATIENCE = 6
 """Factor on both limits within an evaluation or a checkpoint."""

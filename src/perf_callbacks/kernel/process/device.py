@@ -61,7 +61,7 @@ class EventTimeline:
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | None]] = deque()
 
     def mark(self, mark: Mark) -> None:
-        """Begin a stage or step. Work that is queued after this call belongs to it."""
+        """Begin a stage or step. Work that is queued after this call belongs to this stage or step."""
         if mark is END:
             self._cut()
         elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):

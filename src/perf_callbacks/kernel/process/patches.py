@@ -13,7 +13,7 @@ _ABSENT = object()
 class Replacement:
     """A replaced attribute of an object, which `put_back` restores.
 
-    If other code has replaced the attribute again, it stays as it is. Our replacement beneath still works, because
+    If other code has replaced the attribute again, that replacement stays. Our replacement beneath still works, because
     every replacement passes its calls on. If another fit has replaced the attribute again, that fit restores the
     original.
     """

@@ -34,7 +34,7 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
 def node(root: Path, pci: str, known: Machine) -> int | None:
     """Return the NUMA node of a PCI device: the only node with CPUs, or the node that the firmware names.
 
-    None: it says -1.
+    None: the firmware names no node (-1).
     """
     if len(known.nodes) == 1:
         return next(iter(known.nodes))

@@ -1,6 +1,6 @@
 """Records of a run, frozen.
 
-`perf_callbacks.kernel.records.codec` writes them as lines of a journal.
+`perf_callbacks.kernel.records.codec` encodes records as lines of a journal.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The registry of metrics, each with its unit and meaning. `make tables` writes it into `docs/metrics.md`.
+"""The registry of metrics, each with its unit and meaning. `make tables` writes the registry into `docs/metrics.md`.
 
 Code that computes metrics returns them by name, without prefix. `KEYS` adds the prefix, and has no other names.
 """

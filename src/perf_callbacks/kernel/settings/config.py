@@ -47,25 +47,25 @@ class PerfConfig:
     enabled: bool = True
     """Measure. False leaves the callback in place without any effect."""
     flops: Literal["count", "estimate", "off"] = "count"
-    """Source of the FLOPs of a step: count them, estimate them without running anything, or leave them out."""
+    """Source of a step's FLOPs. count: count each operation. estimate: run nothing. off: no FLOPs."""
     peak_tflops: str | None = None
     """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
     measure_peak: Literal["auto", "on", "off"] = "auto"
     """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
     checklist: Literal["on", "prove", "off"] = "on"
-    """Apply the startup checklist, apply it and keep only the items that measurably pay, or leave it out."""
+    """on: apply the startup checklist. prove: keep only items that measurably save time. off: no checklist."""
     skip: str = ""
     """Checklist items to leave out, by slug, comma-separated."""
     gc: Literal["sync", "freeze", "observe", "off"] = "sync"
-    """Collect garbage on all ranks at the same step, freeze long-lived objects, only time collections, or none of
-    these."""
+    """sync: collect garbage on all ranks at the same step. freeze: freeze long-lived objects. observe: only time
+    collections. off: do nothing."""
     gc_interval: int = 100
     """Optimizer steps between young collections."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
-    """Bind a rank to the CPUs of its GPU's NUMA node, of its socket, or to cores of its own. auto: like node, if
-    enough CPUs remain for the loaders' workers."""
+    """CPUs of a rank. node: the CPUs of its GPU's NUMA node. socket: the CPUs of the GPU's socket. exclusive: cores
+    that no other rank uses. auto: like node, if enough CPUs remain for the loaders' workers."""
     loaders: Literal["apply", "advise", "off"] = "apply"
-    """Pin memory and copy without blocking if that pays, only advise it, or do nothing."""
+    """apply: pin memory and copy without blocking. advise: only advise these changes. off: do nothing."""
     exchange: Literal["on", "off"] = "on"
     """Exchange the amounts of work between the ranks of a job. This gives rates of the whole job, finds slow ranks, and
     lets all ranks collect garbage at the same step. Rank 0's setting applies to all ranks."""
@@ -86,10 +86,10 @@ class PerfConfig:
     report: bool = False
     """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
     output_dir: str | None = None
-    """Directory of the journal and the report. None: the trainer's output directory, in Lightning that of rank 0's
-    logger, else the working directory."""
+    """Directory of the journal and the report. None: the trainer's output directory; in Lightning, the directory of
+    rank 0's logger; or else the working directory."""
     max_journal_mb: int = 256
-    """Size of the journal of a rank. If it is reached, steps and short collections are no longer written."""
+    """Largest size of a rank's journal. Beyond this size, steps and short collections are no longer written."""
 
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after"):
