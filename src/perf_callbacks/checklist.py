@@ -37,7 +37,7 @@ ITEMS: tuple[Item, ...] = (Garbage(), *EARLY)
 NO_BATCHES = Batches()
 
 NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
-"""Values that a rank requests by default. They hold for each item that the rank doesn't apply."""
+"""Values that a rank requests for items that it doesn't apply."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
 """Statuses that need a person's attention."""

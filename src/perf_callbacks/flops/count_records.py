@@ -95,7 +95,7 @@ class CountRecords:
         return found
 
     def check_peak(self) -> None:
-        """Log once if training ran faster than the peak. The next run measures a measured peak again."""
+        """Log once if training ran faster than the peak. If the peak was measured, the next run measures it again."""
         exceeded, self._work.peak_exceeded = self._work.peak_exceeded, None
         if exceeded is None:
             return

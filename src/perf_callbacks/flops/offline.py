@@ -1,8 +1,8 @@
 """FLOPs without running a step: if the model must not run eagerly, or if the user asks for an estimate.
 
-FLOPs are counted on a copy of the model with fake tensors, which have shapes but no values. This may fail. Then, if the
-model is a known and unchanged decoder of transformers, FLOPs are derived from its configuration, by the formula of
-`perf-callbacks flops`: the closed form.
+FLOPs are counted on a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, and
+the model is a known and unchanged decoder of transformers, FLOPs are derived from its configuration. The formula is
+that of `perf-callbacks flops`: the closed form.
 """
 
 import copy

@@ -1,1 +1,1 @@
-"""Kernel: settings, records, engine, batches, the process and the fit. It knows no feature."""
+"""Kernel: settings, records, engine, batches, the process and the fit. The kernel knows no feature."""

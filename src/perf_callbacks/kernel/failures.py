@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Measuring(Protocol):
-    """Object whose methods measure until one of them raises an error."""
+    """Object whose methods measure until a method raises an error."""
 
     @property
     def active(self) -> bool:

@@ -25,9 +25,9 @@ def let_pass(error: BaseException) -> None:
 def of_handler(error: BaseException) -> BaseException | None:
     """Return the exception that a signal handler raised: this error, or a cause of this error; else None.
 
-    `__context__` is an exception that was being handled when this error was raised. It counts only if a frame in this
-    error's traceback caught it, as in `Thread.start`, which raises a `KeyError` while it handles another exception. The
-    program may have handled any other `__context__` long ago.
+    `__context__` is an exception that was being handled when this error was raised. A `__context__` counts only if a
+    frame in this error's traceback caught that exception. For example, `Thread.start` raises a `KeyError` while
+    handling another exception. The program may have handled any other `__context__` long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SWITCH = "PERF_CALLBACKS"
 OFF = frozenset({"", "0", "false", "no", "off"})
-"""Values of the switch that arm nothing."""
+"""Values of the variable `PERF_CALLBACKS` with which no process is armed."""
 
 SECTION = "perf_callbacks"
 """Our section of accelerate's config."""

@@ -135,7 +135,7 @@ class Exchange:
 
     @property
     def signals(self) -> bool:
-        """True if parts of this fit carry signals. False if not, or not known yet."""
+        """True: parts of this fit carry signals. False: parts carry none, or this is not known yet."""
         job_settings = self._rounds.job_settings
         return job_settings is not None and job_settings.window is not None and job_settings.signals
 
@@ -280,7 +280,7 @@ class _ExchangeThread:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the ranks of this machine if its first rank is to talk for all; None if each rank talks."""
+    """Return the ranks of this machine if its first rank talks with the store for all. None: each rank talks itself."""
     address = store_room.address(store)
     if address is None:
         return None

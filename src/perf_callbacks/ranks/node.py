@@ -1,8 +1,8 @@
 """The ranks of one machine in a large job, where the first rank of each machine talks with the store for all.
 
 The ranks leave each other notes as files in a directory of their own. The first rank packs the parts of these ranks
-into one note in the store. It also passes on settings, windows and the notes of channels. So only one rank per machine
-needs a connection to the store.
+into one note in the store. The first rank also passes on settings, windows and the notes of channels. So only one rank
+per machine needs a connection to the store.
 """
 
 import os
@@ -56,7 +56,7 @@ class Node:
 def gathered(
     rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
-    """Return the ranks of this machine if its first rank is to talk for all; None if each rank talks.
+    """Return the ranks of this machine if its first rank talks with the store for all. None: each rank talks itself.
 
     The ranks of a machine can't ask each other, because this would take a connection. So each rank must find the same
     answer by itself. Launchers number the ranks of a machine one after the other. Machines may have different answers:

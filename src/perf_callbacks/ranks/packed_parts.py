@@ -15,7 +15,7 @@ from zlib import crc32
 from perf_callbacks.ranks.bundles import Bundle, bundled
 
 VERSION = 2
-"""Version of the layout. It changes with the columns of the header."""
+"""Version of the layout. The version changes with the columns of the header."""
 
 MOST_ATTEMPTS = 2**32 - 1
 """Largest number of an attempt that a part can carry."""

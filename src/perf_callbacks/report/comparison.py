@@ -38,7 +38,7 @@ class ComparedMetric:
     change: Change | None = None
     """None: too few steps in a run."""
     verdict: str | None = None
-    """Worse, better, same or undecided. Undecided: the interval reaches the threshold, but chance may explain it."""
+    """Worse, better, same or undecided. Undecided: the change may reach the threshold, and may be chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

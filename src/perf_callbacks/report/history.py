@@ -102,7 +102,7 @@ class FitHistory:
 
     @property
     def run(self) -> Run:
-        """Record that opened the last attempt of the lowest rank."""
+        """The `run` record of the last attempt of the lowest rank."""
         return self.first[-1].run
 
     @property

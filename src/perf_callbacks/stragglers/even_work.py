@@ -41,7 +41,7 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return each rank's seconds of each step beyond an even share of the work. None: sizes explain nothing.
+    """Return, by rank and step, the seconds beyond an even share of the work. None: sizes explain nothing.
 
     The size of a rank's batch is compared with the mean size over ranks in the same step: if batches were even, each
     rank would have the mean size. An unknown size counts as the mean.

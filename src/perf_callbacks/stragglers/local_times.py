@@ -154,7 +154,7 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Divide the time without a CPU by the lengths of these steps. The last step holds the sum of all steps."""
+        """Share the time without a CPU among these steps, by their lengths. The last step holds the time of all."""
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
         lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown

@@ -1,6 +1,7 @@
 """Coverage: the share of the used weights that a counted operation multiplied.
 
-A kernel outside of torch's dispatcher can't be seen. Its only trace is a weight that no counted operation multiplied.
+A kernel outside of torch's dispatcher can't be seen, but may leave a trace: a weight that no counted operation
+multiplied.
 """
 
 from collections.abc import Iterable

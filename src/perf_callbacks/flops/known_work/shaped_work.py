@@ -74,7 +74,7 @@ class ShapedWork(WorkModel):
         self.rating: Rating | None = None
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.peak_exceeded: Peaks | None = None
-        """Peak that steps exceeded. None again once a log line has said so."""
+        """Peak that steps exceeded. Once this is logged, the value is None again."""
         self.unknowns = Unknowns(reader)
         """Reasons for steps without FLOPs."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}

@@ -33,7 +33,7 @@ def attach(
     until training resumes. `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
     checkpoints are part of no step, and rows leave out a step with an evaluation or a checkpoint.
 
-    Measuring begins with the first batch or backward of training. It ends with `accelerator.end_training()`, with
+    Measuring begins with the first batch or backward of training, and ends with `accelerator.end_training()`, with
     `free_memory()`, with `close()` of the returned attachment, or when the accelerator is freed. The callback then
     undoes all of its changes. `save_state` and `load_state` save and restore the counters.
 

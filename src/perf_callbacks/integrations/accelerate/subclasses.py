@@ -1,8 +1,8 @@
 """Objects watched through a subclass of their class, so that their attributes stay as they are.
 
-A method that is replaced on an object has two disadvantages. It refers to the object, so only a garbage collection
-frees the object. And it becomes part of every copy and every pickle. With a subclass, the object is freed as usual, and
-its copies and pickles have the original class.
+A method that is replaced on an object has two disadvantages. The replacement refers to the object, so only a garbage
+collection frees the object. And the replacement becomes part of every copy and every pickle. With a subclass, the
+object is freed as usual, and its copies and pickles have the original class.
 """
 
 import copyreg

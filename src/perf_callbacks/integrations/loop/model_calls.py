@@ -24,9 +24,9 @@ _FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as re
 class ModelCalls:
     """Marks every whole call of one model as forward.
 
-    A forward pre-hook sees the calls. It makes each call slower, because torch calls modules without hooks in a faster
-    way. Ways without a hook would change attributes of the module, and copies of the module would then call the
-    original.
+    A forward pre-hook sees the calls. The hook makes each call slower, because torch calls modules without hooks in a
+    faster way. Without a hook, attributes of the module would have to change, and copies of the module would then call
+    the original.
     """
 
     def __init__(

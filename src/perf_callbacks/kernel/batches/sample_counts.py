@@ -50,7 +50,7 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the tensors of this name, or else all whose names end like `anchor_input_ids` of sentence pairs."""
+    """Return the tensors of this name, or else all tensors whose names end with it, such as `anchor_input_ids`."""
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
     alike = (name for name, word in last.items() if word.endswith("_" + wanted) and not word.startswith("decoder_"))
@@ -117,7 +117,7 @@ def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
 
 
 def _are_images_and_targets(inside: Sequence[Any]) -> bool:
-    """Return True for a detection batch: a list of images and as long a list of targets, whose boxes are no samples."""
+    """Return True for a detection batch: lists of images and targets of equal length. Boxes of targets don't count."""
     if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
         return False
     images, targets = inside

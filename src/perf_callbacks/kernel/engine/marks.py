@@ -48,7 +48,7 @@ class Pause(NamedTuple):
     here: bool
     """True: the collection ran in the training thread."""
     ours: str | None = None
-    """The same as `Gc.ours`."""
+    """Reason why the checklist collected, as in `Gc.ours`."""
 
 
 Mark = Stage | Begin | Back | End

@@ -13,8 +13,8 @@ UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. Adding seconds turns it into a float."""
 
 BLOCK = 256
-"""Number of steps that are kept one by one before they are added up. They are added up sooner if a second has
-passed."""
+"""Number of steps that are kept one by one before they are added up. If a second has passed, fewer steps are added up
+too."""
 
 WATCHED_BLOCK = 64
 """Size of a block while an observer wants to see the steps."""
@@ -54,7 +54,7 @@ class Step(NamedTuple):
     samples: int | None
     tokens: int | None
     useful_tokens: Any
-    """The same as `Batch.useful_tokens`."""
+    """Elements that the mask keeps, as in `Batch.useful_tokens`."""
     effort: StepFlops | None
     """FLOPs of the step; None: unknown."""
     pause_seconds: float

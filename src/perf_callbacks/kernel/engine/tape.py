@@ -143,7 +143,7 @@ class Tape:
         return written
 
     def read(self, written: list[Any] | None = None) -> tuple[Past, list[PlacedPause]]:
-        """Read marks that `take` took; by default, take them now. Return the steps that ended, and the pauses."""
+        """Read marks from `take`; by default, call `take` now. Return the steps that ended, and the pauses."""
         written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
         done = Past([[] for _ in STAGES], [], [], [])

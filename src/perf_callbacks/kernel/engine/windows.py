@@ -104,8 +104,8 @@ class WindowReader(ABC):
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
     """Return the window with the step from which each proposed value holds.
 
-    A new value holds `NOTICE` windows later. A value that the previous window had too keeps its step. If ranks are
-    missing, the values of the previous window stay in force. `now` is the step that training has reached by now.
+    A new value holds `NOTICE` windows later. If the previous window had the same value, the step stays the same. If
+    ranks are missing, the values of the previous window stay in force. `now` is the step that training has reached.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)
@@ -130,7 +130,7 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def possible(item: Any) -> bool:
-    """Return True if the numbers of a message between ranks are plausible. Their types are checked already."""
+    """Return True if the numbers of a message between ranks are plausible. Types are checked before."""
     amounts = [getattr(item, one.name) for one in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):

@@ -107,7 +107,7 @@ class Recorder:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
         self.tape = self.engine.tape
-        """The tape. It is public, so that wrappers can write a mark without a call of `enter`."""
+        """The tape. The attribute is public, so that wrappers can write a mark without a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
         self._at_exit = weakly(self._interpreter_exits)

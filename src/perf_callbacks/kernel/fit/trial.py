@@ -97,11 +97,11 @@ class Trial:
     def outcome(self) -> Outcome | None:
         """Compare the complete pairs of turns. None: there are too few pairs.
 
-        Other processes on the machine may delay single steps: `LONGEST` limits how much such a step counts. They may
-        delay whole turns: a median of differences (Hodges and Lehmann's) ignores such turns. For the same reasons a
-        long pause of another rank counts for little, so if ranks wait for each other, the true saving may be larger. If
-        collections are on trial, their time is added to the median as measured, because 16 differences can't prove a
-        pause that is long and rare.
+        Other processes on the machine may delay single steps: `LONGEST` limits how much such a step counts. Other
+        processes may also delay whole turns: a median of differences (Hodges and Lehmann's) ignores such turns. For the
+        same reasons, a long pause of another rank counts for little. So if ranks wait for each other, the true saving
+        may be larger. If collections are on trial, their time is added to the median as measured, because 16
+        differences can't prove a pause that is long and rare.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]

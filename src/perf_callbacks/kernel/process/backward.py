@@ -156,7 +156,7 @@ class Backwards(Owner[bool]):
     def _arrange(self) -> None:
         """Wrap or unwrap both functions as needed.
 
-        If other code has wrapped our wrapper, ours stays and passes calls on.
+        If other code has wrapped our wrapper, our wrapper stays and passes calls on.
         """
         loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
         self._only = loops[0] if len(loops) == 1 else _nobody

@@ -35,7 +35,7 @@ PATIENCE_STEPS = 20
 """A fit counts as abandoned if, in addition, no step ends for this multiple of the fit's longest step."""
 
 ASIDE_PATIENCE = 6
-"""Factor on both limits within an evaluation or a checkpoint."""
+"""Factor by which both limits are longer within an evaluation or a checkpoint."""
 
 _FREEZING = object()
 """Placeholder for a freeze that was interrupted."""
