@@ -71,7 +71,7 @@ class LiveAdvice(Observer):
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
         found = self._recorder.observers.findings(window)
-        worst = next((one for one in found if one.cause != stall.CAUSE), None)  # its own lines were logged
+        worst = next((one for one in found if one.cause != stall.CAUSE), None)  # stalls are logged separately
         if worst is None or worst.share is None or worst.share < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:

@@ -140,6 +140,6 @@ def _said(peak: Peaks | None, without: str) -> str:
     if peak is None:
         return f"There would be no MFU: {without}"
     figures = None if peak.measured else 6
-    source = peak.source.rpartition(": ")[0] if peak.measured else peak.source  # without its rates
+    source = peak.source.rpartition(": ")[0] if peak.measured else peak.source  # without the rates
     rates = [f"{speed(flops, figures)} in {_NAMES.get(dtype, dtype)}" for dtype, flops in peak.by_dtype.items()]
     return f"MFU would use a peak of {', '.join(rates)} ({source})"

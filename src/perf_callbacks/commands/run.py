@@ -21,6 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replace this process by the program."""
-    from perf_callbacks.launch import run as program  # noqa: PLC0415 other commands do without it
+    from perf_callbacks.launch import run as program  # noqa: PLC0415 only this command needs the module
 
     return program.main(["-m", *arguments.words] if arguments.module else arguments.words)

@@ -11,5 +11,5 @@ __all__ = ["monotonic", "perf_counter", "process_time", "seconds_since_boot", "s
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the machine booted, including suspended time. On Linux only, or else `AttributeError`."""
+    """Return the seconds since the machine booted, with suspended time. Raise `AttributeError` except on Linux."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -80,7 +80,7 @@ def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[
     variables = {variable(name): text for name, text in texts.items()}
     if texts:
         variables[SECTION] = ",".join(texts)
-    if environ.get(FILE):  # a script may change its directory
+    if environ.get(FILE):  # a script may change the working directory
         variables[FILE] = str(Path(environ[FILE]).resolve())
     return variables
 

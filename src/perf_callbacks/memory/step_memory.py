@@ -71,7 +71,7 @@ class StepMemory:
         for optimizer in self._optimizers:
             self._note(state, tensors(optimizer.state))
         weights = _sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
-        still = {key: size for key, size in state.items() if key not in weights}  # amsgrad and others may share
+        still = {key: size for key, size in state.items() if key not in weights}  # state may share storage with weights
         static = sum(weights.values()) + sum(self._gradients.values()) + sum(still.values())
         followed, activations, temporary, peak = self.allocations, None, None, None
         source = None

@@ -30,7 +30,7 @@ _STATES = {
 
 def awaited(thread: int) -> tuple[int, int] | None:
     """Return the number and the process id of the worker that a thread waits for. None: the thread waits for none."""
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to it
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the only way to a stack
     for _ in range(DEEPEST):
         if frame is None or (
             frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE)
