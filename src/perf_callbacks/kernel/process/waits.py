@@ -4,8 +4,8 @@ While a fit of several ranks lasts, each such wait of the training thread become
 waiting functions themselves are timed. So all their callers are covered: broadcasts of buffers, gathered metrics,
 sharded parameters, barriers.
 
-Some waits are not timed: waits in compiled code (see `in_compiled_code`), waits for a file, and waits in libraries other
-than torch. DDP waits in C++ at the end of the backward; `stragglers/gradient_moments.py` covers this wait.
+Some waits are not timed: waits in compiled code (see `in_compiled_code`), waits for a file, and waits in libraries
+other than torch. DDP waits in C++ at the end of the backward; `stragglers/gradient_moments.py` covers this wait.
 
 A rank that sends to a single rank, or receives from one, may do other work than other ranks. These calls are counted.
 """
