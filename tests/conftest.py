@@ -80,6 +80,13 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _verdicts_of_short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give verdicts on the runs of tests, which last for less than ten seconds."""
+    if request.node.get_closest_marker("verdict_after_ten_seconds") is None:
+        monkeypatch.setattr("perf_callbacks.kernel.records.fit_records.ENOUGH_SECONDS", 0.0)
+
+
 if torch is None:  # other Pythons have no framework: what needs one is skipped there
     NEEDED = {"accelerate", "lightning", "numpy", "torch", "transformers"}
 

@@ -6,8 +6,9 @@ import pytest
 from advised import PLAIN, STAGES, WORK, found, machine, summary
 
 from perf_callbacks.advice import table
-from perf_callbacks.advice.facts import FEWEST_STEPS, Facts
+from perf_callbacks.advice.facts import Facts
 from perf_callbacks.advice.loading import faster
+from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
 
 
 def test_nothing_is_wrong_with_a_run_that_only_computes():
@@ -15,8 +16,43 @@ def test_nothing_is_wrong_with_a_run_that_only_computes():
 
 
 def test_a_run_of_a_few_steps_tells_nothing():
-    few = summary(steps=FEWEST_STEPS - 1, data=5.0, other=5.0, optimizer=5.0)
+    few = summary(steps=ENOUGH_STEPS - 1, data=5.0, other=5.0, optimizer=5.0)
     assert table.findings(machine(), Facts(workers=0, work=WORK), few) == ()
+
+
+@pytest.mark.verdict_after_ten_seconds
+def test_a_run_of_less_than_ten_seconds_tells_nothing():
+    quick = {name: 0.09 * seconds for name, seconds in (STAGES | {"data": 0.5, "other": 0.5}).items()}
+    assert table.findings(machine(), Facts(workers=0, work=WORK), summary(steps=50, **quick)) == ()
+    assert table.findings(machine(), Facts(workers=0, work=WORK), summary(steps=100, **quick))
+
+
+def test_the_lack_of_a_cpu_comes_before_what_it_makes_longer():
+    facts = Facts(workers=0, starved_share=0.2, ran_share=0.75)
+    cpu, host, data = table.findings(machine(), facts, summary(data=1.0, other=2.0))
+    assert [one.cause for one in (cpu, host, data)] == ["cpu", "host", "data"]
+    assert (cpu.share, host.share, data.share) == (0.2, pytest.approx(0.75 * 2 / 4), pytest.approx(0.1125, abs=0.15))
+    data, cpu = table.findings(machine(), facts, summary(data=4.0))
+    assert [one.cause for one in (data, cpu)] == ["data", "cpu"], "a loader is slow with a CPU too"
+
+
+def test_a_little_time_without_a_cpu_is_no_finding_and_a_device_is_not_slowed_by_it():
+    assert found("cpu", Facts(starved_share=0.04, ran_share=0.9), summary()) is None
+    on = machine(accelerator="cuda")
+    assert found("host", Facts(starved_share=0.2, ran_share=0.5), summary(other=1.0), on).share == 0.5
+
+
+@pytest.mark.parametrize("integration", ["transformers", "lightning"])
+def test_the_work_of_a_trainer_is_nothing_that_a_user_can_change(integration):
+    facts = Facts(integration=integration)
+    assert found("host", facts, summary(other=1.0)) is None
+    assert found("host", replace(facts, host_line="train.py:3 `score`"), summary(other=1.0)).share == 0.5
+
+
+def test_a_share_that_varies_has_a_lower_end():
+    finding = found("host", Facts(widths={"other": 0.25}), summary(other=1.0))
+    assert (finding.share, finding.low) == (0.5, 0.375)
+    assert found("host", Facts(), summary(other=1.0)).low == 0.5
 
 
 def test_workers_are_advised_where_steps_wait_for_data():
@@ -152,17 +188,28 @@ def test_attention_that_is_fused_or_can_not_be_is_no_finding(facts):
 
 
 def test_an_optimizer_that_goes_from_tensor_to_tensor():
-    facts = Facts(optimizer="AdamW", tensors=1234)
-    assert found("optimizer", facts, summary(optimizer=1.1)).share == pytest.approx(0.7 * 1.1 / 2.0)
+    facts = Facts(optimizer="AdamW", tensors=1234, update_seconds=0.8)
+    assert found("optimizer", facts, summary(optimizer=1.1)).share == pytest.approx(0.7 * 0.8 / 2.0)
 
 
-@pytest.mark.parametrize("facts", [{"fused": True}, {"optimizer": "Muon"}, {"optimizer": None}])
+@pytest.mark.parametrize(
+    "facts", [{"fused": True}, {"optimizer": "Muon"}, {"optimizer": None}, {"update_seconds": None}]
+)
 def test_an_optimizer_that_can_not_be_fused_is_no_finding(facts):
-    assert found("optimizer", Facts(**{"optimizer": "AdamW"} | facts), summary(optimizer=1.1)) is None
+    usual = {"optimizer": "AdamW", "update_seconds": 1.0}
+    assert found("optimizer", Facts(**usual | facts), summary(optimizer=1.1)) is None
 
 
 def test_an_accelerator_updates_many_tensors_at_once():
-    assert found("optimizer", Facts(optimizer="AdamW"), summary(optimizer=1.1), machine(accelerator="cuda")) is None
+    assert (
+        found(
+            "optimizer",
+            Facts(optimizer="AdamW", update_seconds=1.0),
+            summary(optimizer=1.1),
+            machine(accelerator="cuda"),
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,8 +330,11 @@ def test_the_finding_that_could_win_most_comes_first():
 
 
 def test_findings_are_the_same_on_a_clock_of_another_pace():
-    facts = Facts(workers=0, work=WORK, optimizer="AdamW")
+    facts = Facts(workers=0, work=WORK)
     slow = summary(**{name: 16 * seconds for name, seconds in STAGES.items()} | {"data": 16.0, "other": 4.0})
     quick = summary(data=1.0, other=0.25)
-    scaled = [replace(one, share=pytest.approx(one.share, abs=0.001)) for one in table.findings(machine(), facts, slow)]
+    scaled = [
+        replace(one, share=pytest.approx(one.share, abs=0.001), low=pytest.approx(one.low, abs=0.001))
+        for one in table.findings(machine(), facts, slow)
+    ]
     assert scaled == [*table.findings(machine(), facts, quick)]  # handing over a batch takes 2 ms at any pace

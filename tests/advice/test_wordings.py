@@ -13,7 +13,8 @@ from doc_tables import DOCS
 from snapshots import matches
 
 from perf_callbacks.advice import table
-from perf_callbacks.advice.facts import Facts, Measured
+from perf_callbacks.advice.facts import Drift, Facts, Measured
+from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary
 from perf_callbacks.memory.use import Leak, MemoryUse
@@ -74,7 +75,9 @@ GARBAGE = {"gc_seconds": 100.0, "gc_collections": (7, 1, 2)}
 OFTEN = summary(gc=GARBAGE, forward=1.3)
 EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
 EAGER = Facts(work=PLAIN, attention="eager", sdpa=True)
-ADAMW = Facts(optimizer="AdamW", tensors=1234)
+ADAMW = Facts(optimizer="AdamW", tensors=1234, elements=4096.0, update_seconds=1.1)
+STARVED = Facts(workers=0, starved_share=0.4, ran_share=0.6)
+DRIFT = Drift(first=0.04, last=0.06, share=0.2, stage="other")
 UNCOMPILED = Facts(tensor_cores=True, work=work())
 SLOW = replace(RUN, flops=FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0))
 LLAMA = work(("[8192, 4096] x [4096, 10922]", 60), ("[8192, 4096] x [4096, 4096]", 40))
@@ -99,6 +102,18 @@ CASES = {
         "workers start": (EPOCHS, summary(data=0.5), CPU),
         "workers start, Trainer": (replace(EPOCHS, **TRAINER), summary(data=0.5), CPU),
         "workers start once": (replace(EPOCHS, epochs=1), summary(data=0.5), CPU),
+    },
+    "cpu": {
+        "a quota": (replace(STARVED, quota_reached=True), RUN, CPU),
+        "threads": (replace(STARVED, threads=16), RUN, CPU),
+        "workers": (replace(STARVED, workers=8), RUN, CPU),
+        "other programs": (STARVED, RUN, machine(cpus=1)),
+    },
+    "drift": {
+        "in a stage of the model": (Facts(drift=DRIFT), RUN, CPU),
+        "on a device": (Facts(drift=DRIFT._replace(stage="forward")), RUN, CUDA),
+        "in the loader": (Facts(drift=DRIFT._replace(stage="data")), RUN, CPU),
+        "in collections": (Facts(drift=DRIFT._replace(stage="gc")), RUN, CPU),
     },
     "host": {
         "between stages": (Facts(), BETWEEN, CPU),
@@ -194,6 +209,9 @@ CASES = {
     "compile": {
         "slow": (UNCOMPILED, SLOW, CUDA),
         "slow, Trainer": (replace(UNCOMPILED, **TRAINER), SLOW, CUDA),
+        "once": (Facts(compilations=Compilations(1, 30.0, 0, "")), RUN, CPU),
+        "again and again": (Facts(compilations=Compilations(9, 30.0, 7, "size of x changed")), RUN, CPU),
+        "again": (Facts(compilations=Compilations(2, 30.0, 1, "")), RUN, CPU),
     },
     "shape": {
         "any size": (Facts(work=LLAMA, tensor_cores=True), RUN, CUDA),

@@ -50,7 +50,7 @@ def fit(clock, tmp_path):
     model = llama()
     model.model.register_forward_pre_hook(lambda *_: clock.sleep(1.0))
     optimizer = torch.optim.AdamW(model.parameters())
-    optimizer.register_step_pre_hook(lambda *_: clock.sleep(0.5))
+    optimizer.register_step_post_hook(lambda *_: clock.sleep(0.5))  # before the hook that ends our time
     return SimpleNamespace(
         model=model,
         optimizer=optimizer,

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from perf_callbacks.kernel.process.cpu_time import CpuTime, idle, read
+from perf_callbacks.kernel.process.cpu_time import CpuTime, idle, read, throttled
 
 
 @pytest.fixture
@@ -61,3 +61,20 @@ def test_idle_cpus_are_unknown_to_a_system_that_tells_nothing(tmp_path, text):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text(text)
     assert idle({0}, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "seconds"),
+    [
+        ("cpu.stat", "nr_periods 9\nthrottled_usec 2500000\n", 2.5),
+        ("cpu/cpu.stat", "nr_throttled 9\nthrottled_time 2500000000\n", 2.5),
+        ("cpu.stat", "usage_usec 9\n", None),
+        ("cpu.stat", "throttled_usec many\n", None),
+    ],
+)
+def test_the_time_for_which_a_quota_stopped_threads(tmp_path, file, text, seconds):
+    assert throttled(tmp_path) is None
+    path = tmp_path / "sys/fs/cgroup" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert throttled(tmp_path) == (None if seconds is None else pytest.approx(seconds))

@@ -40,7 +40,7 @@ def line(comment):
 
 def settled(thread):
     """Its stack, once it is where it waits."""
-    while not (stack := stacks.of_thread(thread.ident)).place.endswith("`wait`"):
+    while not (stack := stacks.of_thread(thread.ident)).place.endswith("wait`"):
         time.sleep(0.001)
     return stack
 
@@ -49,7 +49,7 @@ def test_the_innermost_line_of_the_program_is_named_and_where_it_waits():
     with a_thread(waits) as thread:
         stack = settled(thread)
     assert stack.place.startswith(f"test_stacks.py:{line('here')} `waits`, in threading.py:")
-    assert stack.place.endswith(" `wait`")
+    assert stack.place.endswith("wait`")
     assert f"{__file__}:{line('here')} waits" in stack.frames
     assert stack.frames[-1].endswith(" wait")
     assert not stack.waits

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
+from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.fit_records import Finding, Flops, Summary
 from perf_callbacks.memory.use import MemoryUse
 
-FEWEST_STEPS = 5
-"""Fewest measured steps for findings that depend on times."""
+WAITING = frozenset({"data", "communication"})
+"""Stages in which the training thread mostly waits, and needs no CPU."""
 
 WORTH = 0.01
 """Least share of the run that a finding must be able to save."""
@@ -33,6 +34,19 @@ class MachineFacts(Protocol):
     def memory_available(self) -> int | None:
         """Bytes of host memory that the process may still take."""
         ...
+
+
+class Drift(NamedTuple):
+    """Steps that became longer in the course of a fit."""
+
+    first: float
+    """Mean seconds of a step in the first quarter of the steps."""
+    last: float
+    """The same in the last quarter."""
+    share: float
+    """Part of the time of all steps that would be saved if all steps were as short as the first."""
+    stage: str
+    """Stage that grew most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +77,13 @@ class Facts:
     sdpa: bool = False
     """True: the model could use `scaled_dot_product_attention`."""
     optimizer: str | None = None
-    """Class of the optimizer; None: the optimizer is not torch's."""
+    """Class of the optimizer; None: the optimizer is not torch's, or is SGD without momentum."""
     fused: bool = False
     """True: the optimizer updates many tensors at once, by `fused` or `foreach`."""
     tensors: int = 0
     """Number of tensors that the optimizer updates."""
+    elements: float = 0.0
+    """Mean number of elements of these tensors."""
     threads: int = 1
     """CPU threads per operation."""
     log_every: int | None = None
@@ -106,6 +122,20 @@ class Facts:
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     idle_share: float | None = None
     """Share of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
+    starved_share: float | None = None
+    """Share of the fit in which the training thread was ready to run, and had no CPU."""
+    ran_share: float = 1.0
+    """Part of the time in which the training thread was ready to run, and ran. The rest inflates all of its work."""
+    quota_reached: bool = False
+    """True: the CPU quota of the container stopped its threads for long."""
+    update_seconds: float | None = None
+    """Median seconds of the optimizer's own update of the weights, without clipping, hooks and `zero_grad`."""
+    compilations: Compilations | None = None
+    """Compilations of torch.compile since the fit began."""
+    drift: Drift | None = None
+    """Steps that became longer in the course of the fit. None: they didn't."""
+    widths: Mapping[str, float] = field(default_factory=dict)
+    """By stage, half the width of the 95 % interval of the stage's share of step time, as a part of this share."""
     work: Flops | None = None
     """FLOPs of the last counted step."""
 
@@ -113,13 +143,13 @@ class Facts:
 class Measured:
     """Times of a whole fit."""
 
-    def __init__(self, summary: Summary) -> None:
-        self.summary = summary
+    def __init__(self, summary: Summary, facts: Facts = Facts()) -> None:
+        self.summary, self._facts = summary, facts
         wall = summary.wall_seconds
         self.seconds = sum(wall.values()) - wall.get(STARTUP, 0.0)
         """The fit's wall time after startup. All shares are shares of this time."""
         self.steps_seconds = wall.get(STEPS, 0.0)
-        self.known = self.seconds > 0 and summary.included_steps >= FEWEST_STEPS and bool(summary.stage_seconds)
+        self.known = self.seconds > 0 and summary.long_enough and bool(summary.stage_seconds)
         """True: enough steps were measured, and their stages are known."""
 
     @property
@@ -128,12 +158,21 @@ class Measured:
         return self.summary.step_time or 0.0
 
     def stage(self, name: str) -> float:
-        """Return the mean seconds of a stage per step; 0 if the stage was never entered."""
-        return self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
+        """Return the mean seconds of a stage per step, if a CPU had been free; 0 if the stage was never entered.
+
+        In data and communication, the thread waits for others. In all other stages it works, so the lack of a CPU
+        makes them longer.
+        """
+        seconds = self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
+        return seconds if name in WAITING else seconds * self._facts.ran_share
+
+    def low(self, share: float, *stages: str) -> float:
+        """Return the lower end of the 95 % interval of a share that is due to these stages."""
+        return share * max(0.0, 1 - max([self._facts.widths.get(name, 0.0) for name in stages], default=0.0))
 
     def part(self, name: str) -> float:
         """Return the mean seconds per step of a named part of the stage `other`; 0 without such a part."""
-        return self._per_step(self.summary.other_seconds.get(name, 0.0))
+        return self._per_step(self.summary.other_seconds.get(name, 0.0)) * self._facts.ran_share
 
     @property
     def computing(self) -> float:
@@ -168,8 +207,18 @@ def timed(rule: Callable[[MachineFacts, Facts, Measured], Finding | None]) -> Ru
     return applied
 
 
-def finding(cause: str, share: float | None, evidence: str, remedy: str) -> Finding | None:
-    """Return a finding. None: the share is too small to be worth a change."""
+def finding(cause: str, share: float | None, evidence: str, remedy: str, *, low: float | None = None) -> Finding | None:
+    """Return a finding. None: the share is too small to be worth a change.
+
+    Args:
+        cause: Name of the cause.
+        share: Share of the run that the change could save; None: unknown.
+        evidence: What was measured.
+        remedy: The change.
+        low: Lower end of the share's interval; None: the share is exact.
+    """
     if share is not None and share < WORTH:
         return None
-    return Finding(cause=cause, share=None if share is None else min(share, 1.0), evidence=evidence, remedy=remedy)
+    known = None if share is None else min(share, 1.0)
+    lower = known if low is None or known is None else min(low, known)
+    return Finding(cause=cause, share=known, low=lower, evidence=evidence, remedy=remedy)

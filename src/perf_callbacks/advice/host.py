@@ -15,19 +15,29 @@ COMPUTING = 0.5
 """More threads are advised only if forward, backward and optimizer take this share of the run or more."""
 
 
+TRAINERS = frozenset({"transformers", "lightning"})
+"""Integrations whose framework works between the stages of a step."""
+
+
 @timed
 def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time of steps in which neither loader nor model nor optimizer works."""
+    """Name the time of steps in which neither loader nor model nor optimizer works.
+
+    A trainer works between its stages too, and nobody can change that. So with a trainer, the finding needs a line of
+    the program.
+    """
     if read_each_step(facts) is not None:  # the rule `sync` covers the same time
         return None
-    idle = measured.unnamed
+    if facts.integration in TRAINERS and facts.host_line is None:
+        return None
+    share = measured.share(measured.unnamed)
     evidence = (
-        f"Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took "
-        f"{measured.share(idle):.0%} of the run"
+        f"Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took {share:.0%} of the "
+        "run"
     )
     evidence += f", mostly at {facts.host_line}" if facts.host_line else ""
     remedy = "running it every 50 steps, or after training"
-    return finding("host", measured.share(idle), evidence, remedy)
+    return finding("host", share, evidence, remedy, low=measured.low(share, "other"))
 
 
 @timed

@@ -56,13 +56,15 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
     beside = busy + HAND_OVER_SECONDS + CONTENTION * computed * wait
     won = step - faster(load, beside, wanted, min(cpus, threads + free), threads, computed=computed)
     if wanted > workers and won > wait / 4:
-        return finding("data", measured.share(won), took, _workers(facts, wanted))
+        share = measured.share(won)
+        return finding("data", share, took, _workers(facts, wanted), low=measured.low(share, "data"))
     if wanted <= workers:
         spare = "1 CPU leaves" if cpus == 1 else f"{cpus} CPUs leave"
         spare += " no room for more workers"
     else:
         spare = "the CPU is busy" if cpus == 1 else f"{cpus} CPUs are busy"
-    return finding("data", measured.share(wait), f"{took}; {spare}", "caching prepared samples, or cheaper transforms")
+    share, remedy = measured.share(wait), "caching prepared samples, or cheaper transforms"
+    return finding("data", share, f"{took}; {spare}", remedy, low=measured.low(share, "data"))
 
 
 @timed

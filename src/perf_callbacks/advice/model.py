@@ -1,5 +1,8 @@
 """Rules about the work of the model and its optimizer: the same results with less work, or faster operations."""
 
+import math
+from collections.abc import Mapping, Sequence
+
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -7,16 +10,19 @@ GIGA = 1e9
 
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
+MOST_REASON = 120
+"""Most characters of the reason of a compilation that a finding shows."""
+
 LOW = 0.3
 """Least HFU during forward, backward and optimizer that counts as good without a compiler."""
 
-SAVED = {"Adam": 0.7, "AdamW": 0.7, "Adagrad": 0.3, "SGD": 0.3}
-"""Share of the optimizer's time that `fused=True` saves on a CPU, rounded down.
-
-Measured with torch 2.13 on one thread, for tensors of 64 to 262,144 elements. AdamW takes 89 to 1,565 us per tensor in
-a loop, and 8 to 178 us fused. SGD with momentum takes 11 to 159 us in a loop, and 2 to 127 us fused. Clipping and
-`zero_grad` belong to the same stage, but don't get faster. Adagrad is assumed to save as much as SGD.
-"""
+SAVED: Mapping[str, Sequence[tuple[float, float]]] = {
+    "Adam": ((math.inf, 0.7),),
+    "AdamW": ((math.inf, 0.7),),
+    "Adagrad": ((math.inf, 0.3),),
+    "SGD": ((math.inf, 0.3),),
+}
+"""By optimizer: up to a mean number of elements per tensor, the share of the update's time that `fused=True` saves."""
 
 _COMPILED = {"transformers": "TrainingArguments(torch_compile=True)"}
 _MIXED = {
@@ -46,7 +52,8 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     remedy = "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
     if facts.integration == "transformers":
         remedy = "TrainingArguments(gradient_checkpointing=False)"
-    return finding("recompute", measured.share(seconds), evidence, remedy)
+    share = measured.share(seconds)
+    return finding("recompute", share, evidence, remedy, low=measured.low(share, "forward", "backward"))
 
 
 def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
@@ -69,24 +76,48 @@ def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
         return None
     seconds = batched / every * (measured.stage("forward") + measured.stage("backward"))
     evidence = f"{EAGER}, and its products are {batched / every:.0%} of the FLOPs"
-    return finding("attention", measured.share(seconds), evidence, remedy)
+    share = measured.share(seconds)
+    return finding("attention", share, evidence, remedy, low=measured.low(share, "forward", "backward"))
 
 
 @timed
 def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise the fused form of torch's optimizer. An accelerator updates many tensors at once in any case."""
-    saved = SAVED.get(facts.optimizer or "")
-    if saved is None or facts.fused or machine.accelerator is not None:
+    """Advise the fused form of torch's optimizer. An accelerator updates many tensors at once in any case.
+
+    Only the optimizer's own update gets faster. Clipping, hooks, the scheduler and `zero_grad` belong to the same
+    stage, but don't count.
+    """
+    saved = saved_by_fused(facts.optimizer, facts.elements)
+    if not saved or facts.fused or machine.accelerator is not None or facts.update_seconds is None:
         return None
-    seconds = measured.stage("optimizer")
+    seconds = min(facts.update_seconds, measured.stage("optimizer"))
     evidence = (
-        f"The optimizer took {measured.share(seconds):.0%} of the run: "
+        f"The optimizer's update took {measured.share(seconds):.0%} of the run: "
         f"{facts.optimizer} updates {facts.tensors:,} tensors one by one"
     )
     remedy = f"torch.optim.{facts.optimizer}(..., fused=True)"
     if facts.integration == "transformers" and facts.optimizer == "AdamW":
         remedy = 'TrainingArguments(optim="adamw_torch_fused")'
-    return finding("optimizer", measured.share(saved * seconds), evidence, remedy)
+    share = measured.share(saved * seconds)
+    return finding("optimizer", share, evidence, remedy, low=measured.low(share, "optimizer"))
+
+
+@timed
+def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time that torch.compile takes. A guard that fails, as for a new shape, repeats it."""
+    found = facts.compilations
+    if found is None or not found.number:
+        return None
+    share = found.seconds / measured.seconds
+    number = "once" if found.number == 1 else f"{found.number:,} times"
+    evidence = f"torch.compile took {share:.0%} of the run: it compiled {number}"
+    remedy = "TORCHINDUCTOR_CACHE_DIR on a disk that stays, so that the next run finds the compiled code"
+    if found.repeated:
+        again = "once" if found.repeated == 1 else f"{found.repeated:,} times"
+        evidence += f", {again} because a guard failed"
+        evidence += f" ({found.reason[:MOST_REASON]})" if found.reason else ""
+        remedy = "batches of few shapes, or torch.compile(..., dynamic=True)"
+    return finding("compile", share, evidence, remedy)
 
 
 @timed
@@ -114,6 +145,11 @@ def precision(_machine: MachineFacts, facts: Facts, _measured: Measured | None) 
         remedy = _MIXED.get(facts.integration, 'bf16: torch.autocast("cuda", torch.bfloat16)')
         return finding("precision", None, f"{evidence}, in TF32", remedy)
     return finding("precision", None, f"{evidence}, without TF32", 'torch.set_float32_matmul_precision("high")')
+
+
+def saved_by_fused(optimizer: str | None, elements: float) -> float:
+    """Return the share of an optimizer's update that `fused=True` saves on a CPU; 0: nothing, or unknown."""
+    return next((saved for most, saved in SAVED.get(optimizer or "", ()) if elements <= most), 0.0)
 
 
 def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:

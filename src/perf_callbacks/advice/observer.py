@@ -15,7 +15,10 @@ from perf_callbacks.advice import table
 from perf_callbacks.advice.busy_lines import BusyLines
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.advice.job import CHANNEL, FindingNotes, verdict
-from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.advice.model import saved_by_fused
+from perf_callbacks.advice.step_blocks import StepBlocks
+from perf_callbacks.advice.update_times import UpdateTimes
+from perf_callbacks.kernel.clock import perf_counter, unix_time
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import environment
@@ -23,13 +26,16 @@ from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import cpu_time, processes
+from perf_callbacks.kernel.process import compilations, cpu_time, processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention supports."""
+
+QUOTA_PART = 0.5
+"""The CPU quota explains the time without a CPU if it stopped threads for at least this part of that time."""
 
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
@@ -43,6 +49,7 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         machine = environment.read(accelerator=_accelerator(recorder.device))
         since = _Since(machine.cpus)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
+        updates = _updates(recorder, training.setup(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         let_pass(error)
         log.info("perf_callbacks gives no advice: %s.", describe(error))
@@ -54,6 +61,9 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
     if ranks is not None and notes is not None:
         ranks.open(CHANNEL, notes)
     recorder.observe(lines)
+    recorder.observe(StepBlocks())
+    if updates is not None:
+        recorder.observe(updates)
     return Advice(recorder, machine, facts, since, notes)
 
 
@@ -67,7 +77,7 @@ class Advice(Observer):
         self._notes, self._failed = notes, False
         self._machine = machine
         self._facts = facts
-        self._since = since
+        self._since, self._began = since, unix_time()
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Apply all rules. Without a summary, only rules that need no run may find something."""
@@ -76,7 +86,11 @@ class Advice(Observer):
         recorder = self._recorder
         with guard(logs(log.warning, "perf_callbacks gives no advice: %s.", trace=True)):
             facts = replace(
-                self._facts, work=recorder.engine.work.counted, **self._since.facts(), **recorder.observers.facts()
+                self._facts,
+                work=recorder.engine.work.counted,
+                compilations=compilations.since(self._began),
+                **self._since.facts(),
+                **recorder.observers.facts(),
             )
             found = table.findings(self._machine, facts, summary)
             if summary is None or self._notes is None:
@@ -94,6 +108,14 @@ class Advice(Observer):
             self._notes.gather(ranks, run.world_size)
 
 
+def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
+    """Time the updates of an optimizer that could be fused, on a CPU."""
+    optimizer = next(map(_inner, setup.optimizers), None)
+    if facts.fused or recorder.device.type != "cpu" or not saved_by_fused(facts.optimizer, facts.elements):
+        return None
+    return UpdateTimes(recorder, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
 def without_run(device: torch.device) -> tuple[Finding, ...]:
     """Return the findings that need no run."""
     return table.findings(
@@ -109,7 +131,9 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
-    torchs = type(optimizer).__module__.startswith("torch.optim.")
+    name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim.") else None
+    if name == "SGD" and not all(group.get("momentum") for group in groups):
+        name = None  # nothing is saved without momentum
     loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
     return Facts(
         integration=integration,
@@ -118,9 +142,10 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
-        optimizer=type(optimizer).__name__ if torchs else None,
+        optimizer=name,
         fused=bool(groups) and all(group.get("fused") or group.get("foreach") for group in groups),
         tensors=len(tensors),
+        elements=sum([tensor.numel() for tensor in tensors]) / max(1, len(tensors)),
         threads=torch.get_num_threads(),
         log_every=setup.log_every,
         ddp=_has_ranks(model),
@@ -156,7 +181,7 @@ class _Since:
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
-        self._idle = cpu_time.idle(self._cpus)
+        self._idle, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that change during the fit."""
@@ -167,8 +192,16 @@ class _Since:
         ran, queued = now.since(before)
         return {
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
+            "starved_share": queued / seconds,
+            "ran_share": ran / (ran + queued),
+            "quota_reached": self._stopped() > QUOTA_PART * queued,
             "free_cpus": self._free(seconds),
         }
+
+    def _stopped(self) -> float:
+        """Return the seconds for which the quota of the control group stopped threads of this job."""
+        now = cpu_time.throttled()
+        return 0.0 if now is None or self._throttled is None else now - self._throttled
 
     def _free(self, seconds: float) -> float | None:
         """Return the mean number of idle CPUs: the number of the process's CPUs times the share of idle CPU time."""

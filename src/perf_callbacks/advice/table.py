@@ -1,11 +1,14 @@
 """All rules of advice, and their findings."""
 
-from perf_callbacks.advice import host, loading, memory, model, shapes, spans, stall, straggler, waits
+from dataclasses import replace
+
+from perf_callbacks.advice import cpu, drift, host, loading, memory, model, shapes, spans, stall, straggler, waits
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, Rule
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 
 RULES: tuple[Rule, ...] = (
     stall.stall,
+    cpu.no_cpu,
     loading.data,
     loading.restarts,
     host.host,
@@ -19,11 +22,13 @@ RULES: tuple[Rule, ...] = (
     memory.memory,
     spans.evaluation,
     spans.checkpoint,
+    drift.longer,
     straggler.straggler,
     straggler.uneven_batches,
     straggler.uneven_stages,
     model.precision,
     model.compiling,
+    model.recompiling,
     shapes.padding,
     shapes.tiles,
     waits.reducing,
@@ -41,12 +46,19 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Apply all rules. A stall under way comes first, then the largest share. Findings without a share come last."""
-    measured = None if summary is None else Measured(summary)
+    """Apply all rules. A stall under way comes first, then the largest share. Findings without a share come last.
+
+    The lack of a CPU comes before all findings whose times it makes longer.
+    """
+    ran = facts if machine.accelerator is None else replace(facts, ran_share=1.0)  # a device's times are not longer
+    measured = None if summary is None else Measured(summary, ran)
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
     hangs = summary is not None and summary.stalls is not None and summary.stalls.under_way
+    inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 
-    def rank(one: Finding) -> tuple[bool, float]:
-        return hangs and one.cause == stall.CAUSE, -1.0 if one.share is None else one.share
+    def rank(one: Finding) -> tuple[bool, float, bool]:
+        share = -1.0 if one.share is None else one.share
+        starved = one.cause == cpu.CAUSE
+        return hangs and one.cause == stall.CAUSE, max(share, inflated) if starved else share, starved
 
     return tuple(sorted(found, key=rank, reverse=True))

@@ -27,9 +27,6 @@ MOST_NAMES = 3
 MOST_ADVICE = 3
 """Most findings that are shown at the start. What they would save is not known yet."""
 
-ENOUGH_STEPS = 5
-"""Fewest measured steps for a verdict."""
-
 MOST = 0.99
 """Largest share that a card promises. No estimate is exact enough for a larger share."""
 
@@ -157,8 +154,13 @@ def verdict(summary: Summary) -> str:
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
     return [
-        found for found in summary.findings[:1] if found.share is not None and (hangs or found.share >= WORTH_SAYING)
+        found for found in summary.findings[:1] if found.share is not None and (hangs or _sure(found) >= WORTH_SAYING)
     ]
+
+
+def _sure(found: Finding) -> float:
+    """Return the share that a finding has at least."""
+    return found.share or 0.0 if found.low is None else found.low
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
@@ -197,7 +199,7 @@ def _nothing_to_win(summary: Summary) -> str:
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
-    if summary.included_steps < ENOUGH_STEPS or not after_startup or not known:
+    if not summary.long_enough or not after_startup or not known:
         return ""
     share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
     little = "Little" if any(found.share for found in summary.findings) else "Nothing"

@@ -1,4 +1,4 @@
-"""CPU time of a thread, its waiting time for a CPU, and the idle time of CPUs, as Linux counts them."""
+"""CPU time of a thread, its waiting time for a CPU, idle time of CPUs, and time stopped by a quota, as Linux counts."""
 
 import os
 import threading
@@ -9,6 +9,9 @@ from typing import NamedTuple
 from perf_callbacks.kernel.foreign_errors import suppress
 
 NANO = 1e-9
+
+_THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
+"""Names of the stopped time in the two versions of control groups, with their units in seconds."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""
@@ -46,3 +49,14 @@ def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
             if name != "cpu" and name.startswith("cpu") and int(name.removeprefix("cpu")) in cpus:
                 found.append(int(ticks[_IDLE]) + int(ticks[_WAITING]))
     return sum(found) / os.sysconf("SC_CLK_TCK") if found and len(found) == len(cpus) else None
+
+
+def throttled(root: Path = Path("/")) -> float | None:
+    """Return the seconds for which the CPU quota of the control group stopped its threads; None if unavailable."""
+    for file in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
+        with suppress(OSError, ValueError):
+            for line in (root / file).read_text(encoding="ascii").splitlines():
+                name, _, amount = line.partition(" ")
+                if name in _THROTTLED:
+                    return int(amount) * _THROTTLED[name]
+    return None

@@ -136,4 +136,6 @@ def _is_own(file: str) -> bool:
 
 
 def _line(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} `{frame.f_code.co_name}`"
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]  # Python 3.10 has no such name
+    return f"{Path(code.co_filename).name}:{frame.f_lineno} `{name}`"

@@ -217,10 +217,12 @@ class Finding:
     """Cause that limits a run, and its remedy. Written at the end of a fit."""
 
     cause: str
-    """One of stall, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, evaluation, checkpoint,
-    memory, precision, compile, shape."""
+    """One of stall, cpu, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, evaluation,
+    checkpoint, memory, precision, compile, shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
+    low: float | None = None
+    """Lower end of the 95 % interval of `share`, from the variation between steps. None: unknown, or older journal."""
     evidence: str
     remedy: str
     """Line to write, or action to take."""
@@ -255,6 +257,10 @@ class Window:
     """Minimum over ranks of each value that ranks agree on, by name."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Step after which each value of `asks` holds."""
+
+
+ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
+"""Fewest measured steps of a fit with a verdict, and fewest seconds of its steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,6 +331,11 @@ class Summary:
     def step_time(self) -> float | None:
         """Seconds per included step."""
         return self.included_seconds / self.included_steps if self.included_steps else None
+
+    @property
+    def long_enough(self) -> bool:
+        """True: there are enough steps for findings that depend on times. In shorter fits, shares are chance."""
+        return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,30 @@
+"""Rule `drift`: steps become longer in the course of a fit."""
+
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.kernel.records.fit_records import Finding
+
+CAUSE = "drift"
+
+REMEDIES = {
+    "data": "looking at what the loader does in later samples",
+    "gc": "breaking reference cycles, and dropping objects that are no longer used",
+}
+"""What to do if one of these stages grew most."""
+
+GROWS = "looking for lists, hooks or logs that grow from step to step"
+
+
+@timed
+def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name steps that became longer although batches didn't, and the stage that grew most."""
+    found = facts.drift
+    if found is None:
+        return None
+    evidence = (
+        f"Steps became {found.last / found.first - 1:.0%} longer in the course of the run, from "
+        f"{1000 * found.first:,.3g} to {1000 * found.last:,.3g} ms, mostly in the stage {found.stage}"
+    )
+    remedy = REMEDIES.get(found.stage, GROWS)
+    if machine.accelerator is not None and found.stage not in REMEDIES:
+        remedy += ", and for throttling (nvidia-smi -q -d PERFORMANCE)"
+    return finding(CAUSE, found.share * measured.steps_seconds / measured.seconds, evidence, remedy)

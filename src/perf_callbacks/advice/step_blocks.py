@@ -1,0 +1,109 @@
+"""Steps of a fit in blocks: how far shares of stages vary, and whether steps become longer in the course of the fit.
+
+Times of single steps vary, and steps beside each other are alike. So steps are summed in blocks, and the variation
+between blocks counts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perf_callbacks.advice.facts import Drift
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.records.fit_records import Record, Steps
+
+STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
+
+FEWEST, MOST = 8, 64
+"""Fewest blocks for an interval, and most blocks that are kept: then neighbours are joined in pairs."""
+
+CHUNK = 8
+"""Steps of a block at first."""
+
+DEVIATIONS = 2.1
+"""Standard errors in half a 95 % interval, with some 20 blocks."""
+
+QUARTER = 4
+"""The first and the last 1/4 of the blocks are compared, if each has this number of blocks or more."""
+
+LONGER = 0.1
+"""Least part by which steps must become longer."""
+
+Sums = tuple[float, ...]
+"""Sums of the steps of a block: seconds, tokens, then the seconds of each of `STAGES`."""
+
+
+class StepBlocks(Observer):
+    """Adds up the measured steps of a fit in blocks of equal length."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Sums] = []
+        self._length = CHUNK
+        self._rest: list[Sums] = []  # steps that don't fill a block
+
+    def record_written(self, record: Record) -> None:
+        """Add the steps of a record."""
+        if isinstance(record, Steps):
+            number = len(record.step)
+            columns = [record.step_time, record.tokens, *[getattr(record, f"{stage}_time") for stage in STAGES]]
+            full = [[value or 0.0 for value in column] if column else [0.0] * number for column in columns]
+            rows = zip(record.excluded or [None] * number, zip(*full, strict=True), strict=True)
+            self._rest += [row for reason, row in rows if reason is None and row[0]]
+            self._fill()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the fields of `Facts` about the variation of steps."""
+        blocks, length = [*self._blocks], self._length  # another thread may add one
+        if len(blocks) < FEWEST:
+            return {}
+        return {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
+
+    def _fill(self) -> None:
+        while len(self._rest) >= self._length:
+            rows, self._rest = self._rest[: self._length], self._rest[self._length :]
+            self._blocks.append(_sums(rows))
+            if len(self._blocks) == MOST:
+                pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
+                self._blocks, self._length = [_sums(pair) for pair in pairs], 2 * self._length
+
+
+def widths(blocks: Sequence[Sums]) -> list[float]:
+    """Return for each stage half the width of the interval of its share, as a part of the share.
+
+    >>> [round(width, 2) for width in widths([(10.0, 0.0, 1.0), (10.0, 0.0, 3.0)] * 8)]
+    [0.27]
+    """
+    number, whole = len(blocks), math.fsum([block[0] for block in blocks])
+    found = []
+    for place in range(2, len(blocks[0])):
+        seconds = math.fsum([block[place] for block in blocks])
+        share = seconds / whole
+        squares = math.fsum([(block[place] - share * block[0]) ** 2 for block in blocks])
+        error = math.sqrt(squares * number / (number - 1))
+        found.append(DEVIATIONS * error / seconds if seconds else 0.0)
+    return found
+
+
+def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
+    """Return how much longer steps became. None: not all last blocks are longer than all first, or batches grew too."""
+    quarter = len(blocks) // 4
+    first, last = blocks[:quarter], blocks[-quarter:]
+    if quarter < QUARTER or max([block[0] for block in first]) >= min([block[0] for block in last]):
+        return None
+    before, after = _sums(first), _sums(last)
+    longer = after[0] / before[0] - 1
+    larger = after[1] / before[1] - 1 if before[1] else 0.0
+    if longer < LONGER or larger > longer / 2:
+        return None
+    grown = [late - early for early, late in zip(before[2:], after[2:], strict=True)]
+    whole = math.fsum([block[0] for block in blocks])
+    return Drift(
+        before[0] / quarter / length,
+        after[0] / quarter / length,
+        max(0.0, 1 - before[0] / quarter * len(blocks) / whole),
+        STAGES[grown.index(max(grown))],
+    )
+
+
+def _sums(rows: Sequence[Sums]) -> Sums:
+    return tuple(map(math.fsum, zip(*rows, strict=True)))
