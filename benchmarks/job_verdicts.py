@@ -41,7 +41,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.stragglers.peers import DATA, GC, HOST, STEAL
 from perf_callbacks.stragglers.text import NAMES
 
-STEPS, STEP_SECONDS, FAULT_SECONDS = 250, 0.02, 0.025
+STEPS, STEP_SECONDS, FAULT_SECONDS = 600, 0.02, 0.025
 """Steps of a job, the seconds of a healthy forward, and the seconds that rank 1 takes longer in each step."""
 CPU_SECONDS = 0.012
 """Seconds for which a forward needs a CPU in jobs in which a CPU is stolen."""

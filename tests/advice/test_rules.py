@@ -188,8 +188,10 @@ def test_attention_that_is_fused_or_can_not_be_is_no_finding(facts):
 
 
 def test_an_optimizer_that_goes_from_tensor_to_tensor():
-    facts = Facts(optimizer="AdamW", tensors=1234, update_seconds=0.8)
-    assert found("optimizer", facts, summary(optimizer=1.1)).share == pytest.approx(0.7 * 0.8 / 2.0)
+    facts = Facts(optimizer="AdamW", tensors=1234, elements=64.0, update_seconds=0.8)
+    assert found("optimizer", facts, summary(optimizer=1.1)).share == pytest.approx(0.75 * 0.8 / 2.0)
+    larger = replace(facts, elements=1e6)
+    assert found("optimizer", larger, summary(optimizer=1.1)).share == pytest.approx(0.6 * 0.8 / 2.0)
 
 
 @pytest.mark.parametrize(
