@@ -57,6 +57,7 @@ def a_part(rank: int, world_size: int, window: int, random: Random) -> Part:
         data_parallel=world_size,
         steps=LENGTH,
         seconds=10.0,
+        role={"kind": 7},
         samples=400,
         tokens=400 * 4096,
         useful_tokens=None,

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks import PerfConfig
 
-STEPS, BATCH, LENGTH, SMALL_TENSORS = 300, 4, 64, 400
+STEPS, BATCH, LENGTH, SMALL_TENSORS = 600, 4, 64, 400
 CAUSES = ("data", "host", "recompute", "evaluation", "sync", "optimizer", "gc")
 SEEDS = 3
 DOORS = ("loop", "transformers", "lightning", "accelerate")
