@@ -10,7 +10,7 @@ from perf_callbacks.kernel.records.fit_records import Steps
 PLACES = {stage: place for place, stage in enumerate(STAGES)}
 
 
-def facts(*steps, tokens=None, excluded=()):
+def facts(*steps, excluded=(), **amounts):
     """The facts after steps with these seconds of data, whose forward takes a second."""
     blocks = StepBlocks()
     for start in range(0, len(steps), 50):
@@ -21,7 +21,7 @@ def facts(*steps, tokens=None, excluded=()):
                 step_time=tuple([1.0 + seconds for seconds in data]),
                 data_time=tuple(data),
                 forward_time=(1.0,) * len(data),
-                tokens=tuple(tokens[start : start + 50]) if tokens else (),
+                **{name: tuple(column[start : start + 50]) for name, column in amounts.items()},
                 excluded=tuple(excluded[start : start + 50]),
             )
         )
@@ -53,7 +53,7 @@ def test_the_number_of_blocks_is_limited():
     blocks = StepBlocks()
     for _ in range(100):
         blocks.record_written(Steps(step=tuple(range(256)), step_time=(1.0,) * 256))
-    assert len(blocks._blocks) < MOST
+    assert len(blocks._blocks[0]) < MOST
 
 
 @pytest.mark.parametrize("number", [200, 5000])
@@ -71,16 +71,20 @@ def test_steps_that_become_longer_are_a_drift_of_a_stage(number):
         [0.05 * place / 400 for place in range(400)],  # by too little
         [*[0.0] * 390, *[9.0] * 10],  # some at the end
         [0.5 * (place % 7 == 0) for place in range(400)],
+        [0.0] * 100 + [0.5] * 300,  # a fast beginning
+        [0.0] * 200 + [0.5] * 200,  # from a moment on
     ],
-    ids=["shorter", "a little", "the end", "at times"],
+    ids=["shorter", "a little", "the end", "at times", "the beginning", "a level"],
 )
 def test_other_changes_are_no_drift(steps):
     assert facts(*steps)["drift"] is None
 
 
-def test_longer_batches_are_no_drift():
+@pytest.mark.parametrize("amount", ["tokens", "samples", "model_flops"])
+def test_larger_batches_are_no_drift(amount):
     steps = [0.5 * place / 400 for place in range(400)]
-    assert facts(*steps, tokens=[100 + place // 4 for place in range(400)])["drift"] is None
+    assert facts(*steps, **{amount: [100 + place // 40 for place in range(400)]})["drift"] is None
+    assert facts(*steps, **{amount: [100] * 400})["drift"]
 
 
 def test_excluded_steps_do_not_count():

@@ -24,6 +24,13 @@ def test_compilations_since_a_moment(known):
     assert compilations.since(10) == (3, pytest.approx(7.0), 1, "tensor size 2, actual 3")
 
 
+def test_a_backward_adds_its_time_to_the_compilation_of_its_forward(known):
+    backward = compiled(3, 5)
+    backward.is_forward = False
+    known += [compiled(1, 2), backward]
+    assert compilations.since(0) == (1, pytest.approx(3.0), 0, "")
+
+
 def test_records_without_times_and_no_records(known, monkeypatch):
     known += [SimpleNamespace(), SimpleNamespace(start_time_us=9, end_time_us=None)]
     assert compilations.since(0) == (0, 0.0, 0, "")

@@ -119,9 +119,19 @@ SLOW = [(9, 3, "gc", 0.6)]
         ([{"kind": kind << 4 | LEARNER} for kind in (1, 1, 2, 3)], [], 2),
         ([{"kind": PAIRED}] * 4, [], 4),
         ([{"kind": PAIRED, "pp": 0}, {"kind": LEARNER, "pp": 0}] * 2, [(9, 3)], 0),
+        ([{"kind": PAIRED, "cp": rank} for rank in range(4)], [(9, 3)], 0),
         ([{}] * 4, [(9, 3)], 0),
     ],
-    ids=["alike", "an actor", "the slow rank is alone", "sizes", "pairs", "pairs on a device mesh", "unknown"],
+    ids=[
+        "alike",
+        "an actor",
+        "the slow rank is alone",
+        "sizes",
+        "pairs",
+        "pairs in a pipeline",
+        "pairs on a mesh",
+        "unknown",
+    ],
 )
 def test_only_ranks_of_one_kind_of_work_are_compared(roles, named, others):
     stragglers = Stragglers()

@@ -1,5 +1,6 @@
 """Rule `drift`: steps become longer in the course of a fit."""
 
+from perf_callbacks.advice import cpu
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -18,7 +19,8 @@ GROWS = "looking for lists, hooks or logs that grow from step to step"
 def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name steps that became longer although batches didn't, and the stage that grew most."""
     found = facts.drift
-    if found is None:
+    starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
+    if found is None or starved or found.stage == "communication" or (facts.ddp and found.stage == "backward"):
         return None
     evidence = (
         f"Steps became {found.last / found.first - 1:.0%} longer in the course of the run, from "

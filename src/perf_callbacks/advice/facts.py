@@ -124,8 +124,6 @@ class Facts:
     """Share of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
     starved_share: float | None = None
     """Share of the fit in which the training thread was ready to run, and had no CPU."""
-    ran_share: float = 1.0
-    """Part of the time in which the training thread was ready to run, and ran. The rest inflates all of its work."""
     quota_reached: bool = False
     """True: the CPU quota of the container stopped its threads for long."""
     update_seconds: float | None = None
@@ -158,21 +156,26 @@ class Measured:
         return self.summary.step_time or 0.0
 
     def stage(self, name: str) -> float:
-        """Return the mean seconds of a stage per step, if a CPU had been free; 0 if the stage was never entered.
+        """Return the mean seconds of a stage per step; 0 if the stage was never entered."""
+        return self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
 
-        In data and communication, the thread waits for others. In all other stages it works, so the lack of a CPU
-        makes them longer.
-        """
-        seconds = self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
-        return seconds if name in WAITING else seconds * self._facts.ran_share
+    def with_cpu(self, share: float) -> float:
+        """Return the share that work of the training thread would have if a CPU had always been free."""
+        if not self._facts.starved_share or not self.summary.included_seconds or not self.steps_seconds:
+            return share
+        waits = WAITING if self._facts.workers else {"communication"}  # without workers, the thread loads batches
+        waited = sum([self.summary.stage_seconds.get(f"{name}_time", 0.0) for name in waits])
+        working = self.steps_seconds * (1 - waited / self.summary.included_seconds)
+        return share * max(0.0, 1 - self._facts.starved_share * self.seconds / working) if working > 0 else share
 
-    def low(self, share: float, *stages: str) -> float:
-        """Return the lower end of the 95 % interval of a share that is due to these stages."""
-        return share * max(0.0, 1 - max([self._facts.widths.get(name, 0.0) for name in stages], default=0.0))
+    def low(self, share: float, *stages: str) -> float | None:
+        """Return the lower end of the 95 % interval of a share that is due to these stages. None: too few steps."""
+        widths = self._facts.widths
+        return share * max(0.0, 1 - max([widths[name] for name in stages])) if widths else None
 
     def part(self, name: str) -> float:
         """Return the mean seconds per step of a named part of the stage `other`; 0 without such a part."""
-        return self._per_step(self.summary.other_seconds.get(name, 0.0)) * self._facts.ran_share
+        return self._per_step(self.summary.other_seconds.get(name, 0.0))
 
     @property
     def computing(self) -> float:
@@ -215,10 +218,9 @@ def finding(cause: str, share: float | None, evidence: str, remedy: str, *, low:
         share: Share of the run that the change could save; None: unknown.
         evidence: What was measured.
         remedy: The change.
-        low: Lower end of the share's interval; None: the share is exact.
+        low: Lower end of the share's interval; None: unknown.
     """
     if share is not None and share < WORTH:
         return None
-    known = None if share is None else min(share, 1.0)
-    lower = known if low is None or known is None else min(low, known)
-    return Finding(cause=cause, share=known, low=lower, evidence=evidence, remedy=remedy)
+    share = None if share is None else min(share, 1.0)
+    return Finding(cause=cause, share=share, low=low, evidence=evidence, remedy=remedy)

@@ -37,7 +37,8 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | 
     )
     evidence += f", mostly at {facts.host_line}" if facts.host_line else ""
     remedy = "running it every 50 steps, or after training"
-    return finding("host", share, evidence, remedy, low=measured.low(share, "other"))
+    won = measured.with_cpu(share)
+    return finding("host", won, evidence, remedy, low=measured.low(won, "other"))
 
 
 @timed
@@ -47,7 +48,7 @@ def generation(machine: MachineFacts, _facts: Facts, measured: Measured) -> Find
     remedy = "fewer or shorter completions (num_generations, max_completion_length)"
     if machine.accelerator is not None:
         remedy = "use_vllm=True in the trainer's arguments, or " + remedy
-    return finding("host", share, f"Generating completions took {share:.0%} of the run", remedy)
+    return finding("host", measured.with_cpu(share), f"Generating completions took {share:.0%} of the run", remedy)
 
 
 @timed
@@ -55,7 +56,7 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
     """Name the time of TRL's reward functions and models."""
     share = measured.share(measured.part(REWARDS))
     remedy = "reward functions that take all completions at once"
-    return finding("host", share, f"Computing rewards took {share:.0%} of the run", remedy)
+    return finding("host", measured.with_cpu(share), f"Computing rewards took {share:.0%} of the run", remedy)
 
 
 @timed

@@ -7,7 +7,7 @@ Rank 0 waits a moment for the last notes. If a note is missing, the verdict lack
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perf_callbacks.advice import stall
+from perf_callbacks.advice import stall, table
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -122,9 +122,4 @@ def verdict(
             found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
     if place is not None and known:  # the remedy from a slow rank is more exact
         found[place] = replace(found[place], remedy=max(known, key=lambda one: one.share or 0.0).remedy)
-    stalled = bool(own) and own[0].cause == stall.CAUSE  # a stall under way stays first, even if it is short
-
-    def order(one: Finding) -> tuple[bool, float]:
-        return stalled and one is own[0], -1.0 if one.share is None else one.share
-
-    return tuple(sorted(found, key=order, reverse=True))
+    return table.ordered(found, hangs=bool(own) and own[0].cause == stall.CAUSE)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import sub
 
-from perf_callbacks.advice import stall
+from perf_callbacks.advice import cpu, drift, stall
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
@@ -23,6 +23,10 @@ QUIET_SECONDS = 600.0
 
 LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
+
+WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, drift.CAUSE, "compile"})
+"""Causes that are not shown during training. Stalls are logged separately. The facts about the others are facts about
+the whole fit, not about its last minute."""
 
 MOST_STEPS = 10_000
 """Most steps between two readings of the clock."""
@@ -71,7 +75,7 @@ class LiveAdvice(Observer):
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
         found = self._recorder.observers.findings(window)
-        worst = next((one for one in found if one.cause != stall.CAUSE), None)  # stalls are logged separately
+        worst = next((one for one in found if one.cause not in WHOLE_FIT), None)
         if worst is None or worst.share is None or worst.share < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:

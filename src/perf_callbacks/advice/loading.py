@@ -56,7 +56,7 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
     beside = busy + HAND_OVER_SECONDS + CONTENTION * computed * wait
     won = step - faster(load, beside, wanted, min(cpus, threads + free), threads, computed=computed)
     if wanted > workers and won > wait / 4:
-        share = measured.share(won)
+        share = measured.share(won) if workers else measured.with_cpu(measured.share(won))
         return finding("data", share, took, _workers(facts, wanted), low=measured.low(share, "data"))
     if wanted <= workers:
         spare = "1 CPU leaves" if cpus == 1 else f"{cpus} CPUs leave"

@@ -12,6 +12,9 @@ EAGER = 'Attention is not fused (attn_implementation="eager")'
 MOST_REASON = 120
 """Most characters of the reason of a compilation that a finding shows."""
 
+SHAPED = ("size", "stride", "shape")
+"""Words in torch's reason for a compilation that is due to a new shape."""
+
 LOW = 0.3
 """Least HFU during forward, backward and optimizer that counts as good without a compiler."""
 
@@ -58,7 +61,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     remedy = "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
     if facts.integration == "transformers":
         remedy = "TrainingArguments(gradient_checkpointing=False)"
-    share = measured.share(seconds)
+    share = measured.with_cpu(measured.share(seconds))
     return finding("recompute", share, evidence, remedy, low=measured.low(share, "forward", "backward"))
 
 
@@ -82,7 +85,7 @@ def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
         return None
     seconds = batched / every * (measured.stage("forward") + measured.stage("backward"))
     evidence = f"{EAGER}, and its products are {batched / every:.0%} of the FLOPs"
-    share = measured.share(seconds)
+    share = measured.with_cpu(measured.share(seconds))
     return finding("attention", share, evidence, remedy, low=measured.low(share, "forward", "backward"))
 
 
@@ -104,7 +107,7 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     remedy = f"torch.optim.{facts.optimizer}(..., fused=True)"
     if facts.integration == "transformers" and facts.optimizer == "AdamW":
         remedy = 'TrainingArguments(optim="adamw_torch_fused")'
-    share = measured.share(saved * seconds)
+    share = measured.with_cpu(measured.share(saved * seconds))
     return finding("optimizer", share, evidence, remedy, low=measured.low(share, "optimizer"))
 
 
@@ -117,12 +120,14 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
     share = found.seconds / measured.seconds
     number = "once" if found.number == 1 else f"{found.number:,} times"
     evidence = f"torch.compile took {share:.0%} of the run: it compiled {number}"
-    remedy = "TORCHINDUCTOR_CACHE_DIR on a disk that stays, so that the next run finds the compiled code"
+    remedy = "a longer run, or TORCHINDUCTOR_CACHE_DIR on a disk that stays, which makes later runs compile faster"
     if found.repeated:
         again = "once" if found.repeated == 1 else f"{found.repeated:,} times"
         evidence += f", {again} because a guard failed"
         evidence += f" ({found.reason[:MOST_REASON]})" if found.reason else ""
-        remedy = "batches of few shapes, or torch.compile(..., dynamic=True)"
+        remedy = "TORCH_LOGS=recompiles, which names each guard that fails"
+        if any(word in found.reason for word in SHAPED):
+            remedy = "batches of few shapes, or torch.compile(..., dynamic=True)"
     return finding("compile", share, evidence, remedy)
 
 

@@ -193,13 +193,12 @@ class _Since:
         return {
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
             "starved_share": queued / seconds,
-            "ran_share": ran / (ran + queued),
-            "quota_reached": self._stopped() > QUOTA_PART * queued,
+            "quota_reached": self._stopped() / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
             "free_cpus": self._free(seconds),
         }
 
     def _stopped(self) -> float:
-        """Return the seconds for which the quota of the control group stopped threads of this job."""
+        """Return the seconds for which the quota of the control group stopped this job, added up over its CPUs."""
         now = cpu_time.throttled()
         return 0.0 if now is None or self._throttled is None else now - self._throttled
 

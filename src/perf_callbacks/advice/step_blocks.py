@@ -6,6 +6,7 @@ between blocks counts.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from perf_callbacks.advice.facts import Drift
@@ -17,7 +18,7 @@ STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "ot
 FEWEST, MOST = 8, 64
 """Fewest blocks for an interval, and most blocks that are kept: then neighbours are joined in pairs."""
 
-CHUNK = 8
+CHUNK = 2
 """Steps of a block at first."""
 
 DEVIATIONS = 2.1
@@ -30,22 +31,30 @@ LONGER = 0.1
 """Least part by which steps must become longer."""
 
 Sums = tuple[float, ...]
-"""Sums of the steps of a block: seconds, tokens, then the seconds of each of `STAGES`."""
+"""Sums of the steps of a block: seconds, tokens, samples, FLOPs, then the seconds of each of `STAGES`."""
+
+AMOUNTS = slice(1, 4)
+FIRST_STAGE = 4
+"""Places of the amounts and of the first stage in the sums."""
+
+GROWN = 0.02
+"""Least part by which batches grow that explains longer steps."""
 
 
 class StepBlocks(Observer):
     """Adds up the measured steps of a fit in blocks of equal length."""
 
     def __init__(self) -> None:
-        self._blocks: list[Sums] = []
-        self._length = CHUNK
+        self._blocks: tuple[list[Sums], int] = [], CHUNK
+        """Blocks, and the number of steps of each. Assigned as a whole, because another thread reads them."""
         self._rest: list[Sums] = []  # steps that don't fill a block
 
     def record_written(self, record: Record) -> None:
         """Add the steps of a record."""
         if isinstance(record, Steps):
             number = len(record.step)
-            columns = [record.step_time, record.tokens, *[getattr(record, f"{stage}_time") for stage in STAGES]]
+            amounts = record.tokens, record.samples, record.model_flops
+            columns = [record.step_time, *amounts, *[getattr(record, f"{stage}_time") for stage in STAGES]]
             full = [[value or 0.0 for value in column] if column else [0.0] * number for column in columns]
             rows = zip(record.excluded or [None] * number, zip(*full, strict=True), strict=True)
             self._rest += [row for reason, row in rows if reason is None and row[0]]
@@ -53,29 +62,31 @@ class StepBlocks(Observer):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the fields of `Facts` about the variation of steps."""
-        blocks, length = [*self._blocks], self._length  # another thread may add one
+        blocks, length = self._blocks
         if len(blocks) < FEWEST:
             return {}
         return {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
 
     def _fill(self) -> None:
-        while len(self._rest) >= self._length:
-            rows, self._rest = self._rest[: self._length], self._rest[self._length :]
-            self._blocks.append(_sums(rows))
-            if len(self._blocks) == MOST:
-                pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
-                self._blocks, self._length = [_sums(pair) for pair in pairs], 2 * self._length
+        blocks, length = self._blocks
+        blocks = [*blocks]
+        while len(self._rest) >= length:
+            rows, self._rest = self._rest[:length], self._rest[length:]
+            blocks.append(_sums(rows))
+            if len(blocks) == MOST:
+                blocks, length = [_sums(pair) for pair in zip(blocks[::2], blocks[1::2], strict=True)], 2 * length
+        self._blocks = blocks, length
 
 
 def widths(blocks: Sequence[Sums]) -> list[float]:
     """Return for each stage half the width of the interval of its share, as a part of the share.
 
-    >>> [round(width, 2) for width in widths([(10.0, 0.0, 1.0), (10.0, 0.0, 3.0)] * 8)]
+    >>> [round(width, 2) for width in widths([(10.0, 0, 0, 0, 1.0), (10.0, 0, 0, 0, 3.0)] * 8)]
     [0.27]
     """
     number, whole = len(blocks), math.fsum([block[0] for block in blocks])
     found = []
-    for place in range(2, len(blocks[0])):
+    for place in range(FIRST_STAGE, len(blocks[0])):
         seconds = math.fsum([block[place] for block in blocks])
         share = seconds / whole
         squares = math.fsum([(block[place] - share * block[0]) ** 2 for block in blocks])
@@ -85,17 +96,23 @@ def widths(blocks: Sequence[Sums]) -> list[float]:
 
 
 def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
-    """Return how much longer steps became. None: not all last blocks are longer than all first, or batches grew too."""
+    """Return how much longer steps became.
+
+    None: steps didn't become longer in each quarter of the blocks, not all last blocks are longer than all first, or
+    batches grew too.
+    """
     quarter = len(blocks) // 4
     first, last = blocks[:quarter], blocks[-quarter:]
     if quarter < QUARTER or max([block[0] for block in first]) >= min([block[0] for block in last]):
         return None
-    before, after = _sums(first), _sums(last)
-    longer = after[0] / before[0] - 1
-    larger = after[1] / before[1] - 1 if before[1] else 0.0
-    if longer < LONGER or larger > longer / 2:
+    quarters = [_sums(blocks[place * quarter : (place + 1) * quarter]) for place in range(3)] + [_sums(last)]
+    before, after = quarters[0], quarters[-1]
+    part = LONGER * before[0] / 4
+    if after[0] < (1 + LONGER) * before[0] or any(more[0] < less[0] + part for less, more in pairwise(quarters)):
         return None
-    grown = [late - early for early, late in zip(before[2:], after[2:], strict=True)]
+    if any(late > (1 + GROWN) * early for early, late in zip(before[AMOUNTS], after[AMOUNTS], strict=True)):
+        return None
+    grown = [late - early for early, late in zip(before[FIRST_STAGE:], after[FIRST_STAGE:], strict=True)]
     whole = math.fsum([block[0] for block in blocks])
     return Drift(
         before[0] / quarter / length,

@@ -1,5 +1,6 @@
 """All rules of advice, and their findings."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from perf_callbacks.advice import cpu, drift, host, loading, memory, model, shapes, spans, stall, straggler, waits
@@ -46,19 +47,25 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Apply all rules. A stall under way comes first, then the largest share. Findings without a share come last.
-
-    The lack of a CPU comes before all findings whose times it makes longer.
-    """
-    ran = facts if machine.accelerator is None else replace(facts, ran_share=1.0)  # a device's times are not longer
-    measured = None if summary is None else Measured(summary, ran)
+    """Apply all rules, and return their findings in order."""
+    on_cpu = facts if machine.accelerator is None else replace(facts, starved_share=None)
+    measured = None if summary is None else Measured(summary, on_cpu)  # a device's times don't depend on CPUs
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
-    hangs = summary is not None and summary.stalls is not None and summary.stalls.under_way
+    said = {one.remedy for one in found if one.cause == cpu.CAUSE}
+    found = [one for one in found if one.cause == cpu.CAUSE or one.remedy not in said]
+    return ordered(found, hangs=summary is not None and summary.stalls is not None and summary.stalls.under_way)
+
+
+def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
+    """Sort findings: a stall under way comes first, then the largest share. Findings without a share come last.
+
+    The lack of a CPU comes before all findings whose times it makes longer, if it is not small beside them.
+    """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 
     def rank(one: Finding) -> tuple[bool, float, bool]:
         share = -1.0 if one.share is None else one.share
-        starved = one.cause == cpu.CAUSE
+        starved = one.cause == cpu.CAUSE and share >= cpu.LARGE * inflated
         return hangs and one.cause == stall.CAUSE, max(share, inflated) if starved else share, starved
 
     return tuple(sorted(found, key=rank, reverse=True))

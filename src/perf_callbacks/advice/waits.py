@@ -18,7 +18,8 @@ def logging(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
     if facts.log_every == 1:
         lightning = facts.integration == "lightning"
         remedy = "Trainer(log_every_n_steps=50)" if lightning else "TrainingArguments(logging_steps=50)"
-    return finding("sync", share, evidence, remedy, low=measured.low(share, "other"))
+    won = measured.with_cpu(share)
+    return finding("sync", won, evidence, remedy, low=measured.low(won, "other"))
 
 
 def read_each_step(facts: Facts) -> str | None:

@@ -40,8 +40,8 @@ NOT_COMPARABLE = (
 """Line of a job in which a slow rank can't be found."""
 
 DIFFERENT_WORK = (
-    "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, as a pipeline does, "
-    "without a device mesh"
+    "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, and no device mesh says "
+    "which ranks do the same work"
 )
 """Line of a job whose ranks do different work."""
 

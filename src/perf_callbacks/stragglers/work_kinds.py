@@ -62,4 +62,6 @@ def kind_of(role: Mapping[str, int]) -> int | None:
     if layers(role):
         return 0
     found = role.get(KIND, 0)
-    return None if found & TRANSFERS else found
+    if found & TRANSFERS:  # on a mesh, ranks pass tensors around, as in context parallelism
+        return found - TRANSFERS if role.keys() - {KIND} else None
+    return found

@@ -10,6 +10,7 @@ class Compilations(NamedTuple):
     """Compilations since a moment."""
 
     number: int
+    """Compilations of a forward. The compilation of its backward doesn't count, but its time does."""
     seconds: float
     """Time in which at least one compilation ran."""
     repeated: int
@@ -22,16 +23,17 @@ def since(moment: float) -> Compilations:
     """Return the compilations that began after a moment of the wall clock, in seconds since 1970."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     known = [] if utils is None else [*utils.get_compilation_metrics()]  # torch 2.6 or later
-    spans, repeated, reason = list[tuple[float, float]](), 0, ""
+    spans, number, repeated, reason = list[tuple[float, float]](), 0, 0, ""
     for one in known:
         begin, end = getattr(one, "start_time_us", None), getattr(one, "end_time_us", None)
         if begin is None or end is None or begin * MICRO < moment:
             continue
         spans.append((begin * MICRO, end * MICRO))
+        number += getattr(one, "is_forward", None) is not False
         why = getattr(one, "recompile_reason", None)
         repeated += bool(why)
         reason = str(why).strip().partition("\n")[0] if why else reason
-    return Compilations(len(spans), _union(spans), repeated, reason)
+    return Compilations(number, _union(spans), repeated, reason)
 
 
 def _union(spans: list[tuple[float, float]]) -> float:

@@ -217,7 +217,7 @@ class Finding:
     """Cause that limits a run, and its remedy. Written at the end of a fit."""
 
     cause: str
-    """One of stall, cpu, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, evaluation,
+    """One of stall, cpu, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift, evaluation,
     checkpoint, memory, precision, compile, shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
