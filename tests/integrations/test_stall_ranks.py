@@ -26,9 +26,9 @@ def at(comment):
 
 WORKER = r"Rank 1 waits for the loader's worker 0, which sleeps( in the kernel's `\w+`)?: `py-spy dump --pid \d+` shows"
 CASES = {
-    "lock": rf"Rank 1 is in forward: {at('lock')}`forward`\. Rank 0 waits in backward",
-    "tensor parallel": rf"Rank 1 is in forward: {at('lock')}`forward`\. Rank 0 waits in communication: ",
-    "store": rf"Rank 1 is in other code: {at('event')}.*Rank 0 waits in other code: {at('store')}",
+    "lock": rf"Rank 1 is in forward: {at('lock')}`(Net\.)?forward`\. Rank 0 waits in backward",
+    "tensor parallel": rf"Rank 1 is in forward: {at('lock')}`(Net\.)?forward`\. Rank 0 waits in communication: ",
+    "store": rf"Rank 1 is in other code: {at('event')}.*Rank 0 waits in communication: {at('store')}",
     "monitored barrier": rf"Rank 1 is in other code: {at('event')}.*Rank 0 waits in communication: {at('barrier')}",
     "leave": rf"Rank 1 has left the training loop after step 5, and waits in communication: {at('left')}`train`, in "
     r"distributed_c10d\.py:\d+ `barrier`\. Rank 0 waits in backward: ",
