@@ -63,8 +63,8 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The share is a lower bound. The device also counts as busy in these stages if it is busy at another time, or with
-    kernels of another process.
+    The idle share of the run is a lower bound. The device also counts as busy in these stages if it is busy at another
+    time, or with kernels of another process.
     """
     use = facts.memory
     if machine.accelerator is None or use is None or use.gpu_busy is None:

@@ -297,7 +297,7 @@ class ShapedWork(WorkModel):
 
 
 def _each(calls: Calls | None, batches: int) -> Each:
-    """Return the calls of the model per batch.
+    """Return how often forward and backward run per batch.
 
     A batch with a backward also had a forward, even if no forward was seen. Steps without a backward are kept separate.
     """

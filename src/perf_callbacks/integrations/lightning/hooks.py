@@ -178,7 +178,8 @@ class LightningHooks(CallbackBase):
     def _keep_quiet(self, recorder: Recorder) -> None:
         """Turn off the hooks of every batch, because the trainer enters a profiler's context even for an empty hook.
 
-        The watch sees the end of a batch without a hook. The trainer skips hooks that can't be called.
+        The watch sees the end of a batch without a hook. Such a hook becomes None, and the trainer skips hooks that are
+        not callable.
         """
         ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:

@@ -234,7 +234,7 @@ class Engine:
     def plan(self) -> None:
         """Compute the next step whose end needs full handling.
 
-        In a span, and with a device timeline, all ends need this.
+        During an evaluation or a checkpoint, and with a device timeline, the end of every step needs full handling.
         """
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
