@@ -2,13 +2,14 @@
 
     OMP_NUM_THREADS=1 python benchmarks/straggler_cost.py
 
-CPU time, the least of several turns. The step is the hook on one parameter; the wait is its two marks; the window is
-what turns 50 steps into signals; rank 0 compares all ranks in a side thread, and sleeps between slices.
+CPU time, the least of several turns, and memory. The step is the hook on one parameter; the wait is its two marks; the
+window is what turns 50 steps into signals; rank 0 compares all ranks in a side thread, and sleeps between slices.
 """
 
 import gc
 import random
 import time
+import tracemalloc
 from array import array
 from collections import deque
 from itertools import pairwise
@@ -107,20 +108,39 @@ def window():
     print(f"per window of {WINDOW} steps on each rank: {1e6 * least:.0f} us, {1e6 * least / WINDOW:.1f} us per step")
 
 
+def signals_of(ranks, slow):
+    """Signals of a window, in which some ranks are slow."""
+    chance = random.Random(0)
+    signals = {}
+    for rank in range(ranks):
+        data = array("f", [0.05 + 0.01 * chance.random() for _ in range(WINDOW)])
+        steal = array("f", [0.002 * chance.random() for _ in range(WINDOW)])
+        pace = 1.3 if rank in slow else 1.0
+        local = array("f", [pace + chance.gauss(0, 0.01) + part for part in data])
+        signals[rank] = {
+            "step": array("f", [1.1] * WINDOW), "local": local, "gc": array("f", [0.0] * WINDOW), "data": data,
+            "steal": steal,
+        }  # fmt: skip
+    return signals
+
+
+def memory(slow):
+    """Measure what the search keeps after four windows, and its peak, both beyond the signals of these windows."""
+    ranks = RANKS[-1]
+    windows = [signals_of(ranks, slow) for _ in range(4)]
+    stragglers = Stragglers()
+    tracemalloc.start()
+    for signals in windows:
+        stragglers.window(range(WINDOW), signals)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{ranks} ranks, {len(slow)} slow: {kept / 1e6:.1f} MB kept, peak {peak / 1e6:.1f} MB, beyond the signals")
+
+
 def analysis(slow):
     """Time the third window, in which these ranks are named."""
     for ranks in RANKS:
-        chance = random.Random(0)
-        signals = {}
-        for rank in range(ranks):
-            data = array("f", [0.05 + 0.01 * chance.random() for _ in range(WINDOW)])
-            steal = array("f", [0.002 * chance.random() for _ in range(WINDOW)])
-            pace = 1.3 if rank in slow else 1.0
-            local = array("f", [pace + chance.gauss(0, 0.01) + part for part in data])
-            signals[rank] = {
-                "step": array("f", [1.1] * WINDOW), "local": local, "gc": array("f", [0.0] * WINDOW), "data": data,
-                "steal": steal,
-            }  # fmt: skip
+        signals = signals_of(ranks, slow)
         turns = []
         for _ in range(5):
             stragglers = Stragglers()
@@ -146,3 +166,5 @@ if __name__ == "__main__":
     gc.disable()  # as in a fit with gc="sync"
     analysis(())
     analysis((0, 1, 2))
+    memory(())
+    memory((0, 1, 2))

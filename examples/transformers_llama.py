@@ -26,7 +26,7 @@ config = LlamaConfig(
 )
 arguments = TrainingArguments(
     output_dir="out/llama",
-    max_steps=70,
+    max_steps=140,
     per_device_train_batch_size=4,
     gradient_accumulation_steps=2,
     learning_rate=1e-3,

@@ -20,7 +20,7 @@ def slowly(loader, seconds):
 
 def train(rank, store):
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    data = TensorDataset(torch.ones(4096, 64), torch.zeros(4096, dtype=torch.long))
+    data = TensorDataset(torch.ones(40960, 64), torch.zeros(40960, dtype=torch.long))
     loader = slowly(DataLoader(data, batch_size=32, sampler=DistributedSampler(data)), 0.02 if rank else 0.005)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -21,7 +21,11 @@ def test_there_are_examples():
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in {"transformers_llama", "gpt_loop"}))
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=[pytest.mark.slow] * (path.stem in {"transformers_llama", "gpt_loop", "two_ranks"}),
+        )
         for path in EXAMPLES
     ],
 )
@@ -32,6 +36,9 @@ def test_an_example_runs_and_says_what_it_measured(tmp_path, example):
     assert done.returncode == 0, done.stderr
     assert "perf_callbacks: " in done.stdout + done.stderr
     assert list(tmp_path.rglob("rank0.jsonl"))
+    if example.stem == "two_ranks":  # README shows its verdict
+        assert "The job waited for slow ranks for" in " ".join(done.stdout.split())
+        assert "longest for rank 1: waiting for data" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
