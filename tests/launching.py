@@ -38,6 +38,24 @@ def rank_environ(rank, world_size, port):
     }
 
 
+def run_ranks(code, *arguments, world_size=2):
+    """Run a program as each rank of a job, and return the exit statuses. No rank outlives its test."""
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env=program_environ(**rank_environ(rank, world_size, port)),
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        return [rank.wait(120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
 def python(*arguments, cwd=None, **environ):
     """Another interpreter, which ends before its test does, its children included; its status and what it said."""
     process = subprocess.Popen(

@@ -1,10 +1,7 @@
 """A model that two ranks share: they go through the same samples, which count once."""
 
-import subprocess
-import sys
-
 import pytest
-from launching import free_port, program_environ, rank_environ
+from launching import run_ranks
 from tiny import records
 
 from perf_callbacks.kernel.records.fit_records import Window
@@ -41,19 +38,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "per_step"), [("tp", 4), ("", None)], ids=["named", "ambiguous"])
 def test_samples_of_ranks_that_share_a_model_count_once(tmp_path, names, per_step):
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path), names], env=program_environ(**rank_environ(rank, 2, port))
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    assert run_ranks(RANK, tmp_path, names) == [0, 0]
     windows = records(tmp_path, Window)
     assert windows
     assert {window.samples and window.samples / window.steps for window in windows} == {per_step}

@@ -1,10 +1,7 @@
 """Ranks that do different work on purpose: none is blamed, and the table at the end says why ranks weren't compared."""
 
-import subprocess
-import sys
-
 import pytest
-from launching import free_port, program_environ, rank_environ
+from launching import run_ranks
 from tiny import records
 
 from perf_callbacks.kernel.records.fit_records import Straggler, Summary
@@ -13,6 +10,13 @@ from perf_callbacks.stragglers.text import DIFFERENT_WORK, NOT_COMPARABLE, lines
 pytestmark = pytest.mark.slow
 
 STEPS = 60
+
+UPDATE = """
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(loss.detach())
+"""
 
 JOBS = {
     "pipeline": """
@@ -49,20 +53,14 @@ JOBS = {
         loss = model(batch).square().mean()
         if rank == 1:
             time.sleep(0.01)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(loss.detach())
-""",
+"""
+    + UPDATE,
     "compiled wait": """
         loss = compiled(batch).square().mean()
         if rank == 0:
             time.sleep(0.01)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(loss.detach())
-""",
+"""
+    + UPDATE,
 }
 
 RANK = """
@@ -97,20 +95,8 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("name", JOBS)
 def test_no_rank_is_blamed(tmp_path, name):
-    port = free_port()
     code = RANK.format(eager=name != "compiled wait", models=name == "two models", steps=STEPS, step=JOBS[name].strip())
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)], env=program_environ(**rank_environ(rank, 2, port))
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    assert run_ranks(code, tmp_path) == [0, 0]
     assert records(tmp_path, Straggler) == []
     summary = next(one for one in records(tmp_path, Summary) if one.stragglers is not None)
     assert [*lines(summary.stragglers)] == [NOT_COMPARABLE if name == "compiled wait" else DIFFERENT_WORK]
