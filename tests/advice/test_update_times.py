@@ -72,6 +72,20 @@ def test_a_fit_that_ends_early_restores_the_update(fit):
     assert times.facts() == {"update_seconds": 0.0}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_fits_with_one_optimizer_may_end_in_any_order(first):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    recorders = [Recorder(), Recorder()]
+    times = [UpdateTimes(recorder, optimizer) for recorder in recorders]
+    optimizer.step()
+    for recorder in (recorders[first], recorders[1 - first]):
+        for undo in recorder.undo:
+            undo()
+        optimizer.step()
+    assert "step" not in vars(optimizer)
+    assert times[1 - first]._seen == 2, "the other fit goes on"
+
+
 def test_forward_and_backward_within_an_update_do_not_count(fit):
     recorder, optimizer = fit
     optimizer.register_step_post_hook(takes(recorder, 0.25))

@@ -12,7 +12,7 @@ LARGE = 0.25
 """Least part of another finding's share that lets the lack of a CPU come before that finding."""
 
 INFLATED = frozenset({"host", "sync", "recompute", "attention", "optimizer", "gc", "evaluation", "compile"})
-"""Causes whose times are longer without a CPU. Their shares are those with a CPU, and they come after this finding."""
+"""Causes with longer times if a CPU is missing. The lack of a CPU comes before these findings."""
 
 
 @timed

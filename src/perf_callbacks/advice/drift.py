@@ -10,9 +10,10 @@ REMEDIES = {
     "data": "looking at what the loader does in later samples",
     "gc": "breaking reference cycles, and dropping objects that are no longer used",
 }
-"""What to do if one of these stages grew most."""
+"""Remedies by the stage that grew most."""
 
 GROWS = "looking for lists, hooks or logs that grow from step to step"
+"""Remedy for all other stages."""
 
 
 @timed

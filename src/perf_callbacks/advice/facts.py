@@ -121,17 +121,17 @@ class Facts:
     free_cpus: float | None = None
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     idle_share: float | None = None
-    """Share of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
+    """Share of the fit in which the training thread waited for a disk, a device or a process, and needed no CPU."""
     starved_share: float | None = None
     """Share of the fit in which the training thread was ready to run, and had no CPU."""
     quota_reached: bool = False
     """True: the CPU quota of the container stopped its threads for long."""
     update_seconds: float | None = None
-    """Median seconds of the optimizer's own update of the weights, without clipping, hooks and `zero_grad`."""
+    """Median seconds of a call of the optimizer's `step`, without clipping and `zero_grad`."""
     compilations: Compilations | None = None
     """Compilations of torch.compile since the fit began."""
     drift: Drift | None = None
-    """Steps that became longer in the course of the fit. None: they didn't."""
+    """Growth of the step time in the course of the fit. None: steps became no longer."""
     widths: Mapping[str, float] = field(default_factory=dict)
     """By stage, half the width of the 95 % interval of the stage's share of step time, as a part of this share."""
     work: Flops | None = None

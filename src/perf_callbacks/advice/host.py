@@ -80,7 +80,7 @@ def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Fi
 
 
 def too_many_threads(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Advise one thread per CPU of the process. With an accelerator, the number of threads matters little."""
+    """Advise as many threads as the process has CPUs. With an accelerator, the number of threads matters little."""
     cpus = machine.cpus or facts.threads
     if machine.accelerator is not None or facts.threads <= cpus:
         return None

@@ -25,8 +25,8 @@ LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, drift.CAUSE, "compile"})
-"""Causes that are not shown during training. Stalls are logged separately. The facts about the others are facts about
-the whole fit, not about its last minute."""
+"""Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `drift` and
+`compile` cover the whole fit, not the last minute."""
 
 MOST_STEPS = 10_000
 """Most steps between two readings of the clock."""

@@ -6,7 +6,7 @@ from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 HEADROOM = 1.25
-"""Factor by which workers must be faster than the steps, since some batches take longer to load than others."""
+"""Factor by which workers must be faster than the steps, since the time to load a batch varies."""
 
 MOST_WORKERS = 16
 

@@ -113,7 +113,7 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time that torch.compile takes. A guard that fails, as for a new shape, repeats it."""
+    """Name the time that torch.compile takes. Compilations repeat if a guard fails, as for a new shape."""
     found = facts.compilations
     if found is None or not found.number:
         return None

@@ -35,7 +35,7 @@ EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention supports."""
 
 QUOTA_PART = 0.5
-"""The CPU quota explains the time without a CPU if it stopped threads for at least this part of that time."""
+"""Least part of the time without a CPU in which the CPU quota must have stopped threads, to be named as the reason."""
 
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""

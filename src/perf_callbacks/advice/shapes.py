@@ -21,7 +21,7 @@ def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 
 def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name a product whose last wave of tiles leaves many multiprocessors idle. Advise a batch with one wave less.
+    """Name a product whose last wave of tiles leaves many multiprocessors idle. Advise a batch that needs a wave less.
 
     The tiles are those of the largest kernels. The library may choose other kernels, so the saving is unknown.
     """

@@ -33,26 +33,27 @@ def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
 
 def uneven_batches(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the time that ranks with small batches wait for ranks with large batches."""
-    found = None if measured is None else measured.summary.stragglers
-    if measured is None or not measured.known or found is None or not found.uneven_batches_seconds or not found.seconds:
-        return None
-    part = found.uneven_batches_seconds / found.seconds
-    evidence = (
-        f"Batches are uneven: ranks with less work waited for {part:.0%} of the steps, "
-        f"{found.uneven_batches_seconds:,.3g} s of {found.seconds:,.3g} s"
-    )
+    lost = None if measured is None else measured.summary.stragglers
+    seconds = None if lost is None else lost.uneven_batches_seconds
     remedy = BATCH_REBALANCE if facts.integration == "transformers" else UNEVEN_BATCHES
-    return finding("uneven", part * measured.steps_seconds / measured.seconds, evidence, remedy)
+    return _uneven(measured, seconds, "Batches are uneven: ranks with less work waited", remedy)
 
 
 def uneven_stages(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the time that the stages of a pipeline wait for the longest stage."""
-    found = None if measured is None else measured.summary.stragglers
-    if measured is None or not measured.known or found is None or not found.uneven_stages_seconds or not found.seconds:
+    lost = None if measured is None else measured.summary.stragglers
+    seconds = None if lost is None else lost.uneven_stages_seconds
+    cause = "Stages of the pipeline are uneven: the longest made the others wait"
+    return _uneven(measured, seconds, cause, UNEVEN_STAGES)
+
+
+def _uneven(measured: Measured | None, seconds: float | None, cause: str, remedy: str) -> Finding | None:
+    """Report seconds of the compared steps that ranks waited because of uneven work."""
+    if measured is None or not measured.known or not seconds:
         return None
-    part = found.uneven_stages_seconds / found.seconds
-    evidence = (
-        f"Stages of the pipeline are uneven: the longest made the others wait for {part:.0%} of the steps, "
-        f"{found.uneven_stages_seconds:,.3g} s of {found.seconds:,.3g} s"
-    )
-    return finding("uneven", part * measured.steps_seconds / measured.seconds, evidence, UNEVEN_STAGES)
+    compared = measured.summary.stragglers.seconds if measured.summary.stragglers is not None else 0.0
+    if not compared:
+        return None
+    part = seconds / compared
+    evidence = f"{cause} for {part:.0%} of the steps, {seconds:,.3g} s of {compared:,.3g} s"
+    return finding("uneven", part * measured.steps_seconds / measured.seconds, evidence, remedy)

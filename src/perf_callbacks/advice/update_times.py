@@ -15,7 +15,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.patches import Patches
 
 SKIPPED, TIMED = 2, 20
-"""Updates that aren't timed, because the first one makes the optimizer's state, and updates that are timed."""
+"""Number of first updates without a time, which also make the optimizer's state, and number of timed updates."""
 
 
 class UpdateTimes(Observer):
