@@ -1,14 +1,24 @@
-"""Lines of the program that keep the training thread busy, sampled once a second by the watchdog's thread."""
+"""Lines of the program that keep the training thread busy, sampled by the watchdog's thread.
+
+In forward, backward and optimizer, most lines of the program compute: such a line waits in an operation of torch. A
+line is slow code if instead Python runs there, or many small operations, or nothing at all (a sleep, a file).
+"""
 
 import threading
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from perf_callbacks.advice.facts import SlowCode
+from perf_callbacks.kernel.clock import cpu_seconds_of, perf_counter, sleep
+from perf_callbacks.kernel.engine.account import BEGINNING
+from perf_callbacks.kernel.engine.marks import BEGIN, Pause
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process import stacks
+from perf_callbacks.kernel.process import cpu_time, stacks
+from perf_callbacks.kernel.process.switches import SWITCHES
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 FEWEST_LOOKS = 3
@@ -17,11 +27,63 @@ FEWEST_LOOKS = 3
 LEAST_PART = 0.5
 """Least share of a stage's samples in which a function must appear before the callback names a line of the function."""
 
+LEAST_LASTING = 0.25
+"""Least part of a function's samples that must be slow code. Otherwise the function ran small operations by chance."""
+
 MOST_LINES = 256
 """Most lines to count per stage. In a program that is busy in more lines, no line stands out."""
 
+LOOKS = 3
+"""Samples per tick."""
+
+SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
+"""Shortest wait before a sample, and range of the waits. Waits vary, so that samples fall anywhere in a step."""
+
+GOLDEN = 0.618
+"""Step from one wait to the next, as a part of the range: multiples of the golden ratio cover a range evenly."""
+
+SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
+"""Time in which a thread that has to wait for the interpreter stops, and time in which a look then watches the thread.
+
+A look holds the interpreter for so long: meanwhile a large operation goes on, and Python and small operations stop.
+"""
+
+AGAIN_SECONDS = 0.0001
+"""Time between a sample and a second look at the same code. A few small operations in a row take less."""
+
+LATE_SECONDS = 0.0005
+"""Time by which the second look is late if pure Python runs. All operations of torch give the interpreter away."""
+
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
 """Stages in which the program's own code runs, and the fields of `Facts` that name the line."""
+
+COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
+"""Stages in which the program's own code is slow code, or computes."""
+
+Moment = tuple[int, float]
+"""Step, and time at which the training thread turned to its stage."""
+
+
+class Look(NamedTuple):
+    """A look at the training thread."""
+
+    moment: Moment
+    stage: Stage
+    position: stacks.Position | None
+    computes: bool
+    """True: the thread went on with its work while this look held the interpreter."""
+
+
+class Sample(NamedTuple):
+    """A sample in a step that has not ended."""
+
+    stage: Stage | None
+    """None: in the first step."""
+    line: str | None
+    slow: bool
+    """True: slow code, in one of the stages `COMPUTING`."""
+    turned: float
+    """Time at which the training thread turned to the stage."""
 
 
 class BusyLines(Observer):
@@ -32,64 +94,181 @@ class BusyLines(Observer):
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._engine = recorder.engine
+        self._engine, self._on_device = recorder.engine, recorder.device.type != "cpu"
         self._calls = recorder.collect_calls
         self._thread = threading.get_ident()
-        self._lines: dict[Stage, Counter[str | None]] = {stage: Counter() for stage in FACTS}
-        self._step, self._seen = -1, list[tuple[Stage, str | None]]()  # of the step that has not ended
+        self._cpu_seconds = cpu_seconds_of(self._thread)
+        self._lines: dict[Stage | None, Counter[str | None]] = {
+            stage: Counter() for stage in (None, *FACTS, *COMPUTING)
+        }
+        self._slow: dict[Stage | None, Counter[str]] = {stage: Counter() for stage in COMPUTING}
+        self._step, self._seen = -1, list[Sample]()  # of the step that has not ended
+        self._decided = dict[float, Stage | None]()  # by time of the turn, stages after a backward
+        self._place = 0.0
         self._ended = False
         with suppress(RuntimeError):  # no thread available
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Sample the training thread once."""
-        engine = self._engine
-        if engine.step != self._step:
-            self._count()
-        stage, _ = engine.tape.turned()
-        if not self._ended and stage in self._lines and engine.excluded is None:
-            self._seen.append((stage, stacks.busy_line(self._thread)))
+        """Sample the training thread a few times. A second sample of one stage of one step would tell nothing new."""
+        last: Moment | None = None
+        for _ in range(LOOKS):
+            if self._ended:
+                return False
+            self._place = (self._place + GOLDEN) % 1
+            with SWITCHES.soon():
+                sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
+            look = self._look()
+            if look is not None and look.moment != last:
+                last = look.moment
+                self._note(look)
         return not self._ended
 
     def closed(self) -> None:
         """Stop sampling."""
         self._ended = True
 
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:  # noqa: ARG002 for other observers
+        """Find the stage of samples between a backward and the mark that decides on the stage."""
+        unknown = {turned for turned, stage in [*self._decided.items()] if stage is None}
+        if not unknown:
+            return
+        turned = None
+        for mark, time in zip(pairs[::2], pairs[1::2], strict=True):
+            if type(mark) is Pause:
+                continue
+            if turned in unknown:
+                self._decided[turned] = Stage.OPTIMIZER if mark in _OPTIMIZING else Stage.OTHER
+            turned = time
+
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Facts` about lines of the program. None: no line stands out."""
-        found: dict[str, Any] = {name: self._most(self._lines[stage]) for stage, name in FACTS.items()}
+        found: dict[str, Any] = {name: _most(self._lines[stage]) for stage, name in FACTS.items()}
         calls = dict(self._calls)
         return {
             **found,
+            "first_line": _most(self._lines[None]),
+            "slow_code": {stage.name.lower(): code for stage in COMPUTING if (code := self._code(stage)) is not None},
             "collect_line": max(calls, key=calls.__getitem__, default="") or None,
             "collect_seconds": sum(calls.values()),
         }
 
-    def _count(self) -> None:
-        """Count the samples of a step that has ended."""
-        for stage, line in self._seen:
+    def _look(self) -> Look | None:
+        """Look at the training thread. None: the thread is in a step that doesn't count."""
+        engine, began = self._engine, perf_counter()
+        if engine.excluded is not None and engine.excluded not in BEGINNING:
+            return None
+        position = stacks.position(self._thread)
+        while perf_counter() - began < SETTLE_SECONDS:
+            pass
+        computes = self._runs()
+        step, (stage, turned) = engine.step, engine.tape.turned()
+        return Look((step, turned), stage, position, computes)
+
+    def _runs(self) -> bool:
+        """Return True if the training thread uses a CPU while this thread holds the interpreter."""
+        if self._cpu_seconds is None:
+            return False
+        began, before = perf_counter(), self._cpu_seconds()
+        while (held := perf_counter() - began) < HELD_SECONDS:
+            pass
+        return self._cpu_seconds() - before > held / 2
+
+    def _note(self, look: Look) -> None:
+        """Store a sample."""
+        if look.moment[0] != self._step:
+            self._count(look.moment[0])
+        stage: Stage | None = look.stage
+        if self._engine.excluded is not None:
+            stage = None
+        elif stage is Stage.UNDECIDED:
+            self._decided[look.moment[1]] = None
+        elif stage not in self._lines:
+            return
+        slow = stage in {*COMPUTING, Stage.UNDECIDED} and self._is_slow(look)
+        line = None if look.position is None else look.position.line
+        self._seen.append(Sample(stage, line, slow, look.moment[1]))
+
+    def _is_slow(self, look: Look) -> bool:
+        """Look again. Return True if the program's own code runs for longer than a few small operations take.
+
+        - Pure Python keeps the interpreter for as long as the switch interval, so this thread comes late.
+        - A loop over small operations, or a sleep, is found in the same function. Modules and optimizers are made of
+          small operations. On a device, each operation is small for the host.
+        """
+        position = look.position
+        if position is None or position.in_torch or look.computes:
+            return False
+        queued = cpu_time.read()
+        asked = perf_counter()
+        sleep(AGAIN_SECONDS)
+        late = perf_counter() - asked - AGAIN_SECONDS
+        after = cpu_time.read()
+        again = self._look()
+        if queued is not None and after is not None:
+            late -= after.since(queued).queued
+        if late > LATE_SECONDS:
+            return True
+        if self._on_device or position.in_model or again is None or again.computes or again.moment != look.moment:
+            return False
+        found = again.position
+        return found is not None and not found.in_torch and function(found.line) == function(position.line)
+
+    def _count(self, step: int) -> None:
+        """Count the samples of steps that have ended."""
+        seen, self._step, self._seen = self._seen, step, []
+        for sample in seen:
+            stage = sample.stage
+            if stage is Stage.UNDECIDED:
+                if self._decided.get(sample.turned) is None:
+                    self._seen.append(sample)
+                    continue
+                stage = self._decided[sample.turned]
             lines = self._lines[stage]
-            if line in lines or len(lines) < MOST_LINES:
-                lines[line] += 1
-        self._step, self._seen = self._engine.step, []
+            if sample.line in lines or len(lines) < MOST_LINES:
+                lines[sample.line] += 1
+                if sample.slow and sample.line is not None and stage in self._slow:
+                    self._slow[stage][function(sample.line)] += 1
+        wanted = {sample.turned for sample in self._seen[-MOST_LINES:]}
+        self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
-    @staticmethod
-    def _most(lines: Counter[str | None]) -> str | None:
-        """Return the most frequent line of the most frequent function. None: no function stands out."""
-        functions: Counter[str] = Counter()
-        for line, looks in lines.items():
-            if line is not None:
-                functions[_function(line)] += looks
-        for function, looks in functions.most_common(1):
-            if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
-                return next(line for line, _ in lines.most_common() if line and _function(line) == function)
-        return None
+    def _code(self, stage: Stage) -> SlowCode | None:
+        """Return the slow code in a stage: all samples of functions that are slow, and the most frequent line."""
+        lines, slow = self._lines[stage], self._slow[stage]
+        looks = _by_function(lines)
+        found = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
+        if sum([slow[name] for name in found]) < FEWEST_LOOKS:
+            return None
+        most = max(found, key=found.__getitem__)
+        line = next(line for line, _ in lines.most_common() if line is not None and function(line) == most)
+        every = sum([counts.total() for stage, counts in self._lines.items() if stage is not None])
+        return SlowCode(line, sum(found.values()), lines.total(), every)
 
 
-def _function(line: str) -> str:
+_OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
+"""Marks that make the time after a backward a part of the stage optimizer."""
+
+
+def _by_function(lines: Counter[str | None]) -> Counter[str]:
+    functions: Counter[str] = Counter()
+    for line, looks in lines.items():
+        if line is not None:
+            functions[function(line)] += looks
+    return functions
+
+
+def _most(lines: Counter[str | None]) -> str | None:
+    """Return the most frequent line of the most frequent function. None: no function stands out."""
+    for name, looks in _by_function(lines).most_common(1):
+        if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
+            return next(line for line, _ in lines.most_common() if line and function(line) == name)
+    return None
+
+
+def function(line: str) -> str:
     """Return a line without its number.
 
-    >>> _function("train.py:31 `parse`")
+    >>> function("train.py:31 `parse`")
     'train.py `parse`'
     """
     file, _, rest = line.partition(":")

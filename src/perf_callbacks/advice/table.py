@@ -3,7 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perf_callbacks.advice import cpu, drift, host, loading, memory, model, shapes, spans, stall, straggler, waits
+from perf_callbacks.advice import (
+    cpu,
+    drift,
+    host,
+    loading,
+    memory,
+    model,
+    shapes,
+    slow_code,
+    spans,
+    stall,
+    straggler,
+    waits,
+)
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, Rule
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 
@@ -13,6 +26,9 @@ RULES: tuple[Rule, ...] = (
     loading.data,
     loading.restarts,
     host.host,
+    slow_code.forward,
+    slow_code.backward,
+    slow_code.optimizer,
     waits.logging,
     host.generation,
     host.rewards,

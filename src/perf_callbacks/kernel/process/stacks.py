@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 MOST_FRAMES = 20
 """Most frames of a stack that are stored, from the innermost outwards."""
@@ -22,6 +23,10 @@ _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data."
 """Frameworks with their own training loop. While such a framework runs, the program's line that called it doesn't count
 as busy."""
 _OPERATIONS = "torch._ops"
+_TORCH = "torch."
+_FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
+"""Modules of torch that the program calls for a single operation."""
+_MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
 """Names of methods and operations in C that wait for other ranks: of `Work`, of `Store`, and of collectives within a
 model. A wait for a thread or process of the same rank has a frame of the standard library, so it is no such wait."""
@@ -97,27 +102,58 @@ def _names(frame: FrameType) -> set[str]:
     }
 
 
-def busy_line(thread: int) -> str | None:
-    """Return the innermost line of the program in a thread; None if a framework's own code runs there."""
-    return _busy(sys._current_frames().get(thread))  # noqa: SLF001 the one way to it
+class Position(NamedTuple):
+    """Position of a thread in the program's own code."""
+
+    line: str
+    """Innermost line of the program."""
+    in_torch: bool
+    """True: the line has called Python code of torch that runs more than a single operation."""
+    in_model: bool
+    """True: the line is part of a module's forward or of an optimizer's own update."""
+
+
+def position(thread: int) -> Position | None:
+    """Return the position of a thread in the program; None if a framework's own code runs there."""
+    return _position(sys._current_frames().get(thread))  # noqa: SLF001 the one way to it
 
 
 def calling_line() -> str | None:
     """Return the innermost line of the program that called the caller of this function."""
-    return _busy(sys._getframe(2))  # noqa: SLF001 no stack is made
+    found = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
+    return None if found is None else found.line
 
 
-def _busy(frame: FrameType | None) -> str | None:
+def _position(frame: FrameType | None) -> Position | None:
     called = ""
     for _ in range(DEEPEST):
         if frame is None:
             break
         if _is_own(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_OURS):
-            return None if f"{called}.".startswith(_LOOPS) else _line(frame)
+            if called.startswith(_LOOPS):
+                return None
+            in_torch = called.startswith(_TORCH) and not called.startswith(_FUNCTIONS)
+            return Position(_line(frame), in_torch, _in_model(frame))
         if not frame.f_code.co_filename.startswith(_OURS):
-            called = _module(frame)
+            called = f"{_module(frame)}."
         frame = frame.f_back
     return None
+
+
+def _in_model(frame: FrameType | None) -> bool:
+    """Return True if a frame, or a caller of it, is a module's forward or the own update of an optimizer."""
+    updates = False
+    for _ in range(DEEPEST):
+        if frame is None:
+            break
+        name, module = frame.f_code.co_name, _module(frame)
+        if module == _MODULES or (name == "forward" and not module.startswith(_TORCH)):
+            return True
+        updates = updates or (name == "step" and not module.startswith(_TORCH))
+        if updates and module == _OPTIMIZERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _person(modules: list[str]) -> bool:

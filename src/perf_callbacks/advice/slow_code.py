@@ -1,0 +1,42 @@
+"""Rules `host` about slow code of the program in forward, backward and optimizer: Python, small operations, sleeps."""
+
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.kernel.records.fit_records import Finding
+
+LARGE = 0.1
+"""Least part of all samples on a device. The host may run ahead of the device, and wait for it elsewhere."""
+
+
+@timed
+def forward(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name slow code in forward and loss, for example a loop over samples in the loss."""
+    return _named("forward", machine, facts, measured)
+
+
+@timed
+def backward(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name slow code in hooks of the backward and in the program's own autograd functions."""
+    return _named("backward", machine, facts, measured)
+
+
+@timed
+def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name slow code in clipping, in hooks of the optimizer and in schedulers."""
+    return _named("optimizer", machine, facts, measured)
+
+
+def _named(stage: str, machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    code = facts.slow_code.get(stage)
+    if code is None:
+        return None
+    name = code.line.rpartition("`")[0].rpartition("`")[2]
+    remedy = f"vectorizing {'it' if name.startswith('<') else f'`{name}`'}, or calling it every 50 steps"
+    if machine.accelerator is not None:
+        part = code.looks / code.of_all
+        evidence = f"Python code in {stage} kept the host busy for {part:.0%} of the run, mostly at {code.line}"
+        return finding("host", None, evidence, remedy) if part >= LARGE else None
+    share = measured.share(measured.stage(stage) * code.part)
+    evidence = f"Python code in {stage} took {share:.0%} of the run, mostly at {code.line}"
+    won = measured.with_cpu(share)
+    low = measured.low(won, stage)
+    return finding("host", won, evidence, remedy, low=(won if low is None else low) * code.low / code.part)
