@@ -111,7 +111,7 @@ def test_a_framework_that_is_busy_by_itself_is_no_line_of_the_program(monkeypatc
 
 
 def test_a_look_that_fails_ends_the_looks_alone(monkeypatch):
-    monkeypatch.setattr("perf_callbacks.kernel.process.stacks.busy_line", lambda _: 1 / 0)
+    monkeypatch.setattr("perf_callbacks.kernel.process.stacks.position", lambda _: 1 / 0)
     summary = train(after_step=look)
     assert summary.failure is None
     assert evidence(summary, "host")

@@ -272,6 +272,27 @@ def test_garbage_is_collected_for_long(setting, asked, scheduled, named):
     assert (finding.share, named in finding.remedy) == (0.5, True)
 
 
+@pytest.mark.parametrize(
+    ("made", "garbage", "named"),
+    [
+        (7_000_000, 17, "objects that are no longer used"),
+        (12_000_000, 6_000_000, "objects that are no longer used"),
+        (1_010_000_000, 1_000_000_000, "cycles"),
+        (2_000_000_000, 1_000_000_000, "cycles"),  # parts of garbage that the collector doesn't count
+        (60_000_000, 55_000_000, "cycles"),  # garbage that is slow to free, such as tensors
+        (90_000, 100, "gc_interval"),
+        (None, None, "cycles"),
+    ],
+)
+def test_objects_that_stay_make_the_schedule_slow_as_garbage_does(made, garbage, named):
+    gc = {"gc_seconds": 100.0, "gc_scheduled_seconds": 90.0, "gc_collections": (7, 1, 2)}
+    of = summary(gc=gc, forward=1.3)
+    of = replace(of, gc=replace(of.gc, scheduled_made=made, scheduled_garbage=garbage))
+    finding = found("gc", Facts(gc="sync"), of)
+    assert (finding.share, named in finding.remedy) == (0.5, True)
+    assert "The callback's" in finding.evidence
+
+
 def test_young_collections_before_the_schedule_are_nobodys_calls():
     gc = {"gc_seconds": 100.0, "gc_collections": (7, 1, 0)}
     assert found("gc", of=summary(gc=gc)) is None

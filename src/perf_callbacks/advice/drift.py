@@ -8,7 +8,7 @@ CAUSE = "drift"
 
 REMEDIES = {
     "data": "looking at what the loader does in later samples",
-    "gc": "breaking reference cycles, and dropping objects that are no longer used",
+    "gc": "dropping objects that are no longer used, such as lists that grow",
 }
 """Remedies by the stage that grew most."""
 

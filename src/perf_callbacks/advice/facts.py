@@ -101,6 +101,8 @@ class Facts:
     """Busiest line of the function in at least half of the samples of the stage data. None: no such function."""
     host_line: str | None = None
     """Busiest line, found in the same way, outside of data, forward, backward and optimizer."""
+    first_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the first step by stage. The startup is part of the stage `other`."""
     first_line: str | None = None
     """Busiest line of the first step, found in the same way."""
     slow_code: Mapping[str, SlowCode] = field(default_factory=dict)
@@ -195,6 +197,11 @@ class Measured:
     def stage(self, name: str) -> float:
         """Return the mean seconds of a stage per step; 0 if the stage was never entered."""
         return self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
+
+    def model(self, name: str) -> float:
+        """Return the seconds of a stage without the slow code of the program, which has a finding of its own."""
+        slow = self._facts.slow_code.get(name)
+        return self.stage(name) * (1 - slow.part if slow is not None else 1.0)
 
     def with_cpu(self, share: float) -> float:
         """Return the share that work of the training thread would have if a CPU had always been free."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import sub
 
-from perf_callbacks.advice import cpu, drift, stall
+from perf_callbacks.advice import cpu, drift, stall, startup
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
@@ -24,9 +24,9 @@ QUIET_SECONDS = 600.0
 LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
-WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, drift.CAUSE, "compile"})
-"""Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `drift` and
-`compile` cover the whole fit, not the last minute."""
+WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, drift.CAUSE, startup.CAUSE, "compile"})
+"""Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `drift`,
+`startup` and `compile` cover the whole fit, not the last minute."""
 
 MOST_STEPS = 10_000
 """Most steps between two readings of the clock."""
@@ -104,6 +104,8 @@ def _later(before: GcSummary, after: GcSummary) -> GcSummary:
         after,
         seconds=after.seconds - before.seconds,
         scheduled_seconds=(after.scheduled_seconds or 0.0) - (before.scheduled_seconds or 0.0),
+        scheduled_made=(after.scheduled_made or 0) - (before.scheduled_made or 0),
+        scheduled_garbage=(after.scheduled_garbage or 0) - (before.scheduled_garbage or 0),
         collections=tuple(map(sub, after.collections, before.collections)),
     )
 

@@ -54,7 +54,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     again, forward = work.by_phase.get("recompute", 0), work.by_phase.get("forward", 0)
     if not again or not forward:
         return None
-    seconds = min(measured.stage("forward") * again / forward, measured.stage("backward"))
+    seconds = min(measured.model("forward") * again / forward, measured.model("backward"))
     evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
     if machine.accelerator is None and machine.memory_available is not None:
         evidence += f" while {machine.memory_available / GIGA:.0f} GB of memory are free"
@@ -83,7 +83,7 @@ def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
     every = sum([flops for *_, flops in products])
     if not batched:
         return None
-    seconds = batched / every * (measured.stage("forward") + measured.stage("backward"))
+    seconds = batched / every * (measured.model("forward") + measured.model("backward"))
     evidence = f"{EAGER}, and its products are {batched / every:.0%} of the FLOPs"
     share = measured.with_cpu(measured.share(seconds))
     return finding("attention", share, evidence, remedy, low=measured.low(share, "forward", "backward"))
@@ -99,7 +99,7 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     saved = saved_by_fused(facts.optimizer, facts.elements)
     if not saved or facts.fused or machine.accelerator is not None or facts.update_seconds is None:
         return None
-    seconds = min(facts.update_seconds, measured.stage("optimizer"))
+    seconds = min(facts.update_seconds, measured.model("optimizer"))
     evidence = (
         f"The optimizer's update took {measured.share(seconds):.0%} of the run: "
         f"{facts.optimizer} updates {facts.tensors:,} tensors one by one"

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from perf_callbacks.advice.facts import Drift
+from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 
@@ -42,11 +43,12 @@ GROWN = 0.02
 
 
 class StepBlocks(Observer):
-    """Adds up the measured steps of a fit in blocks of equal length."""
+    """Adds up the measured steps of a fit in blocks of equal length. Keeps the times of the first step."""
 
     def __init__(self) -> None:
         self._blocks: tuple[list[Sums], int] = [], CHUNK
         """Blocks, and the number of steps of each. Assigned as a whole, because another thread reads them."""
+        self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block
 
     def record_written(self, record: Record) -> None:
@@ -56,16 +58,20 @@ class StepBlocks(Observer):
             amounts = record.tokens, record.samples, record.model_flops
             columns = [record.step_time, *amounts, *[getattr(record, f"{stage}_time") for stage in STAGES]]
             full = [[value or 0.0 for value in column] if column else [0.0] * number for column in columns]
-            rows = zip(record.excluded or [None] * number, zip(*full, strict=True), strict=True)
+            rows = [*zip(record.excluded or [None] * number, zip(*full, strict=True), strict=True)]
+            self._first = next((row for reason, row in rows if reason in BEGINNING), self._first)
             self._rest += [row for reason, row in rows if reason is None and row[0]]
             self._fill()
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the fields of `Facts` about the variation of steps."""
+        """Return the fields of `Facts` about the variation of steps, and about the first step."""
         blocks, length = self._blocks
-        if len(blocks) < FEWEST:
-            return {}
-        return {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
+        found: dict[str, Any] = {}
+        if self._first:
+            found["first_seconds"] = dict(zip(STAGES, self._first[FIRST_STAGE:], strict=True))
+        if len(blocks) >= FEWEST:
+            found |= {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
+        return found
 
     def _fill(self) -> None:
         blocks, length = self._blocks

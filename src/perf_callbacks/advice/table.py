@@ -14,6 +14,7 @@ from perf_callbacks.advice import (
     slow_code,
     spans,
     stall,
+    startup,
     straggler,
     waits,
 )
@@ -40,6 +41,9 @@ RULES: tuple[Rule, ...] = (
     spans.evaluation,
     spans.checkpoint,
     drift.longer,
+    startup.startup,
+    startup.first_step,
+    startup.counting,
     straggler.straggler,
     straggler.uneven_batches,
     straggler.uneven_stages,

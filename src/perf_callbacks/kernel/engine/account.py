@@ -83,6 +83,7 @@ class Pauses:
     def __init__(self) -> None:
         self._collections = [0] * GENERATIONS
         self._seconds = self._longest = self._scheduled = self._startup = 0.0
+        self._made = self._garbage = 0  # in scheduled collections
 
     def add(self, pause: Pause) -> None:
         """Count a collection. A collection that the checklist runs at startup is counted as startup cost only."""
@@ -92,6 +93,9 @@ class Pauses:
         self._collections[min(pause.generation, GENERATIONS - 1)] += 1
         self._seconds += pause.seconds
         self._scheduled += pause.seconds if pause.ours else 0.0
+        if pause.ours:
+            self._made += pause.made
+            self._garbage += pause.collected
         self._longest = max(self._longest, pause.seconds)
 
     def summary(self) -> GcSummary:
@@ -102,4 +106,6 @@ class Pauses:
             longest=self._longest,
             scheduled_seconds=self._scheduled,
             startup_seconds=self._startup,
+            scheduled_made=self._made,
+            scheduled_garbage=self._garbage,
         )

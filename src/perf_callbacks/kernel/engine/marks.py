@@ -49,6 +49,8 @@ class Pause(NamedTuple):
     """True: the collection ran in the training thread."""
     ours: str | None = None
     """Reason why the checklist collected, as in `Gc.ours`."""
+    made: int = 0
+    """In a collection by the checklist: objects made since the last collection, less the objects freed since then."""
 
 
 Mark = Stage | Begin | Back | End

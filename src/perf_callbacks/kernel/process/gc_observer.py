@@ -53,12 +53,12 @@ class GcObserver:
     def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
         """Time a collection that a fit makes, without the callback, which is removed meanwhile."""
         place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
-        start, reason = self._clock(), COLLECTOR.reason
+        made, start, reason = gc.get_count()[0], self._clock(), COLLECTOR.reason
 
         def ended(found: int) -> None:
             seconds = self._clock() - start
             here = threading.get_ident() == self._thread
-            self._report(Pause(generation, start, seconds, found, False, here, reason))
+            self._report(Pause(generation, start, seconds, found, False, here, reason, made))
 
         try:
             if place is not None:

@@ -218,9 +218,10 @@ class Finding:
 
     cause: str
     """One of stall, cpu, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift, evaluation,
-    checkpoint, memory, precision, compile, shape."""
+    checkpoint, startup, memory, precision, compile, shape."""
     share: float | None
-    """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
+    """Part of the fit's wall time after startup that the change could save, from 0 to 1. Of cause startup, the
+    time until the callback was set up is a part of all wall time. None: unknown."""
     low: float | None = None
     """Lower end of the 95 % interval of `share`, from the variation between steps. None: unknown, or older journal."""
     evidence: str

@@ -70,6 +70,11 @@ class GcSummary:
     and in the next field: unknown."""
     startup_seconds: float | None = None
     """Seconds of the checklist's first full collection, which no other field includes."""
+    scheduled_made: int | None = None
+    """Objects that the program made and didn't free by itself, up to the last scheduled collection. None, here and in
+    the next field: older journal."""
+    scheduled_garbage: int | None = None
+    """Garbage objects that the scheduled collections found. Fewer than `scheduled_made`: the other objects stayed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

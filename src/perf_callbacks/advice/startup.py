@@ -1,0 +1,74 @@
+"""Rules `startup`: time before the measured steps, if it is a large part of a run."""
+
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.kernel.engine.account import FIRST_STEP, FLOP_COUNTING, STARTUP
+from perf_callbacks.kernel.records.fit_records import Finding
+
+CAUSE = "startup"
+
+LEAST = 0.25
+"""Least part of the run that startup or the first step must take. Less is usual in a run of a minute."""
+
+LEAST_OWN = 0.1
+"""Least share of the callback's own FLOP counts."""
+
+LONGER = "a longer run"
+
+REMEDIES = {
+    "data": "preparing the data set once, before training, and opening it quickly",
+    "other": "moving this work out of the first step, or a longer run",
+}
+"""Remedies by the longest stage of the first step. In all other stages: `LONGER`."""
+
+
+@timed
+def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time until the callback was set up. Its share is a share of all wall time, startup included."""
+    wall = measured.summary.wall_seconds
+    seconds = wall.get(STARTUP, 0.0)
+    share = seconds / sum(wall.values())
+    if share < LEAST:
+        return None
+    did, remedy = "the setup of the callback, which waits for all ranks", f"{LONGER}, or ranks that start together"
+    if facts.integration == "lightning":
+        did = "the hooks before training, the sanity check, and the setup of the callback"
+        remedy = f"Trainer(num_sanity_val_steps=0), or {LONGER}"
+    return finding(CAUSE, share, f"Startup took {share:.0%} of all time ({seconds:,.3g} s): {did}", remedy)
+
+
+@timed
+def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the first step, its longest stage, and the line. The rule `compile` covers a first step that compiles."""
+    wall, compiled = measured.summary.wall_seconds, facts.compilations
+    seconds = wall.get(FIRST_STEP, 0.0) - measured.step_seconds
+    share = seconds / measured.seconds
+    if share < LEAST or (compiled is not None and compiled.seconds > seconds / 2):
+        return None
+    evidence = f"The first step took {share:.0%} of the run ({seconds:,.3g} s)"
+    stages = dict(facts.first_seconds)
+    if "other" in stages:  # the first step begins with the startup
+        stages["other"] = max(0.0, stages["other"] - wall.get(STARTUP, 0.0))
+    stage = max(stages, key=stages.__getitem__, default="")
+    if stage:
+        evidence += f", mostly in the stage {stage}"
+        if stage == "data" and facts.workers:
+            evidence += ", in which the workers start"
+        elif machine.accelerator is not None and stage not in REMEDIES:
+            evidence += ", in which kernels are loaded and memory is allocated"
+    evidence += f", at {facts.first_line}" if facts.first_line else ""
+    remedy = REMEDIES.get(stage, LONGER)
+    if stage == "data" and facts.workers:
+        remedy = f"fewer workers, or a data set that is small to copy and quick to open; or {LONGER}"
+    return finding(CAUSE, share, evidence, remedy)
+
+
+@timed
+def counting(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
+    """Name the callback's own FLOP counts."""
+    seconds, flops = measured.summary.wall_seconds.get(FLOP_COUNTING, 0.0), measured.summary.flops
+    share = seconds / measured.seconds
+    if share < LEAST_OWN:
+        return None
+    own = "FLOP counts and measurement of the peak" if flops is not None and flops.peak_measured else "FLOP counts"
+    evidence = f"The callback's own {own} took {share:.0%} of the run ({seconds:,.3g} s)"
+    return finding(CAUSE, share, evidence, f"PERF_CALLBACKS_FLOPS=estimate, or {LONGER}")
