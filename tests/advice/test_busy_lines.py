@@ -1,6 +1,8 @@
 """The lines of the program that keep the training thread busy."""
 
+import os
 import re
+import sys
 import threading
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.process.switches import SWITCHES
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.loop import measure
 
@@ -22,8 +25,28 @@ def look():
     threading.Event().wait(0.003)
 
 
+def spin():
+    """Let the watchdog look once, while this thread runs Python without an operation."""
+    done = []
+    thread = threading.Thread(target=lambda: (WATCHDOG.tick(), done.append(None)))
+    thread.start()
+    while not done:
+        pass
+    thread.join()
+
+
 def nothing():
     pass
+
+
+class Model(torch.nn.Linear):
+    def __init__(self, work):
+        super().__init__(2, 1)
+        self.work = work
+
+    def forward(self, rows):
+        self.work()
+        return super().forward(rows)
 
 
 class Rows(Dataset):
@@ -38,16 +61,20 @@ class Rows(Dataset):
         return torch.ones(2)
 
 
-def train(*, load=nothing, after_step=nothing):
-    """Train a tiny model, and return the summary."""
-    model = torch.nn.Linear(2, 1)
+def train(*, load=nothing, model=nothing, loss=nothing, hook=nothing, clip=nothing, update=nothing, after_step=nothing):
+    """Train a tiny model, with work in these places, and return the summary."""
+    model = Model(model)
+    model.weight.register_hook(lambda _: hook())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: update())
     loader = DataLoader(Rows(load), batch_size=2)
     config = PerfConfig(journal=False, flops="off", checklist="off")
     with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
         for batch in perf.loader:
-            loss = model(batch).sum()
-            loss.backward()
+            summed = model(batch).sum()
+            loss()
+            summed.backward()
+            clip()
             optimizer.step()
             optimizer.zero_grad()
             after_step()
@@ -115,3 +142,46 @@ def test_a_look_that_fails_ends_the_looks_alone(monkeypatch):
     summary = train(after_step=look)
     assert summary.failure is None
     assert evidence(summary, "host")
+
+
+PLACES = {"loss": "forward", "hook": "backward", "clip": "optimizer", "update": "optimizer"}
+
+
+@pytest.mark.parametrize("work", [look, spin])
+@pytest.mark.parametrize("place", PLACES)
+def test_slow_code_of_the_program_within_a_stage(place, work):
+    summary = train(**{place: work})
+    said = rf"Python code in {PLACES[place]} took .* mostly at test_busy_lines\.py:\d+ `{work.__name__}`"
+    assert re.match(said, evidence(summary, "host"))
+
+
+def test_python_in_a_forward_is_slow_and_a_wait_or_small_operations_are_the_model():
+    assert "`spin`" in evidence(train(model=spin), "host")
+    assert "`look`" not in evidence(train(model=look), "host")
+
+
+def test_a_thread_that_computes_is_not_slow(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: True)
+    assert "`look`" not in evidence(train(loss=look), "host")
+
+
+def test_a_system_without_clocks_of_threads_has_slow_code_too(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.cpu_seconds_of", lambda _: None)
+    assert "`look`" in evidence(train(loss=look), "host")
+
+
+def test_the_switch_interval_of_the_program_stays():
+    usual = sys.getswitchinterval()
+    train(loss=spin)
+    assert sys.getswitchinterval() == usual
+
+
+def test_a_forked_child_has_the_usual_switch_interval():
+    usual = sys.getswitchinterval()
+    with SWITCHES.soon():
+        assert sys.getswitchinterval() < usual
+        child = os.fork()
+        if not child:
+            os._exit(sys.getswitchinterval() != usual)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sys.getswitchinterval() == usual

@@ -104,7 +104,7 @@ class BusyLines(Observer):
         self._slow: dict[Stage | None, Counter[str]] = {stage: Counter() for stage in COMPUTING}
         self._step, self._seen = -1, list[Sample]()  # of the step that has not ended
         self._decided = dict[float, Stage | None]()  # by time of the turn, stages after a backward
-        self._place = 0.0
+        self._place, self._before = 0.0, cpu_time.read()
         self._ended = False
         with suppress(RuntimeError):  # no thread available
             WATCHDOG.watch(self)
@@ -116,6 +116,7 @@ class BusyLines(Observer):
             if self._ended:
                 return False
             self._place = (self._place + GOLDEN) % 1
+            self._before = cpu_time.read()  # not between two looks: reading a file gives the interpreter away
             with SWITCHES.soon():
                 sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
             look = self._look()
@@ -143,6 +144,8 @@ class BusyLines(Observer):
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Facts` about lines of the program. None: no line stands out."""
+        if self._engine.step != self._step:
+            self._count(self._engine.step)
         found: dict[str, Any] = {name: _most(self._lines[stage]) for stage, name in FACTS.items()}
         calls = dict(self._calls)
         return {
@@ -158,12 +161,10 @@ class BusyLines(Observer):
         engine, began = self._engine, perf_counter()
         if engine.excluded is not None and engine.excluded not in BEGINNING:
             return None
-        position = stacks.position(self._thread)
+        position, step, (stage, turned) = stacks.position(self._thread), engine.step, engine.tape.turned()
         while perf_counter() - began < SETTLE_SECONDS:
             pass
-        computes = self._runs()
-        step, (stage, turned) = engine.step, engine.tape.turned()
-        return Look((step, turned), stage, position, computes)
+        return Look((step, turned), stage, position, self._runs())
 
     def _runs(self) -> bool:
         """Return True if the training thread uses a CPU while this thread holds the interpreter."""
@@ -199,14 +200,12 @@ class BusyLines(Observer):
         position = look.position
         if position is None or position.in_torch or look.computes:
             return False
-        queued = cpu_time.read()
         asked = perf_counter()
         sleep(AGAIN_SECONDS)
         late = perf_counter() - asked - AGAIN_SECONDS
-        after = cpu_time.read()
-        again = self._look()
-        if queued is not None and after is not None:
-            late -= after.since(queued).queued
+        again, after = self._look(), cpu_time.read()
+        if self._before is not None and after is not None:
+            late -= after.since(self._before).queued  # this thread had no CPU
         if late > LATE_SECONDS:
             return True
         if self._on_device or position.in_model or again is None or again.computes or again.moment != look.moment:

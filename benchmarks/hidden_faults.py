@@ -1,0 +1,226 @@
+"""Does the first sentence name a hidden fault? Real runs, each slowed down in one of 15 ways, and healthy runs.
+
+    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py                # 30 runs with one fault each
+    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --load 4      # the same beside 4 busy processes
+    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --healthy     # 15 runs without a fault
+    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --alike       # the same run 20 times
+
+A seed draws the kinds of faults and the integrations, each kind twice. Each run is a process of its own. A first
+sentence is right if its finding has the cause of the fault, and names the function if the fault has one. Beside busy
+processes, the sentence "no CPU" is right if the next finding is the fault. A healthy run is right if its first sentence
+advises nothing; beside busy processes, it may say "no CPU".
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import verdicts
+
+KINDS = {
+    "data": ("data", ""),
+    "restarts": ("data", "workers are started"),
+    "callback": ("host", "spin"),
+    "loss": ("host", "slow_loss"),
+    "clipping": ("host", "slow_clip"),
+    "logging": ("sync", ""),
+    "recompute": ("recompute", ""),
+    "attention": ("attention", ""),
+    "optimizer": ("optimizer", ""),
+    "gc": ("gc", ""),
+    "evaluation": ("evaluation", ""),
+    "checkpoint": ("checkpoint", ""),
+    "drift": ("drift", ""),
+    "compile": ("compile", ""),
+    "threads": ("host|cpu", "threads"),
+}
+"""By kind of fault: the causes of a right finding, separated by bars, and a text that its evidence holds."""
+
+DOORS = tuple(verdicts.TRAIN)
+BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    pass"
+
+
+def slow_loss(logits):
+    """Weigh tokens in a Python loop."""
+    return sum(float(number) ** 0.5 for number in range(40_000)) * 0 * logits.sum()
+
+
+def slow_clip():
+    """Look at gradients in Python."""
+    total = 0.0
+    for _ in range(60_000):
+        total += 1e-9
+    return total
+
+
+class Run(verdicts.Run):
+    """A training with a fault of the kinds above."""
+
+    def __init__(self, kind, seed, folder, **options):
+        known = {"callback": "host", "logging": "sync"}.get(kind, kind)
+        if kind == "restarts":
+            options["workers"] = 1
+        super().__init__(known if known in verdicts.CAUSES else "", seed, folder, **options)
+        import torch
+
+        self.kind = kind
+        self.grown, self.number = [], 0
+        if kind == "attention":
+            self.model.set_attn_implementation("eager")
+        if kind == "loss":
+            self.model.register_forward_hook(self._slow_loss)
+        if kind == "clipping":
+            self.optimizer.register_step_pre_hook(lambda *_: slow_clip())
+        if kind == "restarts":
+            self.rows = torch.utils.data.Subset(self.rows, range(8 * verdicts.BATCH))
+        if kind == "compile":
+            torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 the documented setting
+            self.model.lm_head.compile(dynamic=False, backend="aot_eager")
+            self.model.register_forward_pre_hook(self._cut, with_kwargs=True)
+        if kind == "threads":
+            torch.set_num_threads(16)
+
+    @staticmethod
+    def _slow_loss(_model, _args, out):
+        out.loss = out.loss + slow_loss(out.logits)
+
+    def after_step(self, loss):
+        super().after_step(loss)
+        self.number += 1
+        if self.kind == "drift":
+            self.grown += [[float(len(self.grown))] for _ in range(400)]
+            sum(one[0] for one in self.grown)
+
+    def _cut(self, _model, args, kwargs):
+        """Cut a batch to one of 60 lengths."""
+        length = 4 + self.number % 60
+        return args, {name: tensor[:, :length] for name, tensor in kwargs.items()}
+
+
+def saving(arguments):
+    """Return a class of training arguments that save every 3 steps."""
+
+    class Saving(arguments):
+        def __post_init__(self):
+            self.save_strategy, self.save_steps, self.save_total_limit = "steps", 3, 1
+            super().__post_init__()
+
+    return Saving
+
+
+def one(kind, door, seed, workers):
+    """Train in this process, and print the findings."""
+    import torch
+
+    verdicts.Run = Run
+    if kind == "checkpoint":
+        import transformers
+
+        transformers.TrainingArguments = saving(transformers.TrainingArguments)
+    verdicts.prepare((door,))
+    summary, _, card = verdicts.train(door, kind, seed, workers=workers)
+    findings = [(found.cause, found.share, found.low, found.evidence) for found in summary.findings]
+    first = card.partition("perf_callbacks: ")[2].partition(f"{verdicts.STEPS} steps")[0]
+    print(json.dumps({"findings": findings, "sentence": " ".join(first.split()), "torch": torch.__version__}))
+
+
+def run(kind, door, seed, workers=0):
+    """Train in a process of its own; return the findings and the sentence."""
+    arguments = [sys.executable, __file__, "--one", kind, door, str(seed), str(workers)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"findings": [], "sentence": "failed: " + " ".join(done.stderr.split()[-30:])}
+
+
+def right(kind, found, loaded):
+    """Return True if the first sentence names the fault."""
+    said = found["sentence"]
+    if said.startswith(("Nothing to win", "Little to win", "No single cause")):
+        return False
+    findings = found["findings"]
+    causes, text = KINDS[kind]
+    if loaded and findings and findings[0][0] == "cpu":
+        findings = findings[1:]
+    return bool(findings) and findings[0][0] in causes.split("|") and text in findings[0][3]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--one", nargs=4)
+    parser.add_argument("--load", type=int, default=0)
+    parser.add_argument("--healthy", action="store_true")
+    parser.add_argument("--alike", action="store_true")
+    parser.add_argument("--kinds", nargs="*", default=[*KINDS])
+    parser.add_argument("--seed", type=int, default=20261125)
+    arguments = parser.parse_args()
+    if arguments.one:
+        kind, door, seed, workers = arguments.one
+        one(kind, door, int(seed), int(workers))
+        return
+    burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(arguments.load)]
+    try:
+        if arguments.alike:
+            alike()
+        elif arguments.healthy:
+            healthy(arguments)
+        else:
+            faults(arguments)
+    finally:
+        for burner in burners:
+            burner.kill()
+
+
+def faults(arguments):
+    draw = random.Random(arguments.seed)
+    kinds = [*arguments.kinds, *arguments.kinds]
+    draw.shuffle(kinds)
+    total = 0
+    print("| fault | integration | right | first sentence |\n" + 4 * "|---" + "|")
+    for number, kind in enumerate(kinds):
+        door = draw.choice(doors_of(kind))
+        found = run(kind, door, arguments.seed + number)
+        good = right(kind, found, arguments.load)
+        total += good
+        print(f"| {kind} | {door} | {'yes' if good else '**no**'} | {found['sentence'][:220]} |", flush=True)
+    print(f"\n{total} of {len(kinds)} first sentences are right.")
+
+
+def doors_of(kind):
+    """Return the integrations in which a fault is what it says."""
+    if kind in {"restarts", "checkpoint"}:
+        return ("transformers",)
+    if kind == "compile":
+        return ("loop",)
+    return DOORS
+
+
+def healthy(arguments):
+    draw = random.Random(arguments.seed)
+    silent = 0
+    for number in range(15):
+        door = DOORS[number % len(DOORS)]
+        found = run("", door, arguments.seed + number, workers=draw.randrange(2))
+        said = found["sentence"]
+        good = said.startswith(("Nothing to win", "Little to win", "No single cause"))
+        good = good or (arguments.load > 0 and "had no CPU" in said)
+        silent += good
+        print(f"| {door} | {'yes' if good else '**no**'} | {said[:160]} |", flush=True)
+    print(f"\n{silent} of 15 healthy runs have no false first sentence.")
+
+
+def alike():
+    counts = Counter()
+    for number in range(20):
+        found = run("data", "loop", 7)
+        counts[found["findings"][0][0] if found["findings"] else found["sentence"]] += 1
+        print(number, found["sentence"][:120], flush=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
