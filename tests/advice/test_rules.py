@@ -6,7 +6,7 @@ import pytest
 from advised import PLAIN, STAGES, WORK, found, machine, summary
 
 from perf_callbacks.advice import table
-from perf_callbacks.advice.facts import Drift, Facts
+from perf_callbacks.advice.facts import Drift, Facts, SlowCode
 from perf_callbacks.advice.loading import faster
 from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
@@ -401,3 +401,57 @@ def test_findings_are_the_same_on_a_clock_of_another_pace():
     quick = summary(data=1.0, other=0.25)
     scaled = [replace(one, share=pytest.approx(one.share, abs=0.001)) for one in table.findings(machine(), facts, slow)]
     assert scaled == [*table.findings(machine(), facts, quick)]  # handing over a batch takes 2 ms at any pace
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward", "optimizer"])
+def test_slow_code_of_a_stage_is_worth_its_part_of_the_samples(stage):
+    code = SlowCode("train.py:31 `loss_of`", 9, 20, 30)
+    finding = found("host", Facts(slow_code={stage: code}), summary())
+    assert finding.share == pytest.approx(0.45 * STAGES[stage])
+    assert finding.low == pytest.approx(0.258 * STAGES[stage], rel=0.01)
+    assert "`loss_of`" in finding.remedy
+    varied = found("host", Facts(slow_code={stage: code}, widths={stage: 0.5, "other": 0.5}), summary())
+    assert varied.low == pytest.approx(finding.low / 2)
+
+
+def test_slow_code_on_an_accelerator_has_an_unknown_share_and_must_be_frequent():
+    code, on = SlowCode("train.py:31 `loss_of`", 9, 20, 30), machine(accelerator="cuda")
+    assert found("host", Facts(slow_code={"forward": code}), summary(), on).share is None
+    assert found("host", Facts(slow_code={"forward": code._replace(of_all=100)}), summary(), on) is None
+
+
+def test_slow_code_is_no_work_of_the_optimizer_or_of_a_recomputation():
+    half = SlowCode("train.py:31 `hook`", 10, 20, 30)
+    facts = Facts(optimizer="AdamW", tensors=400, elements=8, update_seconds=0.1)
+    slow = replace(facts, slow_code={"optimizer": half})
+    whole, rest = [found("optimizer", one, summary()).share for one in (facts, slow)]
+    assert rest == pytest.approx(whole / 2)
+    whole = found("recompute", Facts(work=WORK), summary()).share
+    assert found("recompute", Facts(work=WORK, slow_code={"forward": half}), summary()).share == pytest.approx(
+        whole / 2
+    )
+
+
+def test_a_long_startup_is_a_part_of_all_time():
+    assert found("startup", of=summary(startup=30.0)) is None
+    assert found("startup", of=summary(startup=100.0)).share == 0.5
+
+
+def test_a_long_first_step_is_worth_the_time_beyond_a_usual_step():
+    assert found("startup", of=summary(spans={"first_step": 30.0})) is None
+    facts = Facts(first_seconds={"data": 30.0, "other": 34.0})  # 5 s are the startup
+    finding = found("startup", facts, summary(spans={"first_step": 51.0}))
+    assert (finding.share, "stage data" in finding.evidence) == (pytest.approx(50 / 151), True)
+
+
+def test_a_first_step_that_compiles_has_a_finding_already():
+    facts = Facts(compilations=Compilations(1, 40.0, 0, ""))
+    every = table.findings(machine(), facts, summary(spans={"first_step": 50.0}))
+    assert [one.cause for one in every] == ["compile"]
+    facts = Facts(compilations=Compilations(1, 4.0, 0, ""))
+    assert found("startup", facts, summary(spans={"first_step": 50.0}))
+
+
+def test_flop_counts_of_the_callback_are_its_own():
+    assert found("startup", of=summary(spans={"flop_counting": 10.0})) is None
+    assert found("startup", of=summary(spans={"flop_counting": 25.0})).share == 0.2

@@ -13,7 +13,7 @@ from doc_tables import DOCS
 from snapshots import matches
 
 from perf_callbacks.advice import table
-from perf_callbacks.advice.facts import Drift, Facts, Measured
+from perf_callbacks.advice.facts import Drift, Facts, Measured, SlowCode
 from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary
@@ -55,6 +55,12 @@ def spans(kind):
     return summary(steps=90, spans={kind: 45.0}, counts={kind: 30})
 
 
+def scheduled(**objects):
+    """A fit with slow collections by the schedule."""
+    of = summary(gc=GARBAGE | {"gc_scheduled_seconds": 90.0}, forward=1.3)
+    return replace(of, gc=replace(of.gc, **objects))
+
+
 def stragglers(cause):
     """A fit in which ranks waited for rank 3."""
     lost = {cause: 10.0, "steal": 6.2}
@@ -87,6 +93,9 @@ PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
 LOOP, TRAINER, LIGHTNING = ({"integration": name} for name in ("loop", "transformers", "lightning"))
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
 
+SLOW_CODE = SlowCode("train.py:31 `loss_of`", 9, 20, 30)
+FIRST = summary(spans={"first_step": 50.0})
+
 CASES = {
     "data": {
         "no workers": (Facts(workers=0), WAITS, CPU),
@@ -118,6 +127,14 @@ CASES = {
     "host": {
         "between stages": (Facts(), BETWEEN, CPU),
         "a line": (Facts(host_line="train.py:3 `score`"), BETWEEN, CPU),
+        "slow code in forward": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CPU),
+        "slow code in backward": (Facts(slow_code={"backward": SLOW_CODE}), RUN, CPU),
+        "slow code in optimizer": (
+            Facts(slow_code={"optimizer": SLOW_CODE._replace(line="train.py:7 `<lambda>`")}),
+            RUN,
+            CPU,
+        ),
+        "slow code on an accelerator": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CUDA),
         "generation": (Facts(), grpo(generation=0.8), CPU),
         "generation on an accelerator": (Facts(), grpo(generation=0.8), CUDA),
         "rewards": (Facts(), grpo(rewards=0.8), CPU),
@@ -169,7 +186,33 @@ CASES = {
         "by the interpreter": (Facts(gc="observe", collect_seconds=40.0), OFTEN, CPU),
         "by the program": (Facts(gc="observe", collect_seconds=60.0), OFTEN, CPU),
         "by a line": (Facts(collect_line="train.py:9 `main`", collect_seconds=60.0), OFTEN, CPU),
-        "by the schedule": (Facts(gc="sync"), summary(gc=GARBAGE | {"gc_scheduled_seconds": 90.0}, forward=1.3), CPU),
+        "objects that stay": (Facts(), scheduled(scheduled_made=7_000_000, scheduled_garbage=17), CPU),
+        "garbage": (Facts(), scheduled(scheduled_made=900_000_000, scheduled_garbage=899_000_000), CPU),
+        "many objects": (Facts(), scheduled(scheduled_made=900, scheduled_garbage=800), CPU),
+        "by the schedule, older journal": (
+            Facts(gc="sync"),
+            summary(gc=GARBAGE | {"gc_scheduled_seconds": 90.0}, forward=1.3),
+            CPU,
+        ),
+    },
+    "startup": {
+        "before steps": (Facts(), summary(startup=50.0), CPU),
+        "before steps, Lightning": (Facts(**LIGHTNING), summary(startup=50.0), CPU),
+        "first step": (Facts(), FIRST, CPU),
+        "first step, a line": (
+            Facts(first_seconds={"data": 49.0, "other": 5.0}, first_line="data.py:7 `read`"),
+            FIRST,
+            CPU,
+        ),
+        "first step, workers": (Facts(workers=2, first_seconds={"data": 49.0, "other": 5.0}), FIRST, CPU),
+        "first step on an accelerator": (Facts(first_seconds={"data": 1.0, "forward": 48.0}), FIRST, CUDA),
+        "first step, other work": (Facts(first_seconds={"data": 1.0, "other": 53.0}), FIRST, CPU),
+        "FLOP counts": (Facts(), summary(spans={"flop_counting": 25.0}), CPU),
+        "FLOP counts and the peak": (
+            Facts(),
+            replace(summary(spans={"flop_counting": 25.0}), flops=FlopsSummary(peak_measured=True)),
+            CPU,
+        ),
     },
     "straggler": {
         cause: (Facts(gc=setting), stragglers(cause.partition(",")[0]), CPU)
