@@ -145,3 +145,40 @@ def test_a_thread_that_has_ended_is_nowhere():
     with a_thread(waits) as thread:
         pass
     assert stacks.of_thread(thread.ident) is None
+
+
+def positioned(module, source, name="call", inner=None):
+    """The position of a thread in a function of the program, which a function of this module has called."""
+    own = {"end": None}
+    exec(compile(f"def {name}(begun, end):\n    {source}\n", "/home/a/train.py", "exec"), own)
+    own["inner"] = run_in(inner, INNER) if inner else waits
+    outer = run_in(module, OUTER, inner=own[name]) if module else own[name]
+    with a_thread(outer) as thread:
+        return stacks.position(thread.ident)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "in_model"),
+    [
+        (None, "call", False),
+        (None, "forward", True),
+        ("torch.nn.modules.module", "hook", True),
+        ("torch.optim.optimizer", "step", True),
+        ("torch.optim.optimizer", "hook", False),
+        (None, "step", False),
+    ],
+)
+def test_a_forward_and_an_update_are_the_model(module, name, in_model):
+    assert positioned(module, "inner(begun, end)", name, "json").in_model is in_model
+
+
+@pytest.mark.parametrize(
+    ("inner", "in_torch"),
+    [("torch.optim.adamw", True), ("torch.nn.functional", False), ("torch.functional", False), ("json", False)],
+)
+def test_a_line_that_calls_more_than_an_operation_is_in_torch(inner, in_torch):
+    assert positioned(None, "inner(begun, end)", inner=inner).in_torch is in_torch
+
+
+def test_a_framework_that_runs_is_no_position_of_the_program():
+    assert positioned(None, "inner(begun, end)", inner="lightning.fabric") is None

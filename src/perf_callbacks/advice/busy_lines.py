@@ -104,7 +104,8 @@ class BusyLines(Observer):
         self._slow: dict[Stage | None, Counter[str]] = {stage: Counter() for stage in COMPUTING}
         self._step, self._seen = -1, list[Sample]()  # of the step that has not ended
         self._decided = dict[float, Stage | None]()  # by time of the turn, stages after a backward
-        self._place, self._before = 0.0, cpu_time.read()
+        self._place = 0.0
+        self._before: cpu_time.CpuTime | None = None
         self._ended = False
         with suppress(RuntimeError):  # no thread available
             WATCHDOG.watch(self)
@@ -116,7 +117,7 @@ class BusyLines(Observer):
             if self._ended:
                 return False
             self._place = (self._place + GOLDEN) % 1
-            self._before = cpu_time.read()  # not between two looks: reading a file gives the interpreter away
+            self._before = cpu_time.read(None)  # not between two looks: reading a file gives the interpreter away
             with SWITCHES.soon():
                 sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
             look = self._look()
@@ -203,7 +204,7 @@ class BusyLines(Observer):
         asked = perf_counter()
         sleep(AGAIN_SECONDS)
         late = perf_counter() - asked - AGAIN_SECONDS
-        again, after = self._look(), cpu_time.read()
+        again, after = self._look(), cpu_time.read(None)
         if self._before is not None and after is not None:
             late -= after.since(self._before).queued  # this thread had no CPU
         if late > LATE_SECONDS:

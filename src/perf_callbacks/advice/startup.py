@@ -29,7 +29,10 @@ def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
     share = seconds / sum(wall.values())
     if share < LEAST:
         return None
-    did, remedy = "the setup of the callback, which waits for other ranks, if there are any", f"{LONGER}, or ranks that start together"
+    did, remedy = (
+        "the setup of the callback, which waits for other ranks, if there are any",
+        f"{LONGER}, or ranks that start together",
+    )
     if facts.integration == "lightning":
         did = "the hooks before training, the sanity check, and the setup of the callback"
         remedy = f"Trainer(num_sanity_val_steps=0), or {LONGER}"

@@ -19,6 +19,7 @@ class Switches:
 
     def __init__(self) -> None:
         self._usual: float | None = None  # while the interval is short
+        self._short = 0.0
 
     @contextmanager
     def soon(self) -> Iterator[None]:
@@ -26,14 +27,18 @@ class Switches:
         self._usual = sys.getswitchinterval()
         try:
             sys.setswitchinterval(min(SHORT_SECONDS, self._usual))
+            self._short = sys.getswitchinterval()
             yield
         finally:
             self.restore()
 
     def restore(self) -> None:
-        """Restore the interval. Idempotent. A forked child calls this too, because its side thread no longer exists."""
+        """Restore the interval, unless other code has changed it. Idempotent.
+
+        A forked child calls this too, because its side thread no longer exists.
+        """
         usual, self._usual = self._usual, None
-        if usual is not None:
+        if usual is not None and sys.getswitchinterval() == self._short:
             sys.setswitchinterval(usual)
 
 
