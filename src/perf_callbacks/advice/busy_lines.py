@@ -33,7 +33,7 @@ LEAST_LASTING = 0.25
 MOST_LINES = 256
 """Most lines to count per stage. In a program that is busy in more lines, no line stands out."""
 
-LOOKS = 3
+LOOKS = 4
 """Samples per tick."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
