@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine import engine
 from perf_callbacks.kernel.engine.engine import MOST_BATCHES, MOST_MARKS
 from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD
-from perf_callbacks.kernel.engine.marks import BACK, BEGIN
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, Pause
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import BLOCK
 from perf_callbacks.kernel.process.device import EventTimeline
-from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Row, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import SCHEDULED, STARTUP, Amounts, Gc, Row, Run, Span, Steps, Summary
 
 STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
 
@@ -262,6 +263,14 @@ def test_collections_are_counted_by_generation():
         fit.pause(seconds, generation=generation)
     summary = fit.engine.summary()
     assert (summary.gc.collections, summary.gc.seconds, summary.gc.longest) == ((2, 0, 1), 1.75, 1)
+
+
+def test_objects_of_scheduled_collections_are_added_up():
+    fit = Fit()
+    for ours in (SCHEDULED, None, SCHEDULED, STARTUP):
+        fit.engine.pause(Pause(1, fit.now, 0.5, 7, automatic=False, here=True, ours=ours, made=50))
+    found = fit.engine.summary().gc
+    assert (found.scheduled_made, found.scheduled_garbage, found.scheduled_seconds) == (100, 14, 1.0)
 
 
 def test_collections_that_are_not_timed_are_unknown():
@@ -536,7 +545,10 @@ def test_a_summary_says_it_all():
         fit.step(**STEP)
     fit.span("evaluation", 8)
     fit.pause(0.5, generation=1)
-    assert fit.engine.stop(fit.now, "ValueError: no") == a_summary_of(
+    found = fit.engine.stop(fit.now, "ValueError: no")
+    assert (found.gc.scheduled_made, found.gc.scheduled_garbage) == (0, 0)
+    found = replace(found, gc=replace(found.gc, scheduled_made=None, scheduled_garbage=None))
+    assert found == a_summary_of(
         run_id="a1",
         attempt=1,
         step=3,

@@ -24,6 +24,7 @@ class Pauses(list):
     def __call__(self, pause):
         self.append((pause.generation, pause.automatic, pause.here))
         self.last = (pause.start, pause.seconds, pause.collected)
+        self.made = pause.made
 
 
 @pytest.fixture
@@ -60,6 +61,16 @@ def test_the_line_that_asks_for_a_collection_is_named(observer):
     assert line.startswith("test_gc_observer.py:")
     assert line.endswith(" `test_the_line_that_asks_for_a_collection_is_named`")
     assert observer.calls[line] > 0
+
+
+@pytest.mark.usefixtures("observer")
+def test_a_collection_of_a_fit_counts_the_objects_made_since_the_last(pauses):
+    kept = [[] for _ in range(5000)]
+    COLLECTOR.lease().collect_now(1)
+    assert 5000 <= pauses.made < 6000
+    COLLECTOR.lease().collect_now(1)
+    assert pauses.made < 1000
+    assert len(kept) == 5000
 
 
 def test_a_collection_that_nobody_asked_for_is_automatic(pauses, observer):
