@@ -134,6 +134,7 @@ CASES = {
             RUN,
             CPU,
         ),
+        "slow code in the training loop": (Facts(slow_code={"forward": SLOW_CODE._replace(in_loop=True)}), RUN, CPU),
         "slow code on an accelerator": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CUDA),
         "generation": (Facts(), grpo(generation=0.8), CPU),
         "generation on an accelerator": (Facts(), grpo(generation=0.8), CUDA),

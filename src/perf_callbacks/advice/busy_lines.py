@@ -242,7 +242,9 @@ class BusyLines(Observer):
         most = max(found, key=found.__getitem__)
         line = next(line for line, _ in lines.most_common() if line is not None and function(line) == most)
         every = sum([counts.total() for stage, counts in self._lines.items() if stage is not None])
-        return SlowCode(line, sum(found.values()), lines.total(), every)
+        others = [one for other, seen in self._lines.items() if other not in {None, stage} for one in seen]
+        in_loop = any([one is not None and function(one) == most for one in others])
+        return SlowCode(line, sum(found.values()), lines.total(), every, in_loop)
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])

@@ -64,6 +64,8 @@ class SlowCode(NamedTuple):
     """Samples in the stage."""
     of_all: int
     """Samples in all stages."""
+    in_loop: bool = False
+    """True: the line's function has samples in other stages too, as the function with the training loop has."""
 
     @property
     def part(self) -> float:

@@ -30,7 +30,9 @@ def _named(stage: str, machine: MachineFacts, facts: Facts, measured: Measured) 
     if code is None:
         return None
     name = code.line.rpartition("`")[0].rpartition("`")[2]
-    remedy = f"vectorizing {'it' if name.startswith('<') else f'`{name}`'}, or calling it every 50 steps"
+    remedy = f"vectorizing `{name}`, or calling it every 50 steps"
+    if code.in_loop or name.startswith("<"):
+        remedy = "vectorizing this code, or running it every 50 steps"
     if machine.accelerator is not None:
         part = code.looks / code.of_all
         evidence = f"Python code in {stage} kept the host busy for {part:.0%} of the run, mostly at {code.line}"
