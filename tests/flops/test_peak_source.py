@@ -64,7 +64,9 @@ def test_a_process_measures_once(bench):
     assert bench.asked == [["float32"]]
 
 
-def test_a_later_process_takes_what_is_kept(bench):
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_a_later_process_takes_what_is_kept(bench, monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     first = bench.peaks()
     module._KNOWN.clear()
     assert bench.peaks() == first

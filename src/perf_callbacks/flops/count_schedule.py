@@ -1,5 +1,6 @@
 """Schedule of FLOP counts: in which steps of a fit, and how many times."""
 
+import math
 from collections.abc import Collection
 
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
@@ -13,6 +14,13 @@ FREE_WAYS = 8
 
 STEPS_PER_COUNT = 50
 """Steps per count, after the free counts."""
+
+MOST_PART = 0.05
+"""Most part of a fit's time that counts may take after the first count. Counts for which no time is left come later,
+and recounts are left out."""
+
+EARLY_SECONDS = 10.0
+"""In a fit shorter than this, counts may take the same time as in a fit of this length."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose known work is counted again, to find work that varies with something other than shapes. If
@@ -38,10 +46,24 @@ class CountSchedule:
         """Number of steps that were counted for new shapes or calls."""
         self.done = False
         """True: the first count is over."""
+        self.elapsed_seconds = math.inf
+        """Seconds since the fit began. Infinite: counts may take any part of the time."""
+        self._spent_seconds = 0.0
+        self._last_seconds = 0.0
 
     def affordable(self, free: int = FREE_COUNTS) -> bool:
-        """Return True if the budget of counts allows another step."""
-        return self.counts < free or self.counts * STEPS_PER_COUNT < self.steps
+        """Return True if the budget of counts, and of time, allows another step."""
+        return (self.counts < free or self.counts * STEPS_PER_COUNT < self.steps) and self._in_time()
+
+    def took(self, seconds: float) -> None:
+        """Add the extra seconds of a counted step. The first count can't be avoided: it costs nothing."""
+        self._last_seconds = max(0.0, seconds)
+        self._spent_seconds += self._last_seconds if self.done else 0.0
+
+    def _in_time(self) -> bool:
+        """Return True if another count, as expensive as the last, keeps counting within its part of the time."""
+        spent = self._spent_seconds + self._last_seconds
+        return not self.done or spent <= MOST_PART * max(EARLY_SECONDS, self.elapsed_seconds)
 
     def spend(self) -> None:
         """Charge the count of the next step to the budget. A recount costs nothing."""
@@ -53,7 +75,8 @@ class CountSchedule:
 
     def wanted(self, step: int) -> bool:
         """Return True if the next step is to be counted. `step` is the trainer's number of the last step."""
-        return not self.done or self.steps + 1 == self.recount() or self.missing(step) == self.steps
+        again = self.steps + 1 == self.recount() and self._in_time()
+        return not self.done or again or self.missing(step) == self.steps
 
     def recount(self) -> int:
         """Return the next step of the fit to recount. All ranks recount the same steps, by number."""

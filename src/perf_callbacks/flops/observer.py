@@ -90,6 +90,8 @@ class Counting(Observer, Listener):
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
+        self._usual_until: float | None = None
+        """Time at which the counted step would have ended without the count. None: unknown, or no step is counted."""
         self._next_after = 0  # number of steps after which a count or an outline is due
         self._examples: dict[ShapeKey, Example] = {}
         """Batches whose shapes have no known work yet."""
@@ -120,6 +122,8 @@ class Counting(Observer, Listener):
         if window is not None:
             there = window.counter.pushed
             self._shut(window)
+            if self._usual_until is not None:
+                self._schedule.took(self._recorder.clock() - self._usual_until)
             self._window = None
             self._put_down(window.counter, step, whole=there and not window.counter.inert)
         self._looks.end(step)
@@ -133,6 +137,7 @@ class Counting(Observer, Listener):
         self._schedule.steps = self._recorder.step - self._first
         if self._schedule.steps < self._next_after:
             return
+        self._look_at_clock()
         self._records.check_peak()
         if self.work.varies:
             pass
@@ -167,6 +172,7 @@ class Counting(Observer, Listener):
         """Pause the count during an evaluation or another span."""
         self._looks.drop()
         self._spans += 1
+        self._usual_until = None
         if self._window is not None:
             self._window.close()
 
@@ -181,6 +187,7 @@ class Counting(Observer, Listener):
         if self._closed or self.work.varies or not self.work.wants(shape):
             return
         self._schedule.steps = self._recorder.step - self._first
+        self._look_at_clock()
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
             self._open()
@@ -202,6 +209,11 @@ class Counting(Observer, Listener):
                 if window is not None:
                     windows.callback(window.close)
         self._window = None
+
+    def _look_at_clock(self) -> None:
+        """Set the budget of time. Ranks of a job have no such budget, because they count the same steps."""
+        if self._recorder.run.world_size == 1:
+            self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
     def _next(self) -> int:
         """Return the number of steps after which a count or an outline is due."""
@@ -232,7 +244,9 @@ class Counting(Observer, Listener):
         self._recorder.reader.note()
         self._recorder.engine.exclude(RECOUNTED if self._schedule.done else COUNTED)
         self._schedule.spend()
-        step_seconds = (self._recorder.clock() - self._began) / max(self._schedule.steps, 1)
+        now = self._recorder.clock()
+        step_seconds = (now - self._began) / max(self._schedule.steps, 1)
+        self._usual_until = now + step_seconds
         observers = self._recorder.observers
         follow = weakly(observers.operation) if observers.following else None  # a counter must keep no fit alive
         self._training = TrainingFilter(self._recorder.tape, announced=self._announced)

@@ -1,0 +1,58 @@
+"""Counts of FLOPs take a small part of the time of a fit."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from perf_callbacks.flops import count_schedule
+from perf_callbacks.flops.count_schedule import MOST_PART, RECOUNTS, CountSchedule
+
+KNOWN = SimpleNamespace(has_no_count=False, uncounted_calls={}, rating=None, varies=False)
+"""Work with a count for each kind of step."""
+
+
+@pytest.fixture(autouse=True)
+def _as_for_users(monkeypatch):
+    monkeypatch.setattr(count_schedule, "EARLY_SECONDS", 10.0)
+
+
+def spent(step_seconds, count_seconds, *, fit_seconds=60.0, new_shapes=True, live=True):
+    """The seconds of counts after the first, and the counted steps of a fit."""
+    schedule, elapsed, counted = CountSchedule(KNOWN), 0.0, []
+    while elapsed < fit_seconds:
+        if live:
+            schedule.elapsed_seconds = elapsed
+        first = not schedule.done and schedule.steps == 1
+        shape = new_shapes and schedule.done and schedule.affordable()
+        if first or shape or (schedule.done and schedule.wanted(schedule.steps)):
+            schedule.spend()
+            schedule.took(count_seconds)
+            schedule.done = True
+            counted.append(schedule.steps + 1)
+            elapsed += count_seconds
+        schedule.steps += 1
+        elapsed += step_seconds
+    return (len(counted) - 1) * count_seconds, counted
+
+
+@pytest.mark.parametrize("new_shapes", [True, False])
+@pytest.mark.parametrize(("step_seconds", "count_seconds"), [(0.01, 0.01), (0.06, 0.3), (0.5, 1.0), (2.0, 1.0)])
+def test_counts_take_a_twentieth_of_a_minute_at_most(step_seconds, count_seconds, new_shapes):
+    seconds, counted = spent(step_seconds, count_seconds, new_shapes=new_shapes)
+    assert counted[0] == 2
+    assert seconds <= MOST_PART * 60.5
+
+
+def test_cheap_counts_are_all_made():
+    _, counted = spent(0.01, 0.005, new_shapes=False)
+    assert counted == [2, *RECOUNTS, *range(1009, counted[-1] + 1, 1009)]
+
+
+def test_an_expensive_first_count_is_made_and_costs_nothing():
+    seconds, counted = spent(0.01, 20.0)
+    assert (seconds, counted) == (0.0, [2])
+
+
+def test_ranks_of_a_job_count_the_same_steps_at_any_cost():
+    quick, slow = [spent(0.01, seconds, new_shapes=False, live=False)[1][:6] for seconds in (0.001, 0.9)]
+    assert quick == slow == [2, *RECOUNTS]
