@@ -11,10 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from perf_callbacks.advice import observer
 from perf_callbacks.advice.observer import read
 from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.kernel.fit.setup import Setup, flat
+from perf_callbacks.kernel.process.cpu_time import CpuTime
 
 
 def facts(model=None, **setup):
@@ -157,3 +159,28 @@ def test_reductions_of_gradients_are_counted_by_micro_batch(quiet, kind):
                 model(torch.ones(2, 4)).sum().backward()
         distributed.all_reduce(torch.ones(1))  # a loss, to be logged
     assert counted(counter, 2, None).reductions == (1 if quiet else 3)
+
+
+@pytest.mark.parametrize(
+    ("times", "ranks", "left"),
+    [
+        ((0.0, 8.0, 0.0), 1, 8.0),
+        ((2.0, 1.0, 0.0), 1, 3.0),  # five CPUs are busy with other programs
+        ((0.0, 4.6, 3.4 / 4.6), 1, 8 - 3.4 * 8 / 4.6),  # six other threads share the CPUs with eight of this process
+        ((1.0, 1.5, 0.0), 4, 7 / 4),  # four ranks use six of seven busy CPUs
+        ((0.0, 0.1, 99.0), 1, 0.0),
+    ],
+)
+def test_cpus_are_left_by_other_programs(monkeypatch, times, ranks, left):
+    """In a second in which the training thread ran, and waited for a CPU for `queued` seconds."""
+    idle, own, queued = times
+    now = [0.0]
+    monkeypatch.setattr(observer.processes, "cpu_mask", lambda: frozenset(range(8)))
+    monkeypatch.setattr(observer.processes, "read", lambda: SimpleNamespace(cpu_seconds=own * now[0]))
+    monkeypatch.setattr(observer.cpu_time, "idle", lambda _cpus: idle * now[0])
+    monkeypatch.setattr(observer.cpu_time, "throttled", lambda: None)
+    monkeypatch.setattr(observer.cpu_time, "read", lambda _thread: CpuTime(now[0], queued * now[0]))
+    monkeypatch.setattr(observer, "perf_counter", lambda: now[0])
+    since = observer._Since(8 // ranks, ranks)
+    now[0] = 1.0
+    assert since.facts()["left_cpus"] == pytest.approx(left)

@@ -326,12 +326,41 @@ def test_eager_attention_is_known_before_the_run():
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause"), [({"blocking": True}, "sync"), ({"anomalies": True}, "host"), ({"threads": 16}, "host")]
+    ("facts", "cause"), [({"blocking": True}, "sync"), ({"anomalies": True}, "host"), ({"threads": 16}, "threads")]
 )
 def test_advice_that_needs_no_run(facts, cause):
     (finding,) = table.findings(machine(), Facts(**facts))
     assert (finding.cause, finding.share) == (cause, None)
     assert table.findings(machine(), Facts(threads=8)) == ()
+
+
+@pytest.mark.parametrize(
+    ("threads", "left", "advised"),
+    [
+        (8, 2.2, 2),
+        (16, 2.2, 2),
+        (16, 8.0, 8),
+        (16, None, 8),
+        (8, 0.1, 1),
+        (2, 2.2, None),
+        (8, 7.6, None),
+        (8, None, None),
+    ],
+)
+def test_threads_are_advised_for_the_cpus_that_other_programs_leave(threads, left, advised):
+    finding = found("threads", Facts(threads=threads, left_cpus=left), summary())
+    assert (finding and finding.remedy) == (advised and f"OMP_NUM_THREADS={advised}")
+    starved = found("cpu", Facts(threads=threads, left_cpus=left, starved_share=0.3), summary())
+    assert ("OMP_NUM_THREADS" in starved.remedy) == (advised is not None)
+
+
+def test_other_programs_are_unknown_before_the_run():
+    assert table.findings(machine(), Facts(threads=8, left_cpus=1.0)) == ()
+
+
+def test_threads_without_a_cpu_come_first():
+    every = table.findings(machine(), Facts(threads=16, workers=0), summary(data=1.0, other=1.0))
+    assert [one.cause for one in every][:2] == ["threads", "data"]
 
 
 def test_threads_of_the_host_hardly_matter_to_an_accelerator():

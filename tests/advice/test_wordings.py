@@ -118,6 +118,11 @@ CASES = {
         "workers": (replace(STARVED, workers=8), RUN, CPU),
         "other programs": (STARVED, RUN, machine(cpus=1)),
     },
+    "threads": {
+        "too many": (Facts(threads=16), None, CPU),
+        "a single CPU": (Facts(threads=16), None, machine(cpus=1)),
+        "other programs": (Facts(threads=8, left_cpus=1.9), RUN, CPU),
+    },
     "drift": {
         "in a stage of the model": (Facts(drift=DRIFT), RUN, CPU),
         "on a device": (Facts(drift=DRIFT._replace(stage="forward")), RUN, CUDA),
@@ -142,7 +147,6 @@ CASES = {
         "small batch": (Facts(memory=busy(*[0.25, 0.75] * 3), work=PLAIN), RUN, CUDA),
         "small batch, compiled": (Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True)), RUN, CUDA),
         "anomalies": (Facts(anomalies=True), None, CPU),
-        "too many threads": (Facts(threads=16), None, CPU),
         "too few threads": (Facts(threads=1, free_cpus=6.8), RUN, CPU),
     },
     "sync": {

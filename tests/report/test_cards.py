@@ -1,11 +1,13 @@
 """What a person reads, compared whole."""
 
+from dataclasses import replace
+
 import pytest
 from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from summaries import a_summary_of
 from tiny import unwrapped
 
-from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding
 from perf_callbacks.report import cards
 
 
@@ -241,6 +243,30 @@ perf_callbacks: Little to win here: forward, backward and optimizer took 97%
   120 steps"""
     busy = summary(wall_seconds={"startup": 5.0, "steps": 97.0, "other": 3.0}, findings=(OPTIMIZER,))
     assert cards.closing(busy).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("share", "low", "faster", "saves"),
+    [
+        (0.5, 0.3, "1.4x to 2.0x faster", "30% to 50%"),
+        (0.5, 0.46, "Up to 2.0x faster", "up to 50%"),
+        (0.5, None, "Up to 2.0x faster", "up to 50%"),
+        (0.11, 0.09, "Up to 1.1x faster", "9% to 11%"),
+        (0.5, 0.005, "Up to 2.0x faster", "up to 50%"),
+    ],
+)
+def test_a_share_with_distant_ends_is_a_range(share, low, faster, saves):
+    finding = replace(LOADER, share=share, low=low)
+    assert f"{faster}." in cards.live(finding, 60.0).replace("\n  ", " ")
+    also = cards.closing(summary(wall_seconds=ACCOUNT, findings=(replace(LOADER, low=0.0), finding)))
+    assert f"(saves {saves})" in also.replace("\n    ", " ")
+
+
+def test_threads_without_a_cpu_are_the_verdict_of_a_run_with_nothing_else():
+    threads = Finding(cause="threads", share=None, evidence="Operations use 16 threads", remedy="OMP_NUM_THREADS=2")
+    lines = cards.closing(summary(wall_seconds={"steps": 97.0, "other": 3.0}, findings=(threads, BLOCKING)))
+    assert lines.startswith("perf_callbacks: Operations use 16 threads; try OMP_NUM_THREADS=2.\n  also: CUDA_LAUNCH")
+    assert "to win" not in lines
 
 
 @pytest.mark.parametrize("changes", [{"included_steps": 4}, {"wall_seconds": {}}, {"stage_seconds": {}}])

@@ -5,6 +5,9 @@ from perf_callbacks.kernel.records.fit_records import Finding
 
 CAUSE = "cpu"
 
+THREADS = "threads"
+"""Cause of the finding about threads without a CPU."""
+
 LEAST = 0.05
 """Least share of the run without a CPU. Less is usual on a machine with other programs."""
 
@@ -27,13 +30,32 @@ def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding 
     return finding(CAUSE, share if machine.accelerator is None else None, evidence, remedy)
 
 
+def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | None:
+    """Describe threads without a CPU, and return the remedy. None: each thread of an operation finds a CPU.
+
+    CPUs that other programs use don't count, as far as known.
+    """
+    cpus = machine.cpus or facts.threads
+    left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))
+    if machine.accelerator is not None or facts.threads <= left:
+        return None
+    number = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
+    found = f"operations use {facts.threads} threads, and "
+    if left < cpus:
+        found += f"other programs leave {left} of {number}"
+    else:
+        found += f"each process has {number}"
+    return found, f"OMP_NUM_THREADS={left}"
+
+
 def _why(machine: MachineFacts, facts: Facts) -> tuple[str, str]:
     cpus, workers = machine.cpus or 1, facts.workers or 0
     number = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
     if facts.quota_reached:
         return "the CPU quota of the container was used up", f"a quota of more than {number}, or fewer threads"
-    if machine.accelerator is None and facts.threads > cpus:
-        return f"operations use {facts.threads} threads, and each process has {number}", f"OMP_NUM_THREADS={cpus}"
+    threads = surplus_threads(machine, facts)
+    if threads is not None:
+        return threads
     if workers >= cpus > 1:
         form = (
             "TrainingArguments(dataloader_num_workers={})" if facts.integration == "transformers" else "num_workers={}"

@@ -161,6 +161,8 @@ class Facts:
     """True: segments of device memory can grow (`expandable_segments:True`)."""
     free_cpus: float | None = None
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
+    left_cpus: float | None = None
+    """CPUs of the process that other programs leave. Other programs that wait for a CPU count too."""
     idle_share: float | None = None
     """Share of the fit in which the training thread waited for a disk, a device or a process, and needed no CPU."""
     starved_share: float | None = None

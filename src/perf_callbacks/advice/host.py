@@ -1,5 +1,8 @@
 """Rules `host`: Python code, threads or generation that keep the training waiting."""
 
+from dataclasses import replace
+
+from perf_callbacks.advice import cpu
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.advice.waits import read_each_step
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
@@ -79,13 +82,15 @@ def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Fi
     return finding("host", share, evidence, remedy)
 
 
-def too_many_threads(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Advise as many threads as the process has CPUs. With an accelerator, the number of threads matters little."""
-    cpus = machine.cpus or facts.threads
-    if machine.accelerator is not None or facts.threads <= cpus:
+def too_many_threads(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise a thread for each CPU that other programs leave. With an accelerator, the number matters little."""
+    if measured is None or not measured.known:  # a moment says little about other programs
+        facts = replace(facts, left_cpus=None)
+    surplus = cpu.surplus_threads(machine, facts)
+    if surplus is None:
         return None
-    evidence = f"Operations use {facts.threads} threads, and each process has {_cpus(cpus)}"
-    return finding("host", None, evidence, f"OMP_NUM_THREADS={cpus}")
+    evidence, remedy = surplus
+    return finding(cpu.THREADS, None, evidence[0].upper() + evidence[1:], remedy)
 
 
 @timed

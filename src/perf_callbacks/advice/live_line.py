@@ -24,8 +24,8 @@ QUIET_SECONDS = 600.0
 LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
-WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, drift.CAUSE, startup.CAUSE, "compile"})
-"""Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `drift`,
+WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, "compile"})
+"""Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `threads`, `drift`,
 `startup` and `compile` cover the whole fit, not the last minute."""
 
 MOST_STEPS = 10_000

@@ -37,6 +37,9 @@ EAGER = ("attn_logit_softcapping", "output_attentions")
 QUOTA_PART = 0.5
 """Least part of the time without a CPU in which the CPU quota must have stopped threads, to be named as the reason."""
 
+MOST_WANTED = 3.0
+"""Other programs are taken to need at most this multiple of the CPU time that they had."""
+
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
 
@@ -47,7 +50,7 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(accelerator=_accelerator(recorder.device))
-        since = _Since(machine.cpus)
+        since = _Since(machine.cpus, machine.local_world_size)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
         updates = _updates(recorder, training.setup(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
@@ -176,8 +179,10 @@ def _accelerator(device: torch.device) -> str | None:
 class _Since:
     """CPU times that the system has counted since the fit began."""
 
-    def __init__(self, cpus: int | None) -> None:
+    def __init__(self, cpus: int | None, ranks: int) -> None:
         self._own = cpus
+        self._ranks = ranks
+        self._all = processes.read()
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
@@ -191,6 +196,7 @@ class _Since:
             return {}
         ran, queued = now.since(before)
         return {
+            "left_cpus": self._left(seconds, min(MOST_WANTED, 1 + queued / ran)),
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
             "starved_share": queued / seconds,
             "quota_reached": self._stopped() / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
@@ -201,6 +207,22 @@ class _Since:
         """Return the seconds for which the quota of the control group stopped this job, added up over its CPUs."""
         now = cpu_time.throttled()
         return 0.0 if now is None or self._throttled is None else now - self._throttled
+
+    def _left(self, seconds: float, wanted: float) -> float | None:
+        """Return the number of the process's CPUs that other programs leave.
+
+        Other programs use what is neither idle nor used by this process, its workers, and the ranks that share its
+        CPUs. All ranks are taken for alike. If the training thread waits for a CPU, other programs wait too: `wanted`
+        is the time that the thread needed a CPU, relative to the time that it had a CPU.
+        """
+        idle, used = cpu_time.idle(self._cpus), processes.read()
+        if idle is None or self._idle is None or used is None or self._all is None or not self._own:
+            return None
+        number = len(self._cpus)
+        ranks = min(self._ranks, max(1, number // self._own))
+        busy = number - (idle - self._idle) / seconds
+        others = max(0.0, busy - ranks * (used.cpu_seconds - self._all.cpu_seconds) / seconds)
+        return min(self._own, max(0.0, number - wanted * others) / ranks)
 
     def _free(self, seconds: float) -> float | None:
         """Return the mean number of idle CPUs: the number of the process's CPUs times the share of idle CPU time."""

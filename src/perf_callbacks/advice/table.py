@@ -79,13 +79,15 @@ def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None
 def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
     """Sort findings: a stall under way comes first, then the largest share. Findings without a share come last.
 
-    The lack of a CPU comes before all findings whose times it makes longer, if it is not small beside them.
+    The lack of a CPU comes before all findings whose times it makes longer, if it is not small beside them. Threads
+    without a CPU come before all of these findings, because each operation then takes longer.
     """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 
-    def rank(one: Finding) -> tuple[bool, float, bool]:
+    def rank(one: Finding) -> tuple[bool, bool, float, bool]:
         share = -1.0 if one.share is None else one.share
         starved = one.cause == cpu.CAUSE and share >= cpu.LARGE * inflated
-        return hangs and one.cause == stall.CAUSE, max(share, inflated) if starved else share, starved
+        first = hangs and one.cause == stall.CAUSE
+        return first, one.cause == cpu.THREADS, max(share, inflated) if starved else share, starved
 
     return tuple(sorted(found, key=rank, reverse=True))

@@ -18,6 +18,13 @@ WORTH_SAYING = 0.05
 STALL = "stall"
 """Cause of the finding about stalls."""
 
+THREADS = "threads"
+"""Cause of the finding about threads without a CPU. If it comes first, it is the verdict, although its share is
+unknown."""
+
+CLEAR = 0.9
+"""A card names both ends of a share if the lower end is below this part of the upper end."""
+
 ENOUGH_COVERED = 0.98
 """If a smaller share of the weights was in counted products, the card gives this as a reason for the lower bound."""
 
@@ -26,6 +33,9 @@ MOST_NAMES = 3
 
 MOST_ADVICE = 3
 """Most findings that are shown at the start. What they would save is not known yet."""
+
+WORTH_SAVING = 0.01
+"""Least lower end of a share that a card names."""
 
 MOST = 0.99
 """Largest share that a card promises. No estimate is exact enough for a larger share."""
@@ -154,13 +164,17 @@ def verdict(summary: Summary) -> str:
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
     return [
-        found for found in summary.findings[:1] if found.share is not None and (hangs or _sure(found) >= WORTH_SAYING)
+        found
+        for found in summary.findings[:1]
+        if found.cause == THREADS or _sure(found) >= (0 if hangs else WORTH_SAYING)
     ]
 
 
 def _sure(found: Finding) -> float:
-    """Return the share that a finding has at least."""
-    return found.share or 0.0 if found.low is None else found.low
+    """Return the share that a finding has at least; a negative number if the share is unknown."""
+    if found.share is None:
+        return -1.0
+    return found.share if found.low is None else found.low
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
@@ -171,8 +185,15 @@ def _verdict(summary: Summary) -> Iterable[str]:
         if other.cause == STALL:
             yield f"also: {_change(other)}"
             continue
-        gain = "" if other.share is None else f" (saves up to {other.share:.0%})"
-        yield f"also: {other.evidence}; try {other.remedy}{gain}"
+        yield f"also: {other.evidence}; try {other.remedy}{_saves(other)}"
+
+
+def _saves(found: Finding) -> str:
+    if found.share is None:
+        return ""
+    low = found.low or 0.0
+    least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * found.share else "up to"
+    return f" (saves {least} {found.share:.0%})"
 
 
 def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
@@ -188,10 +209,15 @@ def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
 
 
 def _change(found: Finding) -> str:
-    """Render a finding with a known share as a sentence."""
+    """Render a finding as a sentence."""
     if found.cause == STALL:  # no change to the program is known
         return f"{found.evidence}; see {found.remedy}."
-    return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
+    said = f"{found.evidence}; try {found.remedy}."
+    if found.share is None:
+        return said
+    low, high = (f"{1 / (1 - min(share or 0.0, MOST)):.1f}x" for share in (found.low, found.share))
+    clear = found.low is not None and found.low < CLEAR * found.share and low not in {"1.0x", high}
+    return f"{said} {low} to {high} faster." if clear else f"{said} Up to {high} faster."
 
 
 def _nothing_to_win(summary: Summary) -> str:
@@ -202,7 +228,7 @@ def _nothing_to_win(summary: Summary) -> str:
     if not summary.long_enough or not after_startup or not known:
         return ""
     share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
-    little = "Little" if any(found.share for found in summary.findings) else "Nothing"
+    little = "Little" if summary.findings else "Nothing"
     verdict = f"{little} to win here" if share >= MOSTLY else "No single cause stands out"
     return f"{verdict}: forward, backward and optimizer took {share:.0%} of the run."
 
