@@ -26,7 +26,7 @@ PLAIN = replace(WORK, by_phase={"forward": 300, "backward": 600})
 
 
 def machine(**changes):
-    usual = {"accelerator": None, "cpus": 8, "memory_available": 40e9}
+    usual = {"accelerator": None, "cpus": 8, "memory_available": 40e9, "local_world_size": 1}
     return SimpleNamespace(**usual | changes)
 
 

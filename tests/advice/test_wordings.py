@@ -91,6 +91,8 @@ GPT2 = work(("[8192, 768] x [768, 50257]", 60), ("[8192, 768] x [768, 3072]", 40
 LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
 PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
 LOOP, TRAINER, LIGHTNING = ({"integration": name} for name in ("loop", "transformers", "lightning"))
+HUGE = Facts(workers=0, batch_bytes=10**9)
+BURSTS = Facts(workers=2, calm_share=0.8, burst_seconds=3.0)
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
 
 SLOW_CODE = SlowCode("train.py:31 `loss_of`", 9, 20, 30)
@@ -108,6 +110,13 @@ CASES = {
         "a busy CPU": (Facts(workers=0, threads=2), summary(data=0.25), machine(cpus=1)),
         "CPUs busy with other programs": (Facts(workers=0, free_cpus=0.0), summary(data=0.5), machine(cpus=2)),
         "a line": (Facts(workers=0, data_line="data.py:7 `parse`"), WAITS, CPU),
+        "memory for few workers": (HUGE, summary(data=3.0), machine(memory_available=13e9)),
+        "memory for a worker": (HUGE, summary(data=3.0), machine(memory_available=5e9)),
+        "memory for no worker": (HUGE, WAITS, machine(memory_available=2e9)),
+        "bursts": (BURSTS, WAITS, CPU),
+        "bursts, Trainer": (replace(BURSTS, **TRAINER), WAITS, CPU),
+        "bursts without memory": (replace(BURSTS, batch_bytes=10**9), WAITS, machine(memory_available=9e9)),
+        "on a device": (Facts(workers=0), WAITS, CUDA),
         "workers start": (EPOCHS, summary(data=0.5), CPU),
         "workers start, Trainer": (replace(EPOCHS, **TRAINER), summary(data=0.5), CPU),
         "workers start once": (replace(EPOCHS, epochs=1), summary(data=0.5), CPU),

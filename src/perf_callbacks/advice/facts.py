@@ -39,6 +39,11 @@ class MachineFacts(Protocol):
         """Bytes of host memory that the process may still take."""
         ...
 
+    @property
+    def local_world_size(self) -> int:
+        """Number of processes of the job on this machine."""
+        ...
+
 
 class Drift(NamedTuple):
     """Steps that became longer in the course of a fit."""
@@ -91,6 +96,14 @@ class Facts:
     integration: str = "loop"
     workers: int | None = None
     """Worker processes of the training loader; None: the loader is no `DataLoader`."""
+    prefetch: int = 2
+    """Batches that each worker loads in advance."""
+    batch_bytes: int | None = None
+    """Size of the largest batch."""
+    calm_share: float | None = None
+    """Share of groups of steps, of a step per worker, that hardly waited for data. None: too few waits."""
+    burst_seconds: float = 0.0
+    """Mean wait for data of all other groups."""
     persistent: bool = False
     """True: the workers persist from epoch to epoch."""
     epochs: int = 0

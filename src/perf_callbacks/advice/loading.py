@@ -3,7 +3,9 @@
 import math
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.loaded_batches import STARVED
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.memory.use import GB
 
 HEADROOM = 1.25
 """Factor by which workers must be faster than the steps, since the time to load a batch varies."""
@@ -22,10 +24,24 @@ CONTENTION = 0.1
 Forward and backward lost 0.04 to 0.13 s per second, in four pairs of runs on two CPUs of a quiet machine.
 """
 
-STARVED = 0.15
-"""Least wait for data that shows that workers are too slow, as a share of a step's time.
+WORKER_BYTES = 40e6
+"""Memory of a worker besides its batches: the pages that a forked worker has for itself.
 
-A shorter wait is the time to receive a batch: on a busy machine 9 to 15 ms, even with a fast loader.
+15 to 37 MB were measured with torch and transformers, and with a dataset of two million lists.
+"""
+
+IN_WORK = 2
+"""Number of batches that a worker holds while it makes another batch: its samples, and the batch."""
+
+MOST_PREFETCH = 16
+
+CALM = 0.75
+"""Least share of groups of steps without a wait that shows that workers load fast enough on average."""
+
+LOW, HIGH = 0.7, 1.3
+"""Part of the promise that workers gained at least, and at most, in nine of ten of 32 pairs of runs.
+
+See `benchmarks/verdicts_followed.py`.
 """
 
 
@@ -47,24 +63,67 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
     took = f"Waiting for data took {measured.share(wait):.0%} of the run"
     took += f": num_workers={workers}" if facts.workers is not None else ""
     took += f", mostly at {facts.data_line}" if facts.data_line and not workers else ""
+    if workers and (facts.calm_share or 0.0) >= CALM:
+        return _prefetch(machine, facts, measured, took, busy=busy, wait=wait)
     cpus = machine.cpus or 1
-    load = step * workers if workers else wait
-    wanted = min(MOST_WORKERS, cpus, math.ceil(HEADROOM * load / busy) if busy > 0 else cpus)
+    # A device works on while the host loads, so its idle time is less than the time to load a batch.
+    load = step * workers if workers else step if machine.accelerator else wait
+    useful = min(MOST_WORKERS, cpus, math.ceil(HEADROOM * load / busy) if busy > 0 else cpus)
+    room = _room(machine, facts)
+    wanted = useful if room is None else min(useful, room)
+    if wanted < useful:
+        took += f"; memory leaves room for {wanted or 'no'} worker{'s' * (wanted != 1)}"
     computed = 1.0 if workers else _computed(facts, measured, wait)
     threads = 1 if machine.accelerator else facts.threads
     free = cpus if facts.free_cpus is None else facts.free_cpus
-    beside = busy + HAND_OVER_SECONDS + CONTENTION * computed * wait
-    won = step - faster(load, beside, wanted, min(cpus, threads + free), threads, computed=computed)
-    if wanted > workers and won > wait / 4:
-        share = measured.share(won) if workers else measured.with_cpu(measured.share(won))
-        return finding("data", share, took, _workers(facts, wanted), low=measured.low(share, "data"))
-    if wanted <= workers:
-        spare = "1 CPU leaves" if cpus == 1 else f"{cpus} CPUs leave"
-        spare += " no room for more workers"
+    available = min(cpus, threads + free)
+    if machine.accelerator:  # the host's own work is in `load`
+        pace = faster(load, busy + HAND_OVER_SECONDS, max(1, wanted), available, 0, computed=computed)
     else:
-        spare = "the CPU is busy" if cpus == 1 else f"{cpus} CPUs are busy"
+        beside = busy + HAND_OVER_SECONDS + CONTENTION * computed * wait
+        pace = faster(load, beside, max(1, wanted), available, threads, computed=computed)
+    won = step - pace
+    if wanted > workers and won > wait / 4:
+        promised, most = measured.share(won), measured.share(wait)
+        if not workers:
+            promised, most = measured.with_cpu(promised), measured.with_cpu(most)
+        share = min(HIGH * promised, most)
+        return finding("data", share, took, _workers(facts, wanted), low=measured.low(LOW * promised, "data"))
+    if useful <= workers:
+        took += "; 1 CPU leaves" if cpus == 1 else f"; {cpus} CPUs leave"
+        took += " no room for more workers"
+    elif wanted == useful:
+        took += "; the CPU is busy" if cpus == 1 else f"; {cpus} CPUs are busy"
     share, remedy = measured.share(wait), "caching prepared samples, or cheaper transforms"
-    return finding("data", share, f"{took}; {spare}", remedy, low=measured.low(share, "data"))
+    return finding("data", share, took, remedy, low=measured.low(share, "data"))
+
+
+def _prefetch(
+    machine: MachineFacts, facts: Facts, measured: Measured, took: str, *, busy: float, wait: float
+) -> Finding | None:
+    """Advise more batches in advance: the workers keep up on average, but some batches take much longer to load."""
+    workers = facts.workers or 1
+    missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
+    wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))
+    took += f" with {facts.prefetch} batches each in advance, in bursts"
+    while wanted > facts.prefetch and (_room(machine, facts, wanted) or workers) < workers:
+        wanted -= 1
+    share, remedy = measured.share(wait), f"DataLoader(num_workers={workers}, prefetch_factor={wanted})"
+    if facts.integration == "transformers":
+        remedy = f"TrainingArguments(dataloader_prefetch_factor={wanted})"
+    if wanted <= facts.prefetch:
+        took, remedy = f"{took}; memory leaves no room for more", "samples that take equally long to load"
+    return finding("data", share, took, remedy, low=measured.low(LOW * share, "data"))
+
+
+def _room(machine: MachineFacts, facts: Facts, prefetch: int | None = None) -> int | None:
+    """Return the number of workers for which host memory suffices; None if the size of a batch or memory is unknown."""
+    if machine.memory_available is None or facts.batch_bytes is None:
+        return None
+    parts = facts.memory.parts if facts.memory is not None and machine.accelerator is None else None
+    taken = 0.0 if parts is None else ((parts.peak_gb or 0.0) - (parts.weights_gb or 0.0)) * GB  # by training itself
+    each = WORKER_BYTES + ((prefetch or facts.prefetch) + IN_WORK) * facts.batch_bytes
+    return max(0, int((machine.memory_available / machine.local_world_size - taken) / each))
 
 
 @timed

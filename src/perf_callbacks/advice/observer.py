@@ -15,6 +15,7 @@ from perf_callbacks.advice import table
 from perf_callbacks.advice.busy_lines import BusyLines
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.advice.job import CHANNEL, FindingNotes, verdict
+from perf_callbacks.advice.loaded_batches import LoadedBatches
 from perf_callbacks.advice.model import saved_by_fused
 from perf_callbacks.advice.step_blocks import StepBlocks
 from perf_callbacks.advice.update_times import UpdateTimes
@@ -65,6 +66,7 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         ranks.open(CHANNEL, notes)
     recorder.observe(lines)
     recorder.observe(StepBlocks())
+    recorder.observe(LoadedBatches(facts.workers or 0))
     if updates is not None:
         recorder.observe(updates)
     return Advice(recorder, machine, facts, since, notes)
@@ -141,6 +143,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
     return Facts(
         integration=integration,
         workers=min([loader.num_workers for loader in loaders], default=None),
+        prefetch=max([loader.prefetch_factor or 2 for loader in loaders], default=2),
         persistent=all([_persists(loader) for loader in loaders]),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))

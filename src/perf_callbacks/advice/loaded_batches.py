@@ -1,0 +1,61 @@
+"""Batches of a loader: their size, and waits for them that come in bursts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from perf_callbacks.kernel.batches.tensors import ShapeKey
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.records.fit_records import Record, Steps
+
+STARVED = 0.15
+"""Least wait for data that shows that workers are too slow, as a share of a step's time.
+
+A shorter wait is the time to receive a batch: on a busy machine 9 to 15 ms, even with a fast loader.
+"""
+
+FEWEST_GROUPS = 8
+
+
+class LoadedBatches(Observer):
+    """Finds the size of the largest batch, and groups of steps without a wait.
+
+    A group has a step per worker. Workers that start together finish together, so even a slow loader lets most steps
+    of a group run without a wait, but no group.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = max(1, workers)
+        self._bytes: int | None = None
+        self._rest: list[tuple[float, float]] = []  # seconds and wait of steps that don't fill a group
+        self._calm = self._bursts = 0
+        self._burst_seconds = 0.0
+
+    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:  # noqa: ARG002 the tensors are enough
+        """Measure a batch of a new shape."""
+        sizes = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
+        if all([isinstance(size, int) for size in sizes]):
+            self._bytes = max(self._bytes or 0, sum(sizes))
+
+    def record_written(self, record: Record) -> None:
+        """Add the steps of a record."""
+        if not isinstance(record, Steps) or not record.data_time:
+            return
+        reasons = record.excluded or (None,) * len(record.step)
+        columns = zip(record.step_time, record.data_time, reasons, strict=True)
+        self._rest += [(step, wait or 0.0) for step, wait, reason in columns if step and reason is None]
+        while len(self._rest) >= self._workers:
+            group, self._rest = self._rest[: self._workers], self._rest[self._workers :]
+            wait = sum([wait for _, wait in group])
+            if wait < STARVED * sum([step for step, _ in group]):
+                self._calm += 1
+            else:
+                self._bursts += 1
+                self._burst_seconds += wait
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the fields of `Facts` about batches."""
+        groups = self._calm + self._bursts
+        known = {"batch_bytes": self._bytes}
+        if groups < FEWEST_GROUPS or not self._bursts:
+            return known
+        return {**known, "calm_share": self._calm / groups, "burst_seconds": self._burst_seconds / self._bursts}
