@@ -32,8 +32,9 @@ class LoadedBatches(Observer):
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:  # noqa: ARG002 the tensors are enough
         """Measure a batch of a new shape."""
-        sizes = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
-        if all([isinstance(size, int) for size in sizes]):
+        found = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
+        sizes = [size for size in found if isinstance(size, int)]
+        if len(sizes) == len(found):
             self._bytes = max(self._bytes or 0, sum(sizes))
 
     def record_written(self, record: Record) -> None:
