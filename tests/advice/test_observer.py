@@ -176,7 +176,7 @@ def test_cpus_are_left_by_other_programs(monkeypatch, times, ranks, left):
     idle, own, queued = times
     now = [0.0]
     monkeypatch.setattr(observer.processes, "cpu_mask", lambda: frozenset(range(8)))
-    monkeypatch.setattr(observer.processes, "read", lambda: SimpleNamespace(cpu_seconds=own * now[0]))
+    monkeypatch.setattr(observer, "read_processes", lambda: SimpleNamespace(cpu_seconds=own * now[0]))
     monkeypatch.setattr(observer.cpu_time, "idle", lambda _cpus: idle * now[0])
     monkeypatch.setattr(observer.cpu_time, "throttled", lambda: None)
     monkeypatch.setattr(observer.cpu_time, "read", lambda _thread: CpuTime(now[0], queued * now[0]))

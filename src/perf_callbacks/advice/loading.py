@@ -39,10 +39,7 @@ CALM = 0.75
 """Least share of groups of steps without a wait that shows that workers load fast enough on average."""
 
 LOW, HIGH = 0.7, 1.3
-"""Part of the promise that workers gained at least, and at most, in nine of ten of 32 pairs of runs.
-
-See `benchmarks/verdicts_followed.py`.
-"""
+"""Part of the estimate that workers gained at least, and at most, in 28 of 32 pairs of runs: see `docs/verdict.md`."""
 
 
 @timed

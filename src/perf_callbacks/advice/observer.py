@@ -28,6 +28,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import compilations, cpu_time, processes
+from perf_callbacks.kernel.process.processes import read as read_processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
@@ -185,7 +186,7 @@ class _Since:
     def __init__(self, cpus: int | None, ranks: int) -> None:
         self._own = cpus
         self._ranks = ranks
-        self._all = processes.read()
+        self._all = read_processes()
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
@@ -218,7 +219,7 @@ class _Since:
         CPUs. All ranks are taken for alike. If the training thread waits for a CPU, other programs wait too: `wanted`
         is the time that the thread needed a CPU, relative to the time that it had a CPU.
         """
-        idle, used = cpu_time.idle(self._cpus), processes.read()
+        idle, used = cpu_time.idle(self._cpus), read_processes()
         if idle is None or self._idle is None or used is None or self._all is None or not self._own:
             return None
         number = len(self._cpus)
