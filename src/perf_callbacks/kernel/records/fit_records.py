@@ -217,13 +217,14 @@ class Finding:
     """Cause that limits a run, and its remedy. Written at the end of a fit."""
 
     cause: str
-    """One of stall, cpu, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift, evaluation,
-    checkpoint, startup, memory, precision, compile, shape."""
+    """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
+    evaluation, checkpoint, startup, memory, precision, compile, shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. Of cause startup, the
     time until the callback was set up is a part of all wall time. None: unknown."""
     low: float | None = None
-    """Lower end of the 95 % interval of `share`, from the variation between steps. None: unknown, or older journal."""
+    """Lower end of `share`, by the variation between steps and the error of estimates. None: unknown, or an older
+    journal."""
     evidence: str
     remedy: str
     """Line to write, or action to take."""
