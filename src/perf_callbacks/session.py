@@ -32,6 +32,7 @@ from perf_callbacks.ranks import exchange
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.stalls import observer as stalls
 from perf_callbacks.stragglers import observer as stragglers
+from perf_callbacks.trials import observer as trials
 
 OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     memory_watch.begin,  # comes first, because it follows the operations of the count
@@ -41,6 +42,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     advising.begin,
     live_line.begin,
     summary_file.begin,
+    trials.begin,
 )
 """Factories of a fit's observers, one line per feature. A factory returns None if the fit needs no such observer."""
 
@@ -97,6 +99,7 @@ class Session:
         show: Callable[[str], object] = print,
         *,
         strays: Mapping[str, object] = MappingProxyType({}),
+        armed: bool = False,
     ) -> None:
         atexit.unregister(say_no_effect)
         self.settings = config_file.in_force(checked(config, strays), os.environ)
@@ -104,7 +107,7 @@ class Session:
         """False: turned off by the configuration, or by an error of ours."""
         self.recorder: Recorder | None = None
         """Recorder of the current fit, or of the last fit. None before the first fit."""
-        self._show = show
+        self._show, self._armed = show, armed
         self._checklist: Sequence[Checklist] = ()
         for remark in self.settings.remarks:
             log.warning("perf_callbacks: %s", remark)
@@ -161,7 +164,7 @@ class Session:
             self._checklist = rows
             if recorder.active:
                 watching.install()
-                training = Training(model=model, setup=setup, show=self._show)
+                training = Training(model=model, setup=setup, armed=self._armed, show=self._show)
                 for make in OBSERVERS:
                     observer = make(recorder, training)
                     if observer is not None:

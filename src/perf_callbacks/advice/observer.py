@@ -32,6 +32,7 @@ from perf_callbacks.kernel.process.processes import read as read_processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
+from perf_callbacks.trials.results import of_run, with_gains
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention supports."""
@@ -81,6 +82,7 @@ class Advice(Observer):
     ) -> None:
         self._recorder = recorder
         self._notes, self._failed = notes, False
+        self._gains = of_run(recorder.run)
         self._machine = machine
         self._facts = facts
         self._since, self._began = since, unix_time()
@@ -98,7 +100,7 @@ class Advice(Observer):
                 **self._since.facts(),
                 **recorder.observers.facts(),
             )
-            found = table.findings(self._machine, facts, summary)
+            found = with_gains(table.findings(self._machine, facts, summary), self._gains)
             if summary is None or self._notes is None:
                 return found
             if (ranks := exchange.of(recorder)) is not None:

@@ -19,6 +19,7 @@ from perf_callbacks.commands import (
     shapes,
     status,
     trace,
+    try_program,
 )
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.settings.config import ConfigError
@@ -43,6 +44,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     run,
     launch,
+    try_program,
     configure,
     status,
     autoload,

@@ -10,6 +10,8 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 
+from perf_callbacks.trials import TRIAL
+
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +44,8 @@ def arm() -> None:
     """Measure every trainer and every Accelerate loop of this process from now on. Idempotent."""
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
+    if os.environ.get(TRIAL):
+        _safely(_join_trial)
     sys.meta_path.insert(0, Finder())
     for name, act in ACTIONS.items():
         module = sys.modules.get(name)
@@ -53,6 +57,12 @@ def arm() -> None:
         else:
             _safely(act, module)
     _expect_a_trainer()
+
+
+def _join_trial() -> None:
+    from perf_callbacks.launch import trial_process  # noqa: PLC0415 in trials alone
+
+    trial_process.join(ACTIONS)
 
 
 def arm_if_asked() -> None:

@@ -189,11 +189,18 @@ def _verdict(summary: Summary) -> Iterable[str]:
 
 
 def _saves(found: Finding) -> str:
+    if found.measured is not None:
+        return f" ({_measured(*found.measured)})"
     if found.share is None:
         return ""
     low = found.low or 0.0
     least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * found.share else "up to"
     return f" (saves {least} {found.share:.0%})"
+
+
+def _measured(low: float, factor: float, high: float) -> str:
+    """Render the speedup that `perf-callbacks try` measured."""
+    return f"measured: {factor:.2f}x [{low:.2f}, {high:.2f}]"
 
 
 def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
@@ -213,6 +220,8 @@ def _change(found: Finding) -> str:
     if found.cause == STALL:  # no change to the program is known
         return f"{found.evidence}; see {found.remedy}."
     said = f"{found.evidence}; try {found.remedy}."
+    if found.measured is not None:
+        return f"{said} M{_measured(*found.measured)[1:]}."
     if found.share is None:
         return said
     low, high = (f"{1 / (1 - min(share or 0.0, MOST)):.1f}x" for share in (found.low, found.share))

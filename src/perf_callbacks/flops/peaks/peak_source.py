@@ -18,6 +18,7 @@ from perf_callbacks.flops.peaks import matmul_peak, peak_rates as peaks
 from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.processes import allowed_cpus
@@ -68,13 +69,6 @@ def conditions(device: torch.device) -> Conditions:
         torch=str(torch.__version__),
         precision=torch.get_float32_matmul_precision(),
     )
-
-
-def cache_directory() -> Path:
-    """Return the directory of measured peaks: `perf_callbacks` in the user's cache directory."""
-    with suppress(RuntimeError):  # the user has no home directory: nothing is stored
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf_callbacks"
-    return Path(os.devnull) / "perf_callbacks"
 
 
 class Cache:

@@ -72,7 +72,7 @@ class Attachment:
         *,
         armed: bool = False,
     ) -> None:
-        self._session = Session(config)
+        self._session = Session(config, armed=armed)
         self._fits = AcceleratorSession(self._session, accelerator, resume, armed=armed)
         take_over(accelerator)
         if self._fits.active:

@@ -52,7 +52,7 @@ class LightningHooks(CallbackBase):
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
     def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
-        self._session = Session(config, tqdm.write, strays=strays)
+        self._session = Session(config, tqdm.write, strays=strays, armed=self.armed)
         self._watch: TrainerWatch | None = None
         self._startup: checklist.Startup | None = None
         self._carried: dict[str, Any] | None = None

@@ -53,7 +53,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
     elsewhere = "Lightning's Trainer, take perf_callbacks.lightning.PerfCallback"
 
     def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
-        self._session = Session(config, tqdm.write, strays=strays)
+        self._session = Session(config, tqdm.write, strays=strays, armed=self.armed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without replaced hooks: copies and spawned processes measure for themselves."""

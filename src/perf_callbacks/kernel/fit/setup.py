@@ -29,6 +29,8 @@ class Training:
     """The model whose FLOPs are counted. None: no FLOPs are counted."""
     setup: Callable[[], Setup] = Setup
     """Reads the fit's optimizers and loaders. The call may raise, because an integration's objects may be anything."""
+    armed: bool = False
+    """True: a launcher added the callback, and not the program itself."""
     show: Callable[[str], object] = print
     """Shows a line on the console of rank 0."""
 

@@ -1,0 +1,131 @@
+"""`perf-callbacks try`: run a program several times, and measure what each remedy wins."""
+
+import argparse
+import json
+import math
+import sys
+
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+
+NAME: str = "try"
+SUMMARY: str = "run a program as it is and under each remedy that its verdict calls for, and measure the gains"
+
+INTERRUPTED = 130
+
+ALMOST_NOTHING = "Its verdict calls for nothing that can be tried from outside. --only names remedies to try anyway."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    from perf_callbacks.trials.remedies import GROUPS  # noqa: PLC0415 imports little
+
+    parser.usage = "%(prog)s [-h] [--steps N] [--rounds R] [--only REMEDY,...] [--yes] [--json] [-m] TARGET [ARGS ...]"
+    parser.epilog = (
+        "TARGET is as in `perf-callbacks run`; a launcher such as `torchrun --nproc-per-node 2 train.py` is one trial. "
+        "A trial leaves the program right after its last measured step. It writes to a scratch directory; a program "
+        "that writes elsewhere is left before it does. Exits with 1 if the program can't be tried."
+    )
+    parser.add_argument("--steps", type=int, default=60, metavar="N", help="least measured steps of a turn (60)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="least seconds of the measured steps of a turn (10)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="R", help="turns of each setting (3)")
+    parser.add_argument(
+        "--only", default="", metavar="REMEDY,...", help=f"remedies to try, needed or not: {', '.join(GROUPS)}"
+    )
+    parser.add_argument("--yes", action="store_true", help="go on if the program writes in its steps, or resumes")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as in python -m")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="TARGET [ARGS ...]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Try a program, and print the table."""
+    from perf_callbacks.kernel.process.processes import allowed_cpus  # noqa: PLC0415 only this command needs these
+    from perf_callbacks.launch import run as program, tries  # noqa: PLC0415 as above
+    from perf_callbacks.trials import results, text  # noqa: PLC0415 as above
+
+    try:
+        command = program.find(["-m", *arguments.words] if arguments.module else arguments.words)
+    except LookupError as error:
+        raise ConfigError(printable(error.args[0])) from None
+    wish = tries.Wish(
+        command=command,
+        steps=_positive("steps", arguments.steps),
+        seconds=_positive("seconds", arguments.seconds),
+        rounds=_positive("rounds", arguments.rounds),
+        only=_groups(arguments.only),
+        yes=arguments.yes,
+    )
+    progress = Progress()
+    trial = tries.Tries(wish, progress.show, allowed_cpus() or 1)
+    progress.say(_before(trial.result.program, wish))
+    status = 0
+    try:
+        trial.run()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except tries.RefusedError as error:
+        progress.end()
+        print(f"perf-callbacks try: {printable(str(error))}.", file=sys.stderr)
+        return 1
+    progress.end()
+    results.store(trial.result)
+    if arguments.json:
+        print(json.dumps(text.as_json(trial.result)))
+    else:
+        print("\n".join(map(printable, text.lines(trial.result))))
+        if not trial.result.candidates and not status:
+            print(ALMOST_NOTHING)
+        launches = f"{trial.result.launches + 1} runs"
+        print(f"\n{launches} in {trial.result.seconds / 60:.1f} min{', interrupted' if status else ''}.")
+    return status
+
+
+def _before(program: str, wish: "object") -> str:
+    rounds, seconds = getattr(wish, "rounds", 0), getattr(wish, "seconds", 0.0)
+    return (
+        f"perf-callbacks try: runs {program} once for its verdict, then {rounds} times as it is, under each remedy and "
+        f"under all that help, each for {seconds:g} s of steps or more. Trials write to a scratch directory and run "
+        "nothing after their last step. What C code, child processes and the network do can't be prevented."
+    )
+
+
+def _positive(name: str, number: float) -> "float":
+    if not (number > 0 and math.isfinite(number)):
+        raise ConfigError(f"--{name}: got {number}, wanted a number above 0.")
+    return number
+
+
+def _groups(names: str) -> list[str]:
+    from perf_callbacks.trials.remedies import GROUPS  # noqa: PLC0415 imports little
+
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in GROUPS:
+            raise ConfigError(f"--only: got {printable(name)}, wanted some of {', '.join(GROUPS)}.")
+    return wanted
+
+
+class Progress:
+    """A line about the run under way, on the terminal. Piped, there are no such lines."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._width = 0
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence for good."""
+        print(printable(sentence), file=sys.stderr, flush=True)
+
+    def show(self, line: str) -> None:
+        """Replace the line."""
+        if self._terminal:
+            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = len(line)
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0

@@ -1,0 +1,230 @@
+"""Run a program several times, as it is and under remedies, in turns: `perf-callbacks try`.
+
+Each trial is one launch of the program, which arms itself as under `perf-callbacks run`, measures its turn, writes an
+outcome and leaves. Then all processes of the trial are killed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.launch import run
+from perf_callbacks.trials import TRIAL
+from perf_callbacks.trials.plan import FAILED, Change, Outcome, Plan, outcome_path, write
+from perf_callbacks.trials.remedies import candidates, settings
+from perf_callbacks.trials.text import BASE, NOT_APPLIED, TOGETHER, Result, refused
+from perf_callbacks.trials.writes import TRACKERS
+
+POLL_SECONDS = 0.02
+
+PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
+"""A trial may take this many times the longest trial before it, and at least this long. Then it counts as hanging."""
+
+LAST_LINES = 3
+"""Lines of the program's output that are shown if a trial fails."""
+
+QUIET = {
+    "PERF_CALLBACKS": "1",
+    "PERF_CALLBACKS_JOURNAL": "false",
+    "PERF_CALLBACKS_REPORT": "false",
+    "PERF_CALLBACKS_STALL_AFTER": "off",
+    "PERF_CALLBACKS_MEASURE_PEAK": "off",
+}
+"""Settings of all trials, which write no journal. Trials other than the probe count no FLOPs either."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What the user asked for."""
+
+    command: Sequence[str]
+    steps: int = 60
+    seconds: float = 10.0
+    rounds: int = 3
+    only: Collection[str] = ()
+    yes: bool = False
+
+
+class RefusedError(Exception):
+    """The program can't be tried."""
+
+
+class Tries:
+    """All trials of a program."""
+
+    def __init__(self, wish: Wish, show: Callable[[str], object], cpus: int) -> None:
+        self._wish, self._show, self._cpus = wish, show, cpus
+        self.result = Result(program=" ".join(_shown(wish.command)))
+        self._longest = 0.0
+        self._own_callback = False
+
+    def run(self) -> None:
+        """Look for findings, then run all settings in turns. An interrupt leaves the result as it is so far."""
+        began = monotonic()
+        with tempfile.TemporaryDirectory(prefix="pcb-try-", ignore_cleanup_errors=True) as scratch:
+            try:
+                self._probe(Path(scratch))
+                if self.result.candidates:
+                    for number in range(self._wish.rounds):
+                        self._round(Path(scratch), number)
+            finally:
+                self.result.seconds = monotonic() - began
+
+    def _probe(self, scratch: Path) -> None:
+        outcome = self._trial(scratch, (), probe=True)
+        if outcome.why is not None:
+            raise RefusedError(refused(outcome))
+        self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
+        self.result.candidates = candidates(outcome, self._wish.only, self._cpus)
+
+    def _round(self, scratch: Path, number: int) -> None:
+        """Run each setting once, in an order that differs from round to round."""
+        result = self.result
+        done: dict[str, Outcome] = {}
+        result.partial = done
+        plans = {BASE: (), **{one.title: (one.change,) for one in result.candidates if one.title not in result.failed}}
+        if number and result.together:
+            plans[TOGETHER] = self._together()
+        names = [*plans]
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            self._setting(scratch, name, plans[name], done)
+        if not number:
+            self._choose_together(done)
+            if result.together:
+                self._setting(scratch, TOGETHER, self._together(), done)
+        for name in result.failed:  # a setting that failed later counts as failed
+            for one in (*result.rounds, done):
+                one.pop(name, None)  # type: ignore[attr-defined]
+        if BASE not in done:
+            raise RefusedError(f"the program as it is failed in round {number + 1}: {result.failed[BASE]}")
+        result.rounds.append(done)
+        result.partial = {}
+
+    def _setting(self, scratch: Path, name: str, changes: tuple[Change, ...], done: dict[str, Outcome]) -> None:
+        result = self.result
+        total = self._wish.rounds * (len(result.candidates) + 1 + bool(result.together))
+        self._show(f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches} of {total}: {name}")
+        outcome = self._trial(scratch, changes)
+        missing = {change.name for change in changes} - {*outcome.applied}
+        if outcome.why is not None:
+            result.failed[name] = refused(outcome)
+        elif missing:
+            result.failed[name] = NOT_APPLIED
+        else:
+            done[name] = outcome
+
+    def _choose_together(self, first: Mapping[str, Outcome]) -> None:
+        """Choose the remedies to try together: those that were not slower in the first round."""
+        base = first[BASE].step_seconds or 0.0 if BASE in first else 0.0
+        titles = [
+            one.title
+            for one in self.result.candidates
+            if one.title in first and (first[one.title].step_seconds or 0.0) <= base
+        ]
+        self.result.together = tuple(titles) if len(titles) > 1 else ()
+
+    def _together(self) -> tuple[Change, ...]:
+        return tuple([one.change for one in self.result.candidates if one.title in self.result.together])
+
+    def _trial(self, scratch: Path, changes: tuple[Change, ...], *, probe: bool = False) -> Outcome:
+        """Launch the program once."""
+        self.result.launches += not probe
+        name = "probe" if probe else f"trial{self.result.launches}"
+        plan = Plan(
+            scratch=str(scratch), changes=changes, steps=self._wish.steps, seconds=self._wish.seconds, probe=probe,
+            yes=self._wish.yes,
+        )  # fmt: skip
+        path = scratch / f"{name}.plan"
+        write(path, plan)
+        patience = None if probe else max(LEAST_PATIENCE_SECONDS, PATIENCE * self._longest)
+        began = monotonic()
+        outcome = launched(self._wish.command, path, self._environment(path, changes, probe=probe), patience)
+        self._longest = max(self._longest, monotonic() - began)
+        return outcome
+
+    def _environment(self, path: Path, changes: tuple[Change, ...], *, probe: bool) -> dict[str, str]:
+        scratch = path.parent
+        (scratch / "tmp").mkdir(exist_ok=True)
+        (scratch / "output").mkdir(exist_ok=True)
+        checklist = settings(changes, own_callback=self._own_callback)
+        if probe:  # the checklist shows there what it would do
+            checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}
+        return {
+            **run.environment(os.environ, reports=False),
+            **TRACKERS,
+            **QUIET,
+            **({} if probe else {"PERF_CALLBACKS_FLOPS": "off"}),
+            **checklist,
+            "PERF_CALLBACKS_OUTPUT_DIR": str(scratch / "output"),
+            "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
+            "TMPDIR": str(scratch / "tmp"),
+            TRIAL: str(path),
+        }
+
+
+def launched(command: Sequence[str], path: Path, environ: Mapping[str, str], patience: float | None) -> Outcome:
+    """Run the program until its outcome is there, it ends, or patience is over. Then kill all its processes."""
+    answer, output = outcome_path(path), path.with_suffix(".out")
+    began = monotonic()
+    with output.open("wb") as file:
+        process = subprocess.Popen(  # noqa: S603 the program that the user named
+            command,
+            env=environ,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and not answer.exists():
+                if patience is not None and monotonic() - began > patience:
+                    return Outcome(why=FAILED, place=f"no end after {patience:.0f} s")
+                sleep(POLL_SECONDS)
+        finally:
+            kill(process, str(path))
+    if answer.exists():
+        return msgspec.json.decode(answer.read_bytes(), type=Outcome)
+    return Outcome(why=FAILED, place=_without_outcome(process.returncode, output))
+
+
+def _without_outcome(status: int, output: Path) -> str:
+    """Say why a program has no outcome: its error, or that it made no step."""
+    if status == 0:
+        return "the program made no step with an optimizer of torch"
+    text = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"the program ended with status {status}: {' / '.join(text[-LAST_LINES:]) or 'no output'}"
+
+
+def kill(process: "subprocess.Popen[bytes]", plan: str) -> None:
+    """Kill the program, its workers and its ranks, even those in sessions of their own."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    for other in _of_trial(plan):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(other, signal.SIGKILL)
+    process.wait()
+
+
+def _of_trial(plan: str) -> Iterator[int]:
+    """Yield the processes whose environment names the plan. Only Linux shows environments."""
+    mark = f"{TRIAL}={plan}".encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in entry.read_bytes().split(b"\0"):
+                yield int(entry.parent.name)
+
+
+def _shown(command: Sequence[str]) -> Sequence[str]:
+    return command[1:] if command[0] == sys.executable else [Path(command[0]).name, *command[1:]]

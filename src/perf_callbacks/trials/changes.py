@@ -1,0 +1,235 @@
+"""Apply the changes of a trial to the program from outside, when it imports torch or a trainer."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials.writes import Writes
+
+FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
+"""Optimizers of torch that have the argument `fused`."""
+
+CHECKPOINT_ARGUMENTS = frozenset(
+    {"use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop"}
+)
+"""Arguments of torch's `checkpoint` that are not arguments of the function."""
+
+KEPT_TRACKER = "tensorboard"
+"""The experiment tracker that writes only to the scratch directory."""
+
+
+def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
+    """Return what to do once a module is imported, by the module's name."""
+    writes = Writes(turn)
+    writes.watch()
+    lightning = functools.partial(_lightning, turn, writes)
+    return {
+        "torch": functools.partial(_torch, turn, writes),
+        "safetensors.torch": lambda module: writes.keep(module, "save_file", 1),
+        "huggingface_hub.hf_api": writes.hub,
+        "transformers.training_args": functools.partial(_training_arguments, turn),
+        "transformers.trainer": functools.partial(_trainer, writes),
+        "accelerate.accelerator": functools.partial(_accelerator, turn, writes),
+        "lightning.pytorch.trainer.trainer": lightning,
+        "pytorch_lightning.trainer.trainer": lightning,
+    }
+
+
+def at_begin(turn: Turn, model: Any) -> None:
+    """Apply the changes that need the model, when a fit begins."""
+    import torch  # noqa: PLC0415 the program has imported it
+
+    _numbers(turn, torch)
+    if model is None:
+        return
+    if turn.change("attention") is not None:
+        for module in model.modules():
+            if getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager" and hasattr(
+                module, "set_attn_implementation"
+            ):
+                module.set_attn_implementation("sdpa")
+                turn.applied.add("attention")
+    if turn.change("compile") is not None and "compile" not in turn.applied:
+        # Lightning calls `training_step`, not the module: then the parts are compiled.
+        for module in [*model.children()] if hasattr(model, "training_step") else [model]:
+            module.compile()
+        turn.applied.add("compile")
+
+
+def _numbers(turn: Turn, torch: ModuleType) -> None:
+    """Set the precision of products and the number of threads."""
+    if turn.change("precision") is not None:
+        torch.set_float32_matmul_precision("high")
+        turn.applied.add("precision")
+    threads = turn.change("threads")
+    if threads is not None and threads.value:
+        torch.set_num_threads(threads.value)
+        turn.applied.add("threads")
+
+
+def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
+    import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 torch has just been imported
+    from torch.optim import optimizer  # noqa: PLC0415 as above
+    from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
+
+    _numbers(turn, torch)
+    turn.applied |= {change.name for change in turn.plan.changes if change.name in {"gc", "affinity", "pinning"}}
+    optimizer.register_optimizer_step_post_hook(lambda one, _args, _kwargs: turn.step_ended(one))
+    _before(torch.Tensor, "backward", lambda loss, *_args, **_kwargs: turn.backward(loss))
+    _before(torch.optim.Optimizer, "load_state_dict", functools.partial(_loads_state, writes))
+    writes.keep(torch, "save", 1)
+    writes.keep(torch.serialization, "save", 1)
+    _arguments(DataLoader, functools.partial(_loader, turn, IterableDataset))
+    if turn.change("optimizer") is not None:
+        for name in FUSED:
+            _fuse(turn, getattr(torch.optim, name))
+    if turn.change("checkpointing") is not None:
+
+        def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            turn.applied.add("checkpointing")
+            return function(*args, **{name: one for name, one in kwargs.items() if name not in CHECKPOINT_ARGUMENTS})
+
+        checkpointing.checkpoint = checkpoint
+
+
+def _loads_state(writes: Writes, _optimizer: object, state: Mapping[str, Any], *_: object) -> None:
+    if state.get("state"):  # accelerate loads the empty state of a new optimizer
+        writes.resumes()
+
+
+def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
+    """Change the arguments of a loader. The workers of an iterable data set would all load the same samples."""
+    if isinstance(given["dataset"], iterable):
+        return
+    for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
+        change = turn.change(name)
+        works = name == "workers" or given.get("num_workers")
+        if works and change is not None and change.value and change.value > (given.get(argument) or 0):
+            given[argument] = change.value
+            turn.applied.add(name)
+    if turn.change("persistence") is not None and given.get("num_workers"):
+        given["persistent_workers"] = True
+        turn.applied.add("persistence")
+
+
+def _fuse(turn: Turn, kind: Any) -> None:
+    inner = kind.__init__
+    signature = inspect.signature(inner)
+
+    @functools.wraps(inner)
+    def init(self: object, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        if not (given.arguments.get("fused") or given.arguments.get("foreach")):
+            given.arguments["fused"] = True
+            try:
+                inner(*given.args, **given.kwargs)
+            except (RuntimeError, TypeError):  # parameters that no fused form can update
+                inner(self, *args, **kwargs)
+                return
+            turn.applied.add("optimizer")
+            return
+        inner(self, *args, **kwargs)
+
+    kind.__init__ = init
+
+
+def _training_arguments(turn: Turn, module: ModuleType) -> None:
+    """Change the arguments of a Hugging Face trainer, before the arguments check themselves."""
+
+    def change(self: Any) -> None:
+        self.output_dir = os.path.join(turn.plan.scratch, "output")  # noqa: PTH118 a string, as the program expects
+        self.save_strategy, self.load_best_model_at_end, self.push_to_hub = "no", False, False
+        if hasattr(self, "logging_dir"):  # until transformers 5
+            self.logging_dir = None
+        listed = [self.report_to] if isinstance(self.report_to, str) else [*(self.report_to or ())]
+        self.report_to = [KEPT_TRACKER] if KEPT_TRACKER in listed else "none"
+        logging = turn.change("logging")
+        if logging is not None and logging.value:
+            self.logging_steps = logging.value
+            turn.applied.add("logging")
+        if turn.change("nan_filter") is not None:
+            self.logging_nan_inf_filter = False
+            turn.applied.add("nan_filter")
+        if turn.change("rebalance") is not None and hasattr(self, "train_sampling_strategy"):
+            self.train_sampling_strategy = "batch_rebalance"
+            turn.applied.add("rebalance")
+
+    _before(module.TrainingArguments, "__post_init__", change)
+
+
+def _trainer(writes: Writes, module: ModuleType) -> None:
+    """Keep a Hugging Face trainer from resuming: its output directory is the scratch directory."""
+
+    def resume(given: dict[str, Any]) -> None:
+        if given.get("resume_from_checkpoint"):
+            writes.resumes()
+            given["resume_from_checkpoint"] = None
+
+    _arguments(module.Trainer, resume, "train")
+
+
+def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
+    def change(given: dict[str, Any]) -> None:
+        if given.get("project_dir") is not None:
+            given["project_dir"] = turn.plan.scratch
+        if given.get("log_with") is not None:
+            given["log_with"] = None
+
+    _arguments(module.Accelerator, change)
+    for name in ("save_state", "save_model"):
+        writes.keep(module.Accelerator, name, 1 if name == "save_state" else 2)
+
+
+def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
+    def change(given: dict[str, Any]) -> None:
+        given["default_root_dir"] = turn.plan.scratch
+        given["enable_checkpointing"] = False
+        callbacks = given.get("callbacks")
+        several = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks is not None else []
+        given["callbacks"] = [one for one in several if not isinstance(one, module.Checkpoint)]
+        loggers = given.get("logger")
+        for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
+            if hasattr(logger, "_root_dir"):
+                logger._root_dir = turn.plan.scratch  # noqa: SLF001 TensorBoard's and CSV's loggers have no setter
+        logging = turn.change("logging")
+        if logging is not None and logging.value:
+            given["log_every_n_steps"] = logging.value
+            turn.applied.add("logging")
+
+    def resume(given: dict[str, Any]) -> None:
+        if given.get("ckpt_path"):
+            writes.resumes()
+            given["ckpt_path"] = None
+
+    _arguments(module.Trainer, change)
+    _arguments(module.Trainer, resume, "fit")
+
+
+def _before(owner: Any, name: str, call: Callable[..., object]) -> None:
+    """Call `call` with the arguments of a method before each call of the method."""
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        call(*args, **kwargs)
+        return inner(*args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def _arguments(owner: Any, change: Callable[[dict[str, Any]], None], name: str = "__init__") -> None:
+    """Let `change` edit the arguments of each call of a method."""
+    inner = getattr(owner, name)
+    signature = inspect.signature(inner)
+
+    @functools.wraps(inner)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        change(given.arguments)
+        return inner(*given.args, **given.kwargs)
+
+    setattr(owner, name, method)

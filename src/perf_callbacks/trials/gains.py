@@ -1,0 +1,89 @@
+"""Arithmetic of trials: the speedup of each setting with its interval, and the comparison of losses."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""Student's t for a 95 % interval, for 1 to 20 degrees of freedom."""
+
+SAME, CLOSE, OTHER = "the same", "close", "different"
+"""Results of comparing losses."""
+
+CLOSE_PART = 1e-3
+"""Largest relative difference of losses that are close: other kernels round differently."""
+
+
+class Gain(NamedTuple):
+    """Speedup of a setting, as a factor, with its 95 % interval."""
+
+    factor: float
+    low: float | None
+    """None, as for `high`: a single round gives no interval."""
+    high: float | None
+
+    @property
+    def sure(self) -> bool:
+        """True: the setting is faster, and chance doesn't explain the difference."""
+        return self.low is not None and self.low > 1
+
+
+def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
+    """Return the speedup of each setting over the setting `base`.
+
+    The interval comes from what differs between the runs of a setting, after differences between rounds are taken out.
+    All settings count as equally noisy.
+
+    Args:
+        times: By setting, the seconds of a step in each round. All settings have the same rounds.
+        base: Name of the setting to compare with.
+
+    >>> gains({"as it is": [2.0, 2.2], "fused": [1.0, 1.1]}, "as it is")["fused"].factor
+    2.0
+    """
+    logs = {name: [math.log(one) for one in seconds] for name, seconds in times.items()}
+    rounds = len(logs[base])
+    if not rounds:
+        return {}
+    means = {name: math.fsum(one) / rounds for name, one in logs.items()}
+    mean = math.fsum(means.values()) / len(means)
+    by_round = [math.fsum([one[place] for one in logs.values()]) / len(logs) - mean for place in range(rounds)]
+    squares = math.fsum(
+        [(value - means[name] - by_round[place]) ** 2 for name, one in logs.items() for place, value in enumerate(one)]
+    )
+    freedom = (len(logs) - 1) * (rounds - 1)
+    width = quantile(freedom) * math.sqrt(2 * squares / freedom / rounds) if freedom else None
+    found = {}
+    for name, one in means.items():
+        if name != base:
+            factor = means[base] - one
+            ends = (None, None) if width is None else (math.exp(factor - width), math.exp(factor + width))
+            found[name] = Gain(math.exp(factor), *ends)
+    return found
+
+
+def quantile(freedom: int) -> float:
+    """Return Student's t for a 95 % interval.
+
+    >>> quantile(2), round(quantile(40), 2)
+    (4.303, 2.02)
+    """
+    return QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else 1.96 + 2.5 / freedom
+
+
+def compared(first: Sequence[float], second: Sequence[float]) -> str | None:
+    """Compare the losses of two runs, bit by bit. None: there is nothing to compare.
+
+    >>> compared([1.0, 0.5], [1.0, 0.5001])
+    'close'
+    """
+    pairs = [*zip(first, second, strict=False)]
+    if not pairs:
+        return None
+    if all(one == other or (math.isnan(one) and math.isnan(other)) for one, other in pairs):
+        return SAME
+    near = all(abs(one - other) <= CLOSE_PART * max(abs(one), abs(other)) for one, other in pairs)
+    return CLOSE if near else OTHER

@@ -1,0 +1,179 @@
+"""The table of remedies that a trial can apply: the advice that calls for a remedy, its change, and its name.
+
+The line to write is the advice itself. So a trial measures the line that the verdict tells the user to write.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.trials.plan import Change, Outcome
+
+SAME, DESIGN = "", "by design"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """A kind of change."""
+
+    name: str
+    group: str
+    """Name for `--only`, which selects all remedies of the group."""
+    advice: str
+    """Regular expression that finds the remedy in a finding's line. Its first group is the change's number."""
+    title: str
+    """Name in tables, with `{}` in place of the number."""
+    line: str = ""
+    """Line to write if no finding gave one."""
+    alters: bool = False
+    """True: other losses are expected, because the arithmetic or the order of samples changes."""
+    asked: bool = False
+    """True: only `--only` selects the remedy."""
+
+
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        name="workers", group="loader", advice=r"num_workers=(\d+)", title="loader: {} workers",
+        line="DataLoader(num_workers={})",
+    ),
+    Remedy(
+        name="prefetch", group="loader", advice=r"prefetch_factor=(\d+)", title="loader: {} batches per worker ahead",
+        line="DataLoader(prefetch_factor={})",
+    ),
+    Remedy(
+        name="persistence", group="loader", advice=r"persistent_workers=True", title="loader: persistent workers",
+        line="DataLoader(persistent_workers=True)",
+    ),
+    Remedy(
+        name="pinning", group="loader", advice=r"(?!)", title="loader: pinned batches, asynchronous copies",
+        line="PerfCallback(), which pins batches",
+    ),
+    Remedy(
+        name="optimizer", group="optimizer", advice=r"fused=True|_fused\"", title="optimizer: fused",
+        line="torch.optim.AdamW(..., fused=True)",
+    ),
+    Remedy(
+        name="attention", group="attention", advice=r"attn_implementation=\"sdpa\"", title="attention: SDPA",
+        line='from_pretrained(..., attn_implementation="sdpa")',
+    ),
+    Remedy(
+        name="precision", group="precision", advice=r"set_float32_matmul_precision", title="matmul precision: high",
+        line='torch.set_float32_matmul_precision("high")', alters=True,
+    ),
+    Remedy(
+        name="threads", group="threads", advice=r"OMP_NUM_THREADS=(\d+)", title="threads: {}",
+        line="OMP_NUM_THREADS={}",
+    ),
+    Remedy(
+        name="gc", group="gc", advice=r"gc=\"sync\"", title="garbage collection: on a schedule",
+        line="PerfCallback(), which collects garbage on a schedule",
+    ),
+    Remedy(
+        name="affinity", group="affinity", advice=r"(?!)", title="affinity: CPUs near the device",
+        line="PerfCallback(), which binds the process to these CPUs",
+    ),
+    Remedy(
+        name="logging", group="logging", advice=r"(?:logging_steps|log_every_n_steps)=(\d+)",
+        title="logging: every {} steps",
+    ),
+    Remedy(
+        name="nan_filter", group="logging", advice=r"logging_nan_inf_filter=False", title="logging: no NaN filter",
+    ),
+    Remedy(
+        name="checkpointing", group="recompute", advice=r"gradient_checkpointing",
+        title="activation checkpointing: off",
+    ),
+    Remedy(
+        name="rebalance", group="rebalance", advice=r"batch_rebalance", title="batches: rebalanced over ranks",
+        alters=True,
+    ),
+    Remedy(
+        name="compile", group="compile", advice=r"torch_compile=True|torch\.compile\(model\)", title="torch.compile",
+        line="torch.compile(model)", asked=True,
+    ),
+)  # fmt: skip
+"""All remedies, in the order of the table that `perf-callbacks try` prints."""
+
+GROUPS = tuple(dict.fromkeys([remedy.group for remedy in REMEDIES]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Remedy that a trial applies to a program."""
+
+    remedy: Remedy
+    change: Change
+    line: str
+    """Line to write."""
+
+    @property
+    def title(self) -> str:
+        """Name of the candidate in tables."""
+        title = self.remedy.title.format(self.change.value)
+        return title.replace("1 workers", "1 worker") if self.change.value == 1 else title
+
+
+def of_finding(finding: Finding) -> Candidate | None:
+    """Return the remedy that a finding calls for. None: no trial can apply the finding's line."""
+    for remedy in REMEDIES:
+        match = re.search(remedy.advice, finding.remedy)
+        if match is not None:
+            value = int(match[1]) if match.re.groups and match[1] is not None else None
+            return Candidate(remedy=remedy, change=Change(name=remedy.name, value=value), line=finding.remedy)
+    return None
+
+
+def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candidate]:
+    """Return the remedies to try: what the findings of a probe call for, and what `--only` asks for.
+
+    Args:
+        probe: Outcome of the probe.
+        only: Groups of remedies. Empty: all groups, without remedies that change results on request only.
+        cpus: Number of CPUs of this process.
+    """
+    found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the largest finding comes first
+    names = _allowed(only)
+    for remedy in REMEDIES:
+        if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
+            number = DEFAULTS[remedy.name] and max(1, cpus - 1)
+            change = Change(name=remedy.name, value=number)
+            found[remedy.name] = Candidate(remedy=remedy, change=change, line=remedy.line.format(number))
+    if probe.own_callback:
+        names -= {"gc", "affinity", "pinning"}
+    return [found[name] for name in [remedy.name for remedy in REMEDIES] if name in found and name in names]
+
+
+DEFAULTS = {"workers": 1, "optimizer": 0, "threads": 1, "precision": 0, "gc": 0, "compile": 0}
+"""Remedies that `--only` tries without a finding. 1: with a number, which comes from the number of CPUs."""
+
+
+def _allowed(only: Collection[str]) -> set[str]:
+    return {one.name for one in REMEDIES if one.group in only or not (only or one.asked)}
+
+
+def _called_for(probe: Outcome) -> Iterator[Candidate]:
+    for finding in probe.findings:
+        candidate = of_finding(finding)
+        if candidate is not None:
+            yield candidate
+    checklist = {"pinning": probe.pinned, "affinity": probe.bound}
+    for remedy in REMEDIES:
+        if checklist.get(remedy.name):
+            yield Candidate(remedy=remedy, change=Change(name=remedy.name), line=remedy.line)
+
+
+def settings(changes: Iterable[Change], *, own_callback: bool) -> dict[str, str]:
+    """Return the variables of a trial: a program without the callback runs without the callback's checklist."""
+    changes = tuple(changes)
+    names = {change.name for change in changes}
+    variables = {
+        "PERF_CALLBACKS_GC": "sync" if "gc" in names else "observe",
+        "PERF_CALLBACKS_AFFINITY": "auto" if "affinity" in names else "off",
+        "PERF_CALLBACKS_LOADERS": "apply" if "pinning" in names else "off",
+    }
+    found = {} if own_callback else variables
+    for change in changes:
+        if change.name == "threads":
+            found["OMP_NUM_THREADS"] = str(change.value)
+    return found

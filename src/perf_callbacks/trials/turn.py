@@ -1,0 +1,148 @@
+"""The turn of a trial in its process: counts optimizer steps, collects losses, and leaves the process at the end.
+
+A turn counts the steps of an optimizer of torch by torch's own hook. So a turn needs no trainer and no callback.
+"""
+
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.trials import TRIAL
+from perf_callbacks.trials.plan import FAILED, Change, Identity, Outcome, Plan, current, outcome_path, write
+
+if TYPE_CHECKING:  # the program imports torch, not we
+    from perf_callbacks.kernel.fit.recorder import Recorder
+
+SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
+"""Least number, and least duration, of the first steps that don't count: caches, compilers and loaders warm up."""
+
+FEWEST_STEPS = 5
+"""Fewest measured steps of a program that ends before its turn does."""
+
+LOSSES = 20
+"""Number of backward calls whose losses are compared."""
+
+PROBE_AGAIN_SECONDS = 1.0
+"""Seconds by which a probe goes on if its steps were too short for a verdict."""
+
+
+class Turn:
+    """A trial's turn: the first optimizer that makes a step gives the steps."""
+
+    def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
+        self.plan, self._path, self._clock = plan, path, clock
+        self._process = os.getpid()
+        self._optimizer: Callable[[], Any] = type(None)
+        self._steps = 0
+        self._first = self._began = 0.0
+        self._began_step = 0
+        self._last = 0.0
+        self._spans_before = 0.0
+        self._losses: list[Any] = []
+        self._seconds = plan.seconds
+        self.applied: set[str] = set()
+        """Names of the changes that had something to change."""
+        self.recorder: Callable[[], Recorder | None] = type(None)
+        self.own_callback = False
+        self.checklist: set[str] = set()
+        """Items of the checklist that are applied."""
+
+    def change(self, name: str) -> Change | None:
+        """Return the change of this name. None: the plan has no such change."""
+        return next((change for change in self.plan.changes if change.name == name), None)
+
+    @property
+    def mine(self) -> bool:
+        """True: this process is the program, and not a worker that the program forked."""
+        return os.getpid() == self._process
+
+    @property
+    def trains(self) -> bool:
+        """True: an optimizer has made a step."""
+        return self._steps > 0
+
+    def backward(self, loss: Any) -> None:
+        """Store the loss of one of the first backward calls."""
+        if len(self._losses) < LOSSES and loss.numel() == 1 and self.mine:
+            self._losses.append(loss.detach().clone())
+
+    def step_ended(self, optimizer: Any) -> None:
+        """Count a step of the first optimizer. Leave the process after the last step of the turn."""
+        if not self.mine or os.environ.get("RANK", "0") != "0":
+            return
+        if self._optimizer() is not optimizer:
+            if self._optimizer() is not None:  # such as the second optimizer of a GAN
+                return
+            self._optimizer, self._steps, self._began_step = weakref.ref(optimizer), 0, 0
+        self._steps += 1
+        now = self._last = self._clock()
+        if self._steps == 1:
+            self._first = now
+        elif not self._began_step:
+            if self._steps > SKIPPED_STEPS and now - self._first >= SKIPPED_SECONDS:
+                self._began, self._began_step, self._spans_before = now, self._steps, self._spans()
+        elif self._steps - self._began_step >= self.plan.steps and now - self._began >= self._seconds:
+            if self.plan.probe and not self._verdict():
+                self._seconds += PROBE_AGAIN_SECONDS
+                return
+            self.leave()
+
+    def _verdict(self) -> bool:
+        recorder = self.recorder()
+        summary = recorder.summary if recorder is not None else None
+        return summary is None or summary.long_enough
+
+    def _spans(self) -> float:
+        recorder = self.recorder()
+        return sum(recorder.engine.account.span_seconds.values()) if recorder is not None else 0.0
+
+    def ended(self) -> None:
+        """Leave the process because training is over. Without enough steps, the trial has failed."""
+        if self.mine and self.trains and os.environ.get("RANK", "0") == "0":
+            self.leave()
+
+    def leave(self, why: str | None = None, place: str = "") -> NoReturn:
+        """Write the outcome and leave the process at once: nothing of the program runs any more."""
+        steps = max(0, self._steps - self._began_step) if self._began_step else 0
+        if why is None and steps < FEWEST_STEPS:
+            why = FAILED
+            place = f"the program made only {self._steps} steps, and the first {SKIPPED_STEPS} don't count"
+        outcome = Outcome(why=why, place=place)
+        if why is None:
+            with guard(lambda error: write(outcome_path(self._path), Outcome(why=FAILED, place=describe(error)))):
+                outcome = self._outcome(steps)
+        write(outcome_path(self._path), outcome)
+        os._exit(0)
+
+    def _outcome(self, steps: int) -> Outcome:
+        recorder = self.recorder()
+        findings = ()
+        if self.plan.probe and recorder is not None:
+            summary = recorder.summary
+            findings = summary.findings if summary is not None else ()
+        return Outcome(
+            steps=steps,
+            seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
+            losses=tuple([float(loss) for loss in self._losses]),
+            applied=tuple(sorted(self.applied)),
+            findings=findings,
+            pinned="loaders" in self.checklist,
+            bound="affinity" in self.checklist,
+            own_callback=self.own_callback,
+            identity=Identity.of(recorder.run) if recorder is not None else None,
+        )
+
+
+def of_process() -> Turn | None:
+    """Return the turn of this process. None: this process is part of no trial."""
+    if not _TURNS:
+        plan = current()
+        _TURNS.append(None if plan is None else Turn(plan, Path(os.environ[TRIAL])))
+    return _TURNS[0]
+
+
+_TURNS: list[Turn | None] = []
