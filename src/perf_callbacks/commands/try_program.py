@@ -3,14 +3,21 @@
 import argparse
 import json
 import math
+import signal
 import sys
+from typing import TypeVar
 
 from perf_callbacks.kernel.settings.config import ConfigError, printable
+
+Number = TypeVar("Number", int, float)
 
 NAME: str = "try"
 SUMMARY: str = "run a program as it is and under each remedy that its verdict calls for, and measure the gains"
 
 INTERRUPTED = 130
+
+BAR = 20
+"""Characters of the progress bar."""
 
 ALMOST_NOTHING = "Its verdict calls for nothing that can be tried from outside. --only names remedies to try anyway."
 
@@ -58,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         yes=arguments.yes,
     )
     progress = Progress()
-    trial = tries.Tries(wish, progress.show, allowed_cpus() or 1)
-    progress.say(_before(trial.result.program, wish))
+    trial = tries.Tries(wish, allowed_cpus() or 1, progress.say, progress.show)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial must not go on alone
+    progress.say(_before(trial.result.program, wish.rounds, wish.seconds))
     status = 0
     try:
         trial.run()
@@ -82,8 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _before(program: str, wish: "object") -> str:
-    rounds, seconds = getattr(wish, "rounds", 0), getattr(wish, "seconds", 0.0)
+def _before(program: str, rounds: int, seconds: float) -> str:
     return (
         f"perf-callbacks try: runs {program} once for its verdict, then {rounds} times as it is, under each remedy and "
         f"under all that help, each for {seconds:g} s of steps or more. Trials write to a scratch directory and run "
@@ -91,7 +98,7 @@ def _before(program: str, wish: "object") -> str:
     )
 
 
-def _positive(name: str, number: float) -> "float":
+def _positive(name: str, number: Number) -> Number:
     if not (number > 0 and math.isfinite(number)):
         raise ConfigError(f"--{name}: got {number}, wanted a number above 0.")
     return number
@@ -116,11 +123,13 @@ class Progress:
 
     def say(self, sentence: str) -> None:
         """Print a sentence for good."""
+        self.end()
         print(printable(sentence), file=sys.stderr, flush=True)
 
-    def show(self, line: str) -> None:
-        """Replace the line."""
+    def show(self, part: float, run: str) -> None:
+        """Replace the line: a bar for the part that is done, and the run under way."""
         if self._terminal:
+            line = f"[{'#' * round(BAR * part):-<{BAR}}] {run}"
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = len(line)
 

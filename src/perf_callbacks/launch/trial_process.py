@@ -6,11 +6,12 @@ The interpreter imports this file at its start, before the program. So torch is 
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from perf_callbacks.kernel.failures import describe
-from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.trials import changes, turn
 from perf_callbacks.trials.plan import FAILED
 from perf_callbacks.trials.turn import Turn
@@ -23,6 +24,8 @@ def join(actions: dict[str, Action]) -> None:
     found = turn.of_process()
     if found is None:
         return
+    with suppress(OSError):  # if memory runs out, the kernel stops the trial, and no other program
+        Path("/proc/self/oom_score_adj").write_text("1000")
     own = changes.actions(found)
     own["torch"] = _both(own["torch"], PlainLoop(found).watch)
     for name, act in own.items():
@@ -68,13 +71,13 @@ class PlainLoop:
     def watch(self, _torch: ModuleType) -> None:
         """Watch the calls of modules until the first step of an optimizer."""
         from torch.nn.modules import module as modules  # noqa: PLC0415 torch has just been imported
-        from torch.optim import optimizer  # noqa: PLC0415 as above
+        import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
         from torch.utils.data import dataloader  # noqa: PLC0415 as above
 
         self._handles = [
             modules.register_module_forward_pre_hook(self._enters),
             modules.register_module_forward_hook(self._leaves, always_call=True),
-            optimizer.register_optimizer_step_post_hook(self._first_step),
+            optimizers.register_optimizer_step_post_hook(self._first_step),
         ]
         fetch = dataloader._BaseDataLoaderIter.__next__  # noqa: SLF001 nothing public lies between loop and loader
 
@@ -89,7 +92,7 @@ class PlainLoop:
             finally:
                 self._loading = False
 
-        dataloader._BaseDataLoaderIter.__next__ = fetching  # type: ignore[method-assign]  # noqa: SLF001 as above
+        dataloader._BaseDataLoaderIter.__next__ = fetching  # type: ignore[assignment]  # noqa: SLF001 as above
 
     def _enters(self, module: Any, _arguments: object) -> None:
         if not self._depth and module.training and all(module is not one for one in self._called):

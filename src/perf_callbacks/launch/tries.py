@@ -61,8 +61,18 @@ class RefusedError(Exception):
 class Tries:
     """All trials of a program."""
 
-    def __init__(self, wish: Wish, show: Callable[[str], object], cpus: int) -> None:
-        self._wish, self._show, self._cpus = wish, show, cpus
+    def __init__(
+        self, wish: Wish, cpus: int, say: Callable[[str], object], show: Callable[[float, str], object]
+    ) -> None:
+        """Prepare the trials.
+
+        Args:
+            wish: What the user asked for.
+            cpus: Number of CPUs of this process.
+            say: Prints a sentence.
+            show: Shows progress: the part that is done, and the run under way.
+        """
+        self._wish, self._cpus, self._say, self._show = wish, cpus, say, show
         self.result = Result(program=" ".join(_shown(wish.command)))
         self._longest = 0.0
         self._own_callback = False
@@ -84,7 +94,12 @@ class Tries:
         if outcome.why is not None:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
-        self.result.candidates = candidates(outcome, self._wish.only, self._cpus)
+        found = self.result.candidates = candidates(outcome, self._wish.only, self._cpus)
+        if found:
+            runs = self._wish.rounds * (len(found) + 1 + (len(found) > 1))
+            minutes = max(1, round(runs * self._longest / 60))
+            names = ", ".join([one.title for one in found])
+            self._say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, scratch: Path, number: int) -> None:
         """Run each setting once, in an order that differs from round to round."""
@@ -103,7 +118,7 @@ class Tries:
                 self._setting(scratch, TOGETHER, self._together(), done)
         for name in result.failed:  # a setting that failed later counts as failed
             for one in (*result.rounds, done):
-                one.pop(name, None)  # type: ignore[attr-defined]
+                one.pop(name, None)
         if BASE not in done:
             raise RefusedError(f"the program as it is failed in round {number + 1}: {result.failed[BASE]}")
         result.rounds.append(done)
@@ -112,7 +127,8 @@ class Tries:
     def _setting(self, scratch: Path, name: str, changes: tuple[Change, ...], done: dict[str, Outcome]) -> None:
         result = self.result
         total = self._wish.rounds * (len(result.candidates) + 1 + bool(result.together))
-        self._show(f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches} of {total}: {name}")
+        where = f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches + 1} of {total}"
+        self._show(result.launches / total, f"{where}: {name}")
         outcome = self._trial(scratch, changes)
         missing = {change.name for change in changes} - {*outcome.applied}
         if outcome.why is not None:

@@ -73,12 +73,12 @@ def _numbers(turn: Turn, torch: ModuleType) -> None:
 
 def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 torch has just been imported
-    from torch.optim import optimizer  # noqa: PLC0415 as above
+    import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
     from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
 
     _numbers(turn, torch)
     turn.applied |= {change.name for change in turn.plan.changes if change.name in {"gc", "affinity", "pinning"}}
-    optimizer.register_optimizer_step_post_hook(lambda one, _args, _kwargs: turn.step_ended(one))
+    optimizers.register_optimizer_step_post_hook(lambda one, _args, _kwargs: turn.step_ended(one))
     _before(torch.Tensor, "backward", lambda loss, *_args, **_kwargs: turn.backward(loss))
     _before(torch.optim.Optimizer, "load_state_dict", functools.partial(_loads_state, writes))
     writes.keep(torch, "save", 1)
@@ -108,7 +108,7 @@ def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
         change = turn.change(name)
         works = name == "workers" or given.get("num_workers")
-        if works and change is not None and change.value and change.value > (given.get(argument) or 0):
+        if works and change is not None and change.value:
             given[argument] = change.value
             turn.applied.add(name)
     if turn.change("persistence") is not None and given.get("num_workers"):
@@ -189,10 +189,8 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
         given["default_root_dir"] = turn.plan.scratch
         given["enable_checkpointing"] = False
         callbacks = given.get("callbacks")
-        several = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks is not None else []
-        given["callbacks"] = [one for one in several if not isinstance(one, module.Checkpoint)]
-        loggers = given.get("logger")
-        for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
+        given["callbacks"] = [one for one in _several(callbacks) if not isinstance(one, module.Checkpoint)]
+        for logger in _several(given.get("logger")):
             if hasattr(logger, "_root_dir"):
                 logger._root_dir = turn.plan.scratch  # noqa: SLF001 TensorBoard's and CSV's loggers have no setter
         logging = turn.change("logging")
@@ -207,6 +205,11 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
 
     _arguments(module.Trainer, change)
     _arguments(module.Trainer, resume, "fit")
+
+
+def _several(given: Any) -> list[Any]:
+    """Return an argument that is a list, one object, or None, as a list."""
+    return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
 
 
 def _before(owner: Any, name: str, call: Callable[..., object]) -> None:

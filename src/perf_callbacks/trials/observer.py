@@ -24,7 +24,7 @@ class TrialFit(Observer):
     """The fit of a trial."""
 
     def __init__(self, recorder: Recorder, turn: Turn) -> None:
-        self._turn = turn
+        self._turn, self._recorder = turn, recorder
         turn.recorder = weakref.ref(recorder)
 
     def record_written(self, record: Record) -> None:
@@ -33,5 +33,6 @@ class TrialFit(Observer):
             self._turn.checklist.add(record.item)
 
     def closed(self) -> None:
-        """Leave the process: nothing after the last step of a trial runs."""
-        self._turn.ended()
+        """Leave the process: nothing after the last step of a trial runs. After an error of ours, training goes on."""
+        if not self._recorder.failed:
+            self._turn.ended()

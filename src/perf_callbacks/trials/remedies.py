@@ -38,15 +38,15 @@ REMEDIES: tuple[Remedy, ...] = (
         line="DataLoader(num_workers={})",
     ),
     Remedy(
-        name="prefetch", group="loader", advice=r"prefetch_factor=(\d+)", title="loader: {} batches per worker ahead",
+        name="prefetch", group="loader", advice=r"prefetch_factor=(\d+)", title="loader: prefetch {}",
         line="DataLoader(prefetch_factor={})",
     ),
     Remedy(
-        name="persistence", group="loader", advice=r"persistent_workers=True", title="loader: persistent workers",
+        name="persistence", group="loader", advice=r"persistent_workers=True", title="loader: persistent",
         line="DataLoader(persistent_workers=True)",
     ),
     Remedy(
-        name="pinning", group="loader", advice=r"(?!)", title="loader: pinned batches, asynchronous copies",
+        name="pinning", group="loader", advice=r"(?!)", title="loader: pinned",
         line="PerfCallback(), which pins batches",
     ),
     Remedy(
@@ -58,7 +58,7 @@ REMEDIES: tuple[Remedy, ...] = (
         line='from_pretrained(..., attn_implementation="sdpa")',
     ),
     Remedy(
-        name="precision", group="precision", advice=r"set_float32_matmul_precision", title="matmul precision: high",
+        name="precision", group="precision", advice=r"set_float32_matmul_precision", title="precision: high",
         line='torch.set_float32_matmul_precision("high")', alters=True,
     ),
     Remedy(
@@ -66,26 +66,26 @@ REMEDIES: tuple[Remedy, ...] = (
         line="OMP_NUM_THREADS={}",
     ),
     Remedy(
-        name="gc", group="gc", advice=r"gc=\"sync\"", title="garbage collection: on a schedule",
+        name="gc", group="gc", advice=r"gc=\"sync\"", title="gc: on a schedule",
         line="PerfCallback(), which collects garbage on a schedule",
     ),
     Remedy(
-        name="affinity", group="affinity", advice=r"(?!)", title="affinity: CPUs near the device",
+        name="affinity", group="affinity", advice=r"(?!)", title="affinity: near the device",
         line="PerfCallback(), which binds the process to these CPUs",
     ),
     Remedy(
         name="logging", group="logging", advice=r"(?:logging_steps|log_every_n_steps)=(\d+)",
-        title="logging: every {} steps",
+        title="logging: every {}",
     ),
     Remedy(
         name="nan_filter", group="logging", advice=r"logging_nan_inf_filter=False", title="logging: no NaN filter",
     ),
     Remedy(
         name="checkpointing", group="recompute", advice=r"gradient_checkpointing",
-        title="activation checkpointing: off",
+        title="checkpointing: off",
     ),
     Remedy(
-        name="rebalance", group="rebalance", advice=r"batch_rebalance", title="batches: rebalanced over ranks",
+        name="rebalance", group="rebalance", advice=r"batch_rebalance", title="batches: rebalanced",
         alters=True,
     ),
     Remedy(

@@ -26,9 +26,9 @@ class Result:
 
     program: str
     candidates: Sequence[Candidate] = ()
-    rounds: list[Mapping[str, Outcome]] = field(default_factory=list)
+    rounds: list[dict[str, Outcome]] = field(default_factory=list)
     """Outcomes of each complete round, by setting."""
-    partial: Mapping[str, Outcome] = field(default_factory=dict)
+    partial: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of a round that was interrupted."""
     failed: dict[str, str] = field(default_factory=dict)
     """By setting, the reason why the setting has no time."""

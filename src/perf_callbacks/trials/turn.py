@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.trials import TRIAL
 from perf_callbacks.trials.plan import FAILED, Change, Identity, Outcome, Plan, current, outcome_path, write
 
@@ -120,7 +121,7 @@ class Turn:
 
     def _outcome(self, steps: int) -> Outcome:
         recorder = self.recorder()
-        findings = ()
+        findings: tuple[Finding, ...] = ()
         if self.plan.probe and recorder is not None:
             summary = recorder.summary
             findings = summary.findings if summary is not None else ()

@@ -34,7 +34,14 @@ CACHES = (
 SYSTEM = ("/dev", "/proc", "/sys")
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_REMOVING = frozenset({"os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"})
+_CHANGING = {
+    "os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.truncate": 1, "shutil.rmtree": 1, "shutil.move": 2,
+    "sqlite3.connect": 1,
+}  # fmt: skip
+"""Events of Python's audit that change files, and the number of their paths."""
+
+MEMORY = ":memory:"
+"""The path of a data base that is no file."""
 
 UPLOADS = ("upload_file", "upload_folder", "upload_large_folder", "create_commit")
 """Methods of `huggingface_hub.HfApi` that upload."""
@@ -45,7 +52,8 @@ class Writes:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        homes = [Path.home() / ".cache", Path.home() / ".config", Path.home() / ".triton"]
+        home = Path("~").expanduser() if os.environ.get("HOME") else Path(turn.plan.scratch)
+        homes = [home / ".cache", home / ".config", home / ".triton"]
         named = [os.environ[name] for name in CACHES if os.environ.get(name)]
         places = [turn.plan.scratch, *map(str, homes), *named, *SYSTEM]
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
@@ -61,8 +69,10 @@ class Writes:
             writes = any(letter in mode for letter in "wax+") if mode else bool(flags & _WRITING)
             if writes and self.outside(path):
                 self.leave(path)
-        elif event in _REMOVING and self.outside(arguments[0]):
-            self.leave(arguments[0])
+        elif event in _CHANGING:
+            for path in arguments[: _CHANGING[event]]:
+                if path != MEMORY and self.outside(path):
+                    self.leave(path)
 
     def outside(self, path: object) -> bool:
         """Return True if a trial must not write to a path."""
