@@ -73,7 +73,7 @@ class Run(verdicts.Run):
         if kind == "loss":
             self.model.register_forward_hook(self._slow_loss)
         if kind == "clipping":
-            self.optimizer.register_step_pre_hook(lambda *_: slow_clip())
+            self.optimizer.register_step_pre_hook(self._slow_clip)
         if kind == "restarts":
             self.rows = torch.utils.data.Subset(self.rows, range(8 * verdicts.BATCH))
         if kind == "compile":
@@ -82,6 +82,10 @@ class Run(verdicts.Run):
             self.model.register_forward_pre_hook(self._cut, with_kwargs=True)
         if kind == "threads":
             torch.set_num_threads(16)
+
+    @staticmethod
+    def _slow_clip(*_):
+        slow_clip()
 
     @staticmethod
     def _slow_loss(_model, _args, out):
@@ -116,6 +120,7 @@ def one(kind, door, seed, workers):
     import torch
 
     verdicts.Run = Run
+    verdicts.STEPS *= 1 + (kind == "compile")  # short batches
     if kind == "checkpoint":
         import transformers
 
@@ -180,13 +185,14 @@ def faults(arguments):
     kinds = [*arguments.kinds, *arguments.kinds]
     draw.shuffle(kinds)
     total = 0
-    print("| fault | integration | right | first sentence |\n" + 4 * "|---" + "|")
+    print("| fault | integration | right | findings | first sentence |\n" + 5 * "|---" + "|")
     for number, kind in enumerate(kinds):
         door = draw.choice(doors_of(kind))
         found = run(kind, door, arguments.seed + number)
         good = right(kind, found, arguments.load)
         total += good
-        print(f"| {kind} | {door} | {'yes' if good else '**no**'} | {found['sentence'][:220]} |", flush=True)
+        causes = ", ".join([f"{cause} {share or 0:.0%}" for cause, share, *_ in found["findings"][:3]])
+        print(f"| {kind} | {door} | {'yes' if good else '**no**'} | {causes} | {found['sentence'][:200]} |", flush=True)
     print(f"\n{total} of {len(kinds)} first sentences are right.")
 
 
