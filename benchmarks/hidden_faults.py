@@ -16,6 +16,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import verdicts
@@ -35,7 +36,7 @@ KINDS = {
     "checkpoint": ("checkpoint", ""),
     "drift": ("drift", ""),
     "compile": ("compile", ""),
-    "threads": ("host|cpu", "threads"),
+    "threads": ("threads|cpu", "threads"),
 }
 """By kind of fault: the causes of a right finding, separated by bars, and a text that its evidence holds."""
 
@@ -43,16 +44,21 @@ DOORS = tuple(verdicts.TRAIN)
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    pass"
 
 
-def slow_loss(logits):
+def slow_loss(seconds):
     """Weigh tokens in a Python loop."""
-    return sum(float(number) ** 0.5 for number in range(40_000)) * 0 * logits.sum()
+    total, until = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for number in range(100):
+            total += number**0.5
+    return 0 * total
 
 
-def slow_clip():
+def slow_clip(seconds):
     """Look at gradients in Python."""
-    total = 0.0
-    for _ in range(60_000):
-        total += 1e-9
+    total, until = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for number in range(100):
+            total += number**0.5
     return total
 
 
@@ -78,18 +84,18 @@ class Run(verdicts.Run):
             self.rows = torch.utils.data.Subset(self.rows, range(8 * verdicts.BATCH))
         if kind == "compile":
             torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 the documented setting
-            self.model.lm_head.compile(dynamic=False, backend="aot_eager")
+            self.model.model.layers[0].mlp.compile(dynamic=False, backend="aot_eager")
             self.model.register_forward_pre_hook(self._cut, with_kwargs=True)
         if kind == "threads":
             torch.set_num_threads(16)
 
     @staticmethod
     def _slow_clip(*_):
-        slow_clip()
+        slow_clip(verdicts.WORK_SECONDS)
 
     @staticmethod
     def _slow_loss(_model, _args, out):
-        out.loss = out.loss + slow_loss(out.logits)
+        out.loss = out.loss + slow_loss(verdicts.WORK_SECONDS)
 
     def after_step(self, loss):
         super().after_step(loss)
@@ -200,8 +206,8 @@ def doors_of(kind):
     """Return the integrations in which a fault is what it says."""
     if kind in {"restarts", "checkpoint"}:
         return ("transformers",)
-    if kind == "compile":
-        return ("loop",)
+    if kind in {"compile", "drift"}:  # what `after_step` does
+        return ("loop", "accelerate", "lightning")
     return DOORS
 
 

@@ -70,8 +70,8 @@ class PlainLoop:
 
     def watch(self, _torch: ModuleType) -> None:
         """Watch the calls of modules until the first step of an optimizer."""
-        from torch.nn.modules import module as modules  # noqa: PLC0415 torch has just been imported
         import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
+        from torch.nn.modules import module as modules  # noqa: PLC0415 torch has just been imported
         from torch.utils.data import dataloader  # noqa: PLC0415 as above
 
         self._handles = [

@@ -72,8 +72,8 @@ def _numbers(turn: Turn, torch: ModuleType) -> None:
 
 
 def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
-    import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 torch has just been imported
     import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
+    import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 torch has just been imported
     from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
 
     _numbers(turn, torch)
