@@ -131,9 +131,6 @@ def one(kind, door, seed, workers):
     steps, verdicts.STEPS = verdicts.STEPS, 20
     if kind == "checkpoint":
         save_often()
-    steps, verdicts.STEPS = verdicts.STEPS, 20
-    if kind == "checkpoint":
-        save_often()
     verdicts.prepare((door,))
     verdicts.STEPS = steps * (1 + (kind == "compile"))  # whose batches are short
     if kind == "attention":
