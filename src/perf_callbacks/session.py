@@ -164,7 +164,7 @@ class Session:
             self._checklist = rows
             if recorder.active:
                 watching.install()
-                training = Training(model=model, setup=setup, armed=self._armed, show=self._show)
+                training = Training(model=model, setup=setup, armed=self._armed, checklist=rows, show=self._show)
                 for make in OBSERVERS:
                     observer = make(recorder, training)
                     if observer is not None:

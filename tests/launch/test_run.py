@@ -161,7 +161,7 @@ def test_an_interpreter_that_takes_no_path_is_told_of(monkeypatch, capsys, flag,
 def test_an_interpreter_has_several_names(tmp_path):
     (tmp_path / "python").symlink_to(sys.executable)
     command = [str(tmp_path / "python"), "-I", "train.py"]
-    assert run._isolating(command) == "-I"
+    assert run.isolating(command) == "-I"
     assert run._reports(command, command)
 
 

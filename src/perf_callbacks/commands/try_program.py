@@ -5,9 +5,13 @@ import json
 import math
 import signal
 import sys
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perf_callbacks.kernel.settings.config import ConfigError, printable
+
+if TYPE_CHECKING:
+    from perf_callbacks.trials.text import Result
 
 Number = TypeVar("Number", int, float)
 
@@ -15,6 +19,8 @@ NAME: str = "try"
 SUMMARY: str = "run a program as it is and under each remedy that its verdict calls for, and measure the gains"
 
 INTERRUPTED = 130
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 BAR = 20
 """Characters of the progress bar."""
@@ -63,31 +69,39 @@ def run(arguments: argparse.Namespace) -> int:
         rounds=_positive("rounds", arguments.rounds),
         only=_groups(arguments.only),
         yes=arguments.yes,
+        stopped=lambda: stop.asked,
     )
+    stop = Stop()
     progress = Progress()
     trial = tries.Tries(wish, allowed_cpus() or 1, progress.say, progress.show)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a trial must not go on alone
     progress.say(_before(trial.result.program, wish.rounds, wish.seconds))
     status = 0
-    try:
-        trial.run()
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-    except tries.RefusedError as error:
+    with stop:
+        try:
+            trial.run()
+        except tries.RefusedError as error:
+            progress.say(f"perf-callbacks try: {printable(str(error))}.")
+            status = 1
+        result = trial.result
         progress.end()
-        print(f"perf-callbacks try: {printable(str(error))}.", file=sys.stderr)
-        return 1
-    progress.end()
-    results.store(trial.result)
-    if arguments.json:
-        print(json.dumps(text.as_json(trial.result)))
+        if status and not result.rounds:
+            return status
+        results.store(result)
+        if arguments.json:
+            print(json.dumps(text.as_json(result)))
+        else:
+            print("\n".join(map(printable, _shown(text.lines(result), result))))
+    return INTERRUPTED if result.interrupted else status
+
+
+def _shown(lines: Iterable[str], result: "Result") -> Iterable[str]:
+    if result.candidates or result.interrupted:
+        yield from lines
     else:
-        print("\n".join(map(printable, text.lines(trial.result))))
-        if not trial.result.candidates and not status:
-            print(ALMOST_NOTHING)
-        launches = f"{trial.result.launches + 1} runs"
-        print(f"\n{launches} in {trial.result.seconds / 60:.1f} min{', interrupted' if status else ''}.")
-    return status
+        yield ALMOST_NOTHING
+    yield ""
+    runs = f"{result.launches + 1} {'runs' if result.launches else 'run'}"
+    yield f"{runs} in {result.seconds / 60:.1f} min{', interrupted' if result.interrupted else ''}."
 
 
 def _before(program: str, rounds: int, seconds: float) -> str:
@@ -112,6 +126,27 @@ def _groups(names: str) -> list[str]:
         if name not in GROUPS:
             raise ConfigError(f"--only: got {printable(name)}, wanted some of {', '.join(GROUPS)}.")
     return wanted
+
+
+class Stop:
+    """Turns the signals that ask for an end into a flag, so that the trial under way is killed whole."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for name in SIGNALS:
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                self._before[number] = signal.signal(number, self._ask)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
 
 
 class Progress:

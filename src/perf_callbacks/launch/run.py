@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     except (LookupError, ConfigError) as error:
         print(f"perf-callbacks run: {printable(error.args[0])}", file=sys.stderr)  # noqa: T201 the answer of a command
         return 2
-    flag = _isolating(command)
+    flag = isolating(command)
     if armed and flag is not None:
         print(f"perf-callbacks run: python {flag} doesn't import sitecustomize: nothing is measured.", file=sys.stderr)  # noqa: T201 as above
     reports = flag is None and _reports(words, command)
@@ -119,7 +119,7 @@ def _is_this_python(command: str) -> bool:
     return os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
-def _isolating(command: Sequence[str]) -> str | None:
+def isolating(command: Sequence[str]) -> str | None:
     """Return the flag that keeps an interpreter from importing our `sitecustomize.py`. None: there is no such flag."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)

@@ -3,18 +3,24 @@
 The interpreter imports this file at its start, before the program. So torch is not imported here.
 """
 
+import gc
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.trials import changes, turn
 from perf_callbacks.trials.plan import FAILED
 from perf_callbacks.trials.turn import Turn
+
+if TYPE_CHECKING:  # the program imports torch, not we
+    from perf_callbacks.kernel.fit.setup import Setup
 
 Action = Callable[[ModuleType], None]
 
@@ -57,18 +63,19 @@ class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
     The model is the largest module that was called from outside of other modules and holds a parameter of the
-    optimizer.
+    optimizer. A compiled module may hide its calls. Then the model is the largest module that no other module holds.
     """
 
     def __init__(self, trial: Turn) -> None:
         self._trial = trial
         self._depth = 0
         self._called: list[Any] = []
+        self._loader: Callable[[], Any] = type(None)
         self._handles: list[Any] = []
         self._measurement: Any = None
         self._loading = False
 
-    def watch(self, _torch: ModuleType) -> None:
+    def watch(self, torch: ModuleType) -> None:
         """Watch the calls of modules until the first step of an optimizer."""
         import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
         from torch.nn.modules import module as modules  # noqa: PLC0415 torch has just been imported
@@ -93,29 +100,69 @@ class PlainLoop:
                 self._loading = False
 
         dataloader._BaseDataLoaderIter.__next__ = fetching  # type: ignore[assignment]  # noqa: SLF001 as above
+        iterate = dataloader.DataLoader._get_iterator  # noqa: SLF001 as above
+
+        @wraps(iterate)
+        def iterating(loader: Any) -> Any:
+            self._loader = weakref.ref(loader)
+            return iterate(loader)
+
+        dataloader.DataLoader._get_iterator = iterating  # type: ignore[method-assign]  # noqa: SLF001 as above
+        self._compiling = torch.compiler.is_compiling
 
     def _enters(self, module: Any, _arguments: object) -> None:
+        if self._compiling():  # the compiler would trace the rest into the compiled model
+            return
         if not self._depth and module.training and all(module is not one for one in self._called):
             self._called.append(module)
         self._depth += 1
 
     def _leaves(self, *_: object) -> None:
+        if self._compiling():
+            return
         self._depth = max(0, self._depth - 1)
 
     def _first_step(self, optimizer: Any, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        models = [model for model in self._called if any(id(one) in trained for one in model.parameters())]
+        models = _holding(self._called, trained)
         self._called = []
-        if self._trial.recorder() is not None or not models or not self._trial.mine:
+        if self._trial.recorder() is not None or not self._trial.mine:
             return
-        from perf_callbacks.loop import measure  # noqa: PLC0415 the program has imported torch
+        models = models or _outermost(_holding(_modules(), trained))
+        if not models:
+            return
+        from perf_callbacks.integrations.loop.measurement import Measurement  # noqa: PLC0415 torch is imported
+
+        loader = self._loader()
+
+        class WithLoader(Measurement):
+            def _setup(self) -> "Setup":
+                return replace(super()._setup(), loaders=() if loader is None else (loader,))
 
         model = max(models, key=lambda one: sum([parameter.numel() for parameter in one.parameters()]))
         try:
-            self._measurement = measure(model=model, optimizer=optimizer).__enter__()
+            self._measurement = WithLoader(model, optimizer, None, None, None).__enter__()
         except Exception as error:  # noqa: BLE001 the trial still measures its steps
             let_pass(error)
             print(f"perf_callbacks: the loop is not measured: {describe(error)}", file=sys.stderr)  # noqa: T201
         self._trial.own_callback = False
+
+
+def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
+    """Return the modules with one of the parameters."""
+    return [module for module in modules if any(id(one) in trained for one in module.parameters())]
+
+
+def _modules() -> Iterable[Any]:
+    """Return all modules that are alive."""
+    from torch import nn  # noqa: PLC0415 the program has imported it
+
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+
+
+def _outermost(modules: Sequence[Any]) -> list[Any]:
+    """Return the modules that are part of no other module."""
+    parts = {id(part) for module in modules for part in module.modules() if part is not module}
+    return [module for module in modules if id(module) not in parts]

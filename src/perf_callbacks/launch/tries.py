@@ -5,6 +5,7 @@ outcome and leaves. Then all processes of the trial are killed.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from perf_callbacks.launch import run
 from perf_callbacks.trials import TRIAL
 from perf_callbacks.trials.plan import FAILED, Change, Outcome, Plan, outcome_path, write
 from perf_callbacks.trials.remedies import candidates, settings
-from perf_callbacks.trials.text import BASE, NOT_APPLIED, TOGETHER, Result, refused
+from perf_callbacks.trials.text import BASE, NO_TIME, NOT_APPLIED, TOGETHER, Result, refused
 from perf_callbacks.trials.writes import TRACKERS
 
 POLL_SECONDS = 0.02
@@ -31,6 +32,12 @@ PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
 
 LAST_LINES = 3
 """Lines of the program's output that are shown if a trial fails."""
+
+TAIL_BYTES = 65536
+"""Bytes at the end of the program's output that are searched for these lines."""
+
+SCANS = 10
+"""Most searches for processes of a trial: a process may start another one while it is killed."""
 
 QUIET = {
     "PERF_CALLBACKS": "1",
@@ -52,6 +59,8 @@ class Wish:
     rounds: int = 3
     only: Collection[str] = ()
     yes: bool = False
+    stopped: Callable[[], bool] = bool
+    """Returns True once the user has asked for an end. A signal's exception could leave processes behind."""
 
 
 class RefusedError(Exception):
@@ -79,6 +88,11 @@ class Tries:
 
     def run(self) -> None:
         """Look for findings, then run all settings in turns. An interrupt leaves the result as it is so far."""
+        flag = run.isolating(self._wish.command)
+        if flag is not None:
+            raise RefusedError(
+                f"python {flag} doesn't import sitecustomize, so a trial can't watch what the program writes"
+            )
         began = monotonic()
         with tempfile.TemporaryDirectory(prefix="pcb-try-", ignore_cleanup_errors=True) as scratch:
             try:
@@ -86,6 +100,8 @@ class Tries:
                 if self.result.candidates:
                     for number in range(self._wish.rounds):
                         self._round(Path(scratch), number)
+            except KeyboardInterrupt:
+                self.result.interrupted = True
             finally:
                 self.result.seconds = monotonic() - began
 
@@ -107,11 +123,14 @@ class Tries:
         done: dict[str, Outcome] = {}
         result.partial = done
         plans = {BASE: (), **{one.title: (one.change,) for one in result.candidates if one.title not in result.failed}}
-        if number and result.together:
+        if number and result.together and TOGETHER not in result.failed:
             plans[TOGETHER] = self._together()
         names = [*plans]
         for name in names[number % len(names) :] + names[: number % len(names)]:
             self._setting(scratch, name, plans[name], done)
+            if BASE in result.failed:
+                why = result.failed.pop(BASE)
+                raise RefusedError(f"the program as it is failed in round {number + 1}: {why}")
         if not number:
             self._choose_together(done)
             if result.together:
@@ -119,8 +138,6 @@ class Tries:
         for name in result.failed:  # a setting that failed later counts as failed
             for one in (*result.rounds, done):
                 one.pop(name, None)
-        if BASE not in done:
-            raise RefusedError(f"the program as it is failed in round {number + 1}: {result.failed[BASE]}")
         result.rounds.append(done)
         result.partial = {}
 
@@ -135,6 +152,8 @@ class Tries:
             result.failed[name] = refused(outcome)
         elif missing:
             result.failed[name] = NOT_APPLIED
+        elif not outcome.step_seconds:
+            result.failed[name] = NO_TIME
         else:
             done[name] = outcome
 
@@ -154,23 +173,27 @@ class Tries:
     def _trial(self, scratch: Path, changes: tuple[Change, ...], *, probe: bool = False) -> Outcome:
         """Launch the program once."""
         self.result.launches += not probe
-        name = "probe" if probe else f"trial{self.result.launches}"
+        name = "probe" if probe else f"{self.result.launches}"
+        own = scratch / f"{name}.d"  # a program may refuse to start if files of an earlier trial are there
+        for directory in (own / "tmp", own / "output", scratch / "inductor"):
+            directory.mkdir(parents=True, exist_ok=True)
         plan = Plan(
-            scratch=str(scratch), changes=changes, steps=self._wish.steps, seconds=self._wish.seconds, probe=probe,
+            scratch=str(own), changes=changes, steps=self._wish.steps, seconds=self._wish.seconds, probe=probe,
             yes=self._wish.yes,
         )  # fmt: skip
         path = scratch / f"{name}.plan"
         write(path, plan)
         patience = None if probe else max(LEAST_PATIENCE_SECONDS, PATIENCE * self._longest)
         began = monotonic()
-        outcome = launched(self._wish.command, path, self._environment(path, changes, probe=probe), patience)
+        environ = self._environment(path, own, changes, probe=probe)
+        try:
+            outcome = launched(self._wish.command, path, environ, patience, self._wish.stopped)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
         self._longest = max(self._longest, monotonic() - began)
         return outcome
 
-    def _environment(self, path: Path, changes: tuple[Change, ...], *, probe: bool) -> dict[str, str]:
-        scratch = path.parent
-        (scratch / "tmp").mkdir(exist_ok=True)
-        (scratch / "output").mkdir(exist_ok=True)
+    def _environment(self, path: Path, own: Path, changes: tuple[Change, ...], *, probe: bool) -> dict[str, str]:
         checklist = settings(changes, own_callback=self._own_callback)
         if probe:  # the checklist shows there what it would do
             checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}
@@ -180,15 +203,26 @@ class Tries:
             **QUIET,
             **({} if probe else {"PERF_CALLBACKS_FLOPS": "off"}),
             **checklist,
-            "PERF_CALLBACKS_OUTPUT_DIR": str(scratch / "output"),
-            "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
-            "TMPDIR": str(scratch / "tmp"),
+            "PERF_CALLBACKS_OUTPUT_DIR": str(own / "output"),
+            "MLFLOW_TRACKING_URI": (own / "mlruns").as_uri(),
+            "TENSORBOARD_LOGGING_DIR": str(own / "output"),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(path.parent / "inductor"),
+            "TMPDIR": str(own / "tmp"),
             TRIAL: str(path),
         }
 
 
-def launched(command: Sequence[str], path: Path, environ: Mapping[str, str], patience: float | None) -> Outcome:
-    """Run the program until its outcome is there, it ends, or patience is over. Then kill all its processes."""
+def launched(
+    command: Sequence[str],
+    path: Path,
+    environ: Mapping[str, str],
+    patience: float | None,
+    stopped: Callable[[], bool] = bool,
+) -> Outcome:
+    """Run the program until its outcome is there, it ends, or patience is over. Then kill all its processes.
+
+    Raises `KeyboardInterrupt` once `stopped` returns True.
+    """
     answer, output = outcome_path(path), path.with_suffix(".out")
     began = monotonic()
     with output.open("wb") as file:
@@ -202,6 +236,8 @@ def launched(command: Sequence[str], path: Path, environ: Mapping[str, str], pat
         )
         try:
             while process.poll() is None and not answer.exists():
+                if stopped():
+                    raise KeyboardInterrupt
                 if patience is not None and monotonic() - began > patience:
                     return Outcome(why=FAILED, place=f"no end after {patience:.0f} s")
                 sleep(POLL_SECONDS)
@@ -215,8 +251,10 @@ def launched(command: Sequence[str], path: Path, environ: Mapping[str, str], pat
 def _without_outcome(status: int, output: Path) -> str:
     """Say why a program has no outcome: its error, or that it made no step."""
     if status == 0:
-        return "the program made no step with an optimizer of torch"
-    text = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return "the program ended, and made no step with an optimizer of torch in a process that the trial could watch"
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - TAIL_BYTES))
+        text = file.read().decode(errors="replace").strip().splitlines()
     return f"the program ended with status {status}: {' / '.join(text[-LAST_LINES:]) or 'no output'}"
 
 
@@ -227,9 +265,13 @@ def kill(process: "subprocess.Popen[bytes]", plan: str) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
-    for other in _of_trial(plan):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(other, signal.SIGKILL)
+    for _ in range(SCANS):
+        others = [*_of_trial(plan)]
+        for other in others:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(other, signal.SIGKILL)
+        if not others:
+            break
     process.wait()
 
 

@@ -1,5 +1,6 @@
 """Apply the changes of a trial to the program from outside, when it imports torch or a trainer."""
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -8,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from perf_callbacks.trials.turn import Turn
-from perf_callbacks.trials.writes import Writes
+from perf_callbacks.trials.writes import PRETRAINED, Writes
 
 FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
 """Optimizers of torch that have the argument `fused`."""
@@ -30,13 +31,32 @@ def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
     return {
         "torch": functools.partial(_torch, turn, writes),
         "safetensors.torch": lambda module: writes.keep(module, "save_file", 1),
+        "torch.jit": lambda module: writes.keep(module, "save", 1),
         "huggingface_hub.hf_api": writes.hub,
+        "wandb": _wandb,
         "transformers.training_args": functools.partial(_training_arguments, turn),
         "transformers.trainer": functools.partial(_trainer, writes),
         "accelerate.accelerator": functools.partial(_accelerator, turn, writes),
         "lightning.pytorch.trainer.trainer": lightning,
         "pytorch_lightning.trainer.trainer": lightning,
+        "lightning.fabric.plugins.io.torch_io": functools.partial(_checkpoint_files, writes),
+        "lightning_fabric.plugins.io.torch_io": functools.partial(_checkpoint_files, writes),
+        **{name: functools.partial(_pretrained, writes, kind) for name, kind in PRETRAINED.items()},
     }
+
+
+def _pretrained(writes: Writes, kind: str, module: ModuleType) -> None:
+    if hasattr(module, kind):  # other versions have other classes
+        writes.keep(getattr(module, kind), "save_pretrained", 1)
+
+
+def _checkpoint_files(writes: Writes, module: ModuleType) -> None:
+    """Keep the trainers of Lightning, and Fabric, from writing checkpoints."""
+    writes.keep(module.TorchCheckpointIO, "save_checkpoint", 2)
+
+
+def _wandb(module: ModuleType) -> None:
+    _arguments(module, lambda given: given.update(mode="disabled"), "init")
 
 
 def at_begin(turn: Turn, model: Any) -> None:
@@ -76,10 +96,11 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 torch has just been imported
     from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
 
+    untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
+    step_ended, backward = untraced(turn.step_ended), untraced(turn.backward)
     _numbers(turn, torch)
-    turn.applied |= {change.name for change in turn.plan.changes if change.name in {"gc", "affinity", "pinning"}}
-    optimizers.register_optimizer_step_post_hook(lambda one, _args, _kwargs: turn.step_ended(one))
-    _before(torch.Tensor, "backward", lambda loss, *_args, **_kwargs: turn.backward(loss))
+    optimizers.register_optimizer_step_post_hook(lambda one, _args, _kwargs: step_ended(one))
+    _before(torch.Tensor, "backward", lambda loss, *_args, **_kwargs: backward(loss))
     _before(torch.optim.Optimizer, "load_state_dict", functools.partial(_loads_state, writes))
     writes.keep(torch, "save", 1)
     writes.keep(torch.serialization, "save", 1)
@@ -96,8 +117,8 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
         checkpointing.checkpoint = checkpoint
 
 
-def _loads_state(writes: Writes, _optimizer: object, state: Mapping[str, Any], *_: object) -> None:
-    if state.get("state"):  # accelerate loads the empty state of a new optimizer
+def _loads_state(writes: Writes, _optimizer: object, state_dict: Mapping[str, Any]) -> None:
+    if state_dict.get("state"):  # accelerate loads the empty state of a new optimizer
         writes.resumes()
 
 
@@ -108,10 +129,10 @@ def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
         change = turn.change(name)
         works = name == "workers" or given.get("num_workers")
-        if works and change is not None and change.value:
+        if works and change is not None and change.value and given.get(argument) != change.value:
             given[argument] = change.value
             turn.applied.add(name)
-    if turn.change("persistence") is not None and given.get("num_workers"):
+    if turn.change("persistence") is not None and given.get("num_workers") and not given.get("persistent_workers"):
         given["persistent_workers"] = True
         turn.applied.add("persistence")
 
@@ -123,16 +144,19 @@ def _fuse(turn: Turn, kind: Any) -> None:
     @functools.wraps(inner)
     def init(self: object, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs)
-        if not (given.arguments.get("fused") or given.arguments.get("foreach")):
-            given.arguments["fused"] = True
+        arguments = given.arguments
+        if not (arguments.get("fused") or arguments.get("foreach") or arguments.get("differentiable")):
+            arguments["params"] = [*arguments["params"]]  # may be a generator, which can be read once
+            before = arguments.get("fused")
+            arguments["fused"] = True
             try:
                 inner(*given.args, **given.kwargs)
             except (RuntimeError, TypeError):  # parameters that no fused form can update
-                inner(self, *args, **kwargs)
+                arguments["fused"] = before
+            else:
+                turn.applied.add("optimizer")
                 return
-            turn.applied.add("optimizer")
-            return
-        inner(self, *args, **kwargs)
+        inner(*given.args, **given.kwargs)
 
     kind.__init__ = init
 
@@ -142,7 +166,7 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 
     def change(self: Any) -> None:
         self.output_dir = os.path.join(turn.plan.scratch, "output")  # noqa: PTH118 a string, as the program expects
-        self.save_strategy, self.load_best_model_at_end, self.push_to_hub = "no", False, False
+        self.save_strategy, self.push_to_hub = "no", False
         if hasattr(self, "logging_dir"):  # until transformers 5
             self.logging_dir = None
         listed = [self.report_to] if isinstance(self.report_to, str) else [*(self.report_to or ())]
@@ -159,10 +183,24 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
             turn.applied.add("rebalance")
 
     _before(module.TrainingArguments, "__post_init__", change)
+    checked = module.TrainingArguments.__post_init__
+
+    @functools.wraps(checked)
+    def post_init(self: Any) -> None:
+        best, self.load_best_model_at_end = self.load_best_model_at_end, False  # which would have to be saved
+        if best:  # callbacks rely on the name and the setting
+            self.metric_for_best_model = self.metric_for_best_model or "loss"
+        checked(self)
+        self.load_best_model_at_end = best
+        if best and self.greater_is_better is None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+
+    module.TrainingArguments.__post_init__ = post_init
 
 
 def _trainer(writes: Writes, module: ModuleType) -> None:
-    """Keep a Hugging Face trainer from resuming: its output directory is the scratch directory."""
+    """Keep a Hugging Face trainer from resuming, because its output directory is the scratch directory."""
+    writes.keep(module.Trainer, "save_model", 1)
 
     def resume(given: dict[str, Any]) -> None:
         if given.get("resume_from_checkpoint"):
@@ -176,6 +214,10 @@ def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
     def change(given: dict[str, Any]) -> None:
         if given.get("project_dir") is not None:
             given["project_dir"] = turn.plan.scratch
+        project = given.get("project_config")
+        if project is not None:
+            directories = {"project_dir": turn.plan.scratch, "logging_dir": turn.plan.scratch}
+            given["project_config"] = dataclasses.replace(project, **directories)
         if given.get("log_with") is not None:
             given["log_with"] = None
 

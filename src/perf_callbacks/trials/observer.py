@@ -1,5 +1,6 @@
 """Connect a measured fit to the turn of its trial: the turn reads findings there, and ends when the fit ends."""
 
+import sys
 import weakref
 
 from perf_callbacks.kernel.engine.observer import Observer
@@ -16,8 +17,11 @@ def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
     if found is None:
         return None
     found.own_callback = not training.armed
+    observer = TrialFit(recorder, found)
+    for row in training.checklist:
+        observer.record_written(row)
     changes.at_begin(found, training.setup().called or training.model)
-    return TrialFit(recorder, found)
+    return observer
 
 
 class TrialFit(Observer):
@@ -29,10 +33,14 @@ class TrialFit(Observer):
 
     def record_written(self, record: Record) -> None:
         """Store which items of the checklist are applied."""
-        if isinstance(record, Checklist) and record.status == APPLIED:
-            self._turn.checklist.add(record.item)
+        if isinstance(record, Checklist):
+            (self._turn.checklist.add if record.status == APPLIED else self._turn.checklist.discard)(record.item)
 
     def closed(self) -> None:
-        """Leave the process: nothing after the last step of a trial runs. After an error of ours, training goes on."""
-        if not self._recorder.failed:
+        """Leave the process: nothing after the last step of a trial runs.
+
+        After an error of ours, training goes on. After an error of the program, the program shows the error.
+        """
+        crashed = self._recorder.failure is not None and sys.exc_info()[1] is not None
+        if not self._recorder.failed and not crashed:
             self._turn.ended()

@@ -34,7 +34,7 @@ class Remedy:
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        name="workers", group="loader", advice=r"num_workers=(\d+)", title="loader: {} workers",
+        name="workers", group="loader", advice=r"num_workers=(\d+)(?!.*persistent_workers)", title="loader: {} workers",
         line="DataLoader(num_workers={})",
     ),
     Remedy(
@@ -136,7 +136,7 @@ def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candida
     names = _allowed(only)
     for remedy in REMEDIES:
         if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
-            number = DEFAULTS[remedy.name] and max(1, cpus - 1)
+            number = max(1, cpus - 1) if remedy.name in NUMBERED else None
             change = Change(name=remedy.name, value=number)
             found[remedy.name] = Candidate(remedy=remedy, change=change, line=remedy.line.format(number))
     if probe.own_callback:
@@ -144,8 +144,11 @@ def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candida
     return [found[name] for name in [remedy.name for remedy in REMEDIES] if name in found and name in names]
 
 
-DEFAULTS = {"workers": 1, "optimizer": 0, "threads": 1, "precision": 0, "gc": 0, "compile": 0}
-"""Remedies that `--only` tries without a finding. 1: with a number, which comes from the number of CPUs."""
+NUMBERED = frozenset({"workers", "threads"})
+"""Remedies of `DEFAULTS` with a number, which comes from the number of CPUs."""
+
+DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
+"""Remedies that `--only` tries without a finding."""
 
 
 def _allowed(only: Collection[str]) -> set[str]:
@@ -168,6 +171,7 @@ def settings(changes: Iterable[Change], *, own_callback: bool) -> dict[str, str]
     changes = tuple(changes)
     names = {change.name for change in changes}
     variables = {
+        "PERF_CALLBACKS_CHECKLIST": "on",
         "PERF_CALLBACKS_GC": "sync" if "gc" in names else "observe",
         "PERF_CALLBACKS_AFFINITY": "auto" if "affinity" in names else "off",
         "PERF_CALLBACKS_LOADERS": "apply" if "pinning" in names else "off",

@@ -11,6 +11,7 @@ from perf_callbacks.trials.remedies import Candidate
 BASE, TOGETHER = "as it is", "together"
 """Names of the settings that no remedy names."""
 
+NO_TIME = "its steps took no time outside of evaluations and checkpoints"
 NOT_APPLIED = "nothing in the program could be changed"
 
 REFUSED = {
@@ -32,6 +33,8 @@ class Result:
     """Outcomes of a round that was interrupted."""
     failed: dict[str, str] = field(default_factory=dict)
     """By setting, the reason why the setting has no time."""
+    interrupted: bool = False
+    """True: the rounds that are here are not all."""
     together: tuple[str, ...] = ()
     """Titles of the remedies that were tried together."""
     launches: int = 0
@@ -89,7 +92,7 @@ def lines(result: Result) -> Iterable[str]:
         yield ""
         yield "Write:"
         yield from [f"  {one.line}" for one in helps]
-    elif result.rounds and result.candidates:
+    elif result.rounds and len(found) > 0:
         yield ""
         yield "No change helps for sure." if len(result.rounds) > 1 else "One round shows no interval: nothing is sure."
 
@@ -141,6 +144,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "settings": settings,
         "together": [*result.together],
         "failed": dict(result.failed),
+        "interrupted": result.interrupted,
         "write": [one.line for one in result.helpful()],
         "launches": result.launches,
         "seconds": round(result.seconds, 1),

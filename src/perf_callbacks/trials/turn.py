@@ -3,13 +3,15 @@
 A turn counts the steps of an optimizer of torch by torch's own hook. So a turn needs no trainer and no callback.
 """
 
+import atexit
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.trials import TRIAL
@@ -24,8 +26,14 @@ SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
 FEWEST_STEPS = 5
 """Fewest measured steps of a program that ends before its turn does."""
 
+ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
+"""Remedy that each item of the checklist is."""
+
 LOSSES = 20
 """Number of backward calls whose losses are compared."""
+
+RANKS_WAIT_SECONDS = 600.0
+"""Longest time for which a rank that is done waits for rank 0, which leaves, and ends all ranks by that."""
 
 PROBE_AGAIN_SECONDS = 1.0
 """Seconds by which a probe goes on if its steps were too short for a verdict."""
@@ -35,7 +43,7 @@ class Turn:
     """A trial's turn: the first optimizer that makes a step gives the steps."""
 
     def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
-        self.plan, self._path, self._clock = plan, path, clock
+        self.plan, self.path, self._clock = plan, path, clock
         self._process = os.getpid()
         self._optimizer: Callable[[], Any] = type(None)
         self._steps = 0
@@ -51,6 +59,7 @@ class Turn:
         self.own_callback = False
         self.checklist: set[str] = set()
         """Items of the checklist that are applied."""
+        self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
     def change(self, name: str) -> Change | None:
         """Return the change of this name. None: the plan has no such change."""
@@ -73,7 +82,7 @@ class Turn:
 
     def step_ended(self, optimizer: Any) -> None:
         """Count a step of the first optimizer. Leave the process after the last step of the turn."""
-        if not self.mine or os.environ.get("RANK", "0") != "0":
+        if not self.mine:
             return
         if self._optimizer() is not optimizer:
             if self._optimizer() is not None:  # such as the second optimizer of a GAN
@@ -85,12 +94,21 @@ class Turn:
             self._first = now
         elif not self._began_step:
             if self._steps > SKIPPED_STEPS and now - self._first >= SKIPPED_SECONDS:
-                self._began, self._began_step, self._spans_before = now, self._steps, self._spans()
+                self._began = self._last = self._done()
+                self._began_step, self._spans_before = self._steps, self._spans()
         elif self._steps - self._began_step >= self.plan.steps and now - self._began >= self._seconds:
             if self.plan.probe and not self._verdict():
                 self._seconds += PROBE_AGAIN_SECONDS
-                return
-            self.leave()
+            elif self._rank == 0:
+                self._last = self._done()
+                self.leave()
+
+    def _done(self) -> float:
+        """Wait until the device has done the work of all steps so far, and return the time."""
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            cuda.synchronize()
+        return self._clock()
 
     def _verdict(self) -> bool:
         recorder = self.recorder()
@@ -102,21 +120,35 @@ class Turn:
         return sum(recorder.engine.account.span_seconds.values()) if recorder is not None else 0.0
 
     def ended(self) -> None:
-        """Leave the process because training is over. Without enough steps, the trial has failed."""
-        if self.mine and self.trains and os.environ.get("RANK", "0") == "0":
+        """Leave the process because training is over. Without enough steps, the trial has failed.
+
+        Ranks other than 0 wait until they are killed.
+        """
+        if not (self.mine and self.trains):
+            return
+        if self._rank == 0:
             self.leave()
+        sleep(RANKS_WAIT_SECONDS)
+
+    def at_exit(self) -> None:
+        """Leave the process because the program ends. After an error, the program shows the error."""
+        if not hasattr(sys, "last_value"):
+            self.ended()
 
     def leave(self, why: str | None = None, place: str = "") -> NoReturn:
         """Write the outcome and leave the process at once: nothing of the program runs any more."""
         steps = max(0, self._steps - self._began_step) if self._began_step else 0
         if why is None and steps < FEWEST_STEPS:
             why = FAILED
-            place = f"the program made only {self._steps} steps, and the first {SKIPPED_STEPS} don't count"
+            place = (
+                f"the program made only {self._steps} {'step' if self._steps == 1 else 'steps'}, and the first "
+                f"{SKIPPED_STEPS}, or {SKIPPED_SECONDS:g} s, don't count"
+            )
         outcome = Outcome(why=why, place=place)
         if why is None:
-            with guard(lambda error: write(outcome_path(self._path), Outcome(why=FAILED, place=describe(error)))):
+            with guard(lambda error: write(outcome_path(self.path), Outcome(why=FAILED, place=describe(error)))):
                 outcome = self._outcome(steps)
-        write(outcome_path(self._path), outcome)
+        write(outcome_path(self.path), outcome)
         os._exit(0)
 
     def _outcome(self, steps: int) -> Outcome:
@@ -129,7 +161,7 @@ class Turn:
             steps=steps,
             seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
             losses=tuple([float(loss) for loss in self._losses]),
-            applied=tuple(sorted(self.applied)),
+            applied=tuple(sorted(self.applied | {ITEMS[one] for one in self.checklist if one in ITEMS})),
             findings=findings,
             pinned="loaders" in self.checklist,
             bound="affinity" in self.checklist,
@@ -142,7 +174,10 @@ def of_process() -> Turn | None:
     """Return the turn of this process. None: this process is part of no trial."""
     if not _TURNS:
         plan = current()
-        _TURNS.append(None if plan is None else Turn(plan, Path(os.environ[TRIAL])))
+        turn = None if plan is None else Turn(plan, Path(os.environ[TRIAL]))
+        if turn is not None:
+            atexit.register(turn.at_exit)
+        _TURNS.append(turn)
     return _TURNS[0]
 
 

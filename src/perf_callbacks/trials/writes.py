@@ -7,6 +7,7 @@ happen. C code, child processes and the network are not seen.
 
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -34,17 +35,44 @@ CACHES = (
 SYSTEM = ("/dev", "/proc", "/sys")
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGING = {
-    "os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.truncate": 1, "shutil.rmtree": 1, "shutil.move": 2,
-    "sqlite3.connect": 1,
-}  # fmt: skip
-"""Events of Python's audit that change files, and the number of their paths."""
+_CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.link": ((1, 3),),
+    "os.remove": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.rmdir": ((0, 1),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.utime": ((0, 3),),
+    "shutil.move": ((0, None), (1, None)),
+    "shutil.rmtree": ((0, 1),),
+}
+"""Events of Python's audit that change files: the places of the paths, and of the directories of relative paths."""
 
-MEMORY = ":memory:"
-"""The path of a data base that is no file."""
+IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
+"""Parts of the address of a data base that is not written."""
 
-UPLOADS = ("upload_file", "upload_folder", "upload_large_folder", "create_commit")
-"""Methods of `huggingface_hub.HfApi` that upload."""
+UPLOADS = (
+    "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
+    "delete_file", "delete_files", "delete_folder", "delete_repo", "delete_tag", "move_repo", "preupload_lfs_files",
+    "super_squash_history", "update_repo_settings", "upload_file", "upload_folder", "upload_large_folder",
+)  # fmt: skip
+"""Methods of `huggingface_hub.HfApi`, and functions of the same names, that change a hub."""
+
+PRETRAINED = {
+    "peft.peft_model": "PeftModel",
+    "transformers.configuration_utils": "PretrainedConfig",
+    "transformers.feature_extraction_utils": "FeatureExtractionMixin",
+    "transformers.generation.configuration_utils": "GenerationConfig",
+    "transformers.image_processing_base": "ImageProcessingMixin",
+    "transformers.modeling_utils": "PreTrainedModel",
+    "transformers.processing_utils": "ProcessorMixin",
+    "transformers.tokenization_utils_base": "PreTrainedTokenizerBase",
+}
+"""Classes with a method `save_pretrained`, by module."""
+
+STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 
 
 class Writes:
@@ -55,7 +83,7 @@ class Writes:
         home = Path("~").expanduser() if os.environ.get("HOME") else Path(turn.plan.scratch)
         homes = [home / ".cache", home / ".config", home / ".triton"]
         named = [os.environ[name] for name in CACHES if os.environ.get(name)]
-        places = [turn.plan.scratch, *map(str, homes), *named, *SYSTEM]
+        places = [turn.plan.scratch, str(turn.path.parent), *map(str, homes), *named, *SYSTEM]
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
@@ -67,19 +95,26 @@ class Writes:
         if event == "open":
             path, mode, flags = arguments
             writes = any(letter in mode for letter in "wax+") if mode else bool(flags & _WRITING)
-            if writes and self.outside(path):
-                self.leave(path)
+            found = [path] if writes else []
+        elif event == "os.mkdir":
+            path = _joined(arguments[0], arguments[2])
+            found = [] if os.path.lexists(path) else [path]  # programs make directories that are there already
+        elif event == "sqlite3.connect":
+            found = _database(arguments[0])
         elif event in _CHANGING:
-            for path in arguments[: _CHANGING[event]]:
-                if path != MEMORY and self.outside(path):
-                    self.leave(path)
+            found = [_joined(arguments[place], None if of is None else arguments[of]) for place, of in _CHANGING[event]]
+        else:
+            return
+        for path in found:
+            if self.outside(path):
+                self.leave(path)
 
     def outside(self, path: object) -> bool:
         """Return True if a trial must not write to a path."""
-        if not isinstance(path, str | bytes | os.PathLike) or not path or not self._turn.mine:
+        if not isinstance(path, str | bytes | os.PathLike) or not path:
             return False
         real = os.path.realpath(os.fsdecode(path))
-        return not (real.startswith(self._allowed) or "__pycache__" in real)
+        return not (os.path.join(real, "").startswith(self._allowed) or "__pycache__" in real)  # noqa: PTH118 a prefix
 
     def leave(self, path: object) -> None:
         """Leave the process, and report the path and the program's line."""
@@ -103,17 +138,20 @@ class Writes:
         setattr(owner, name, save)
 
     def hub(self, module: ModuleType) -> None:
-        """Keep a trial from uploading to a hub."""
-        for name in UPLOADS:
-            inner = getattr(module.HfApi, name, None)
-            if inner is not None:
-                setattr(module.HfApi, name, self._uploading(inner))
+        """Keep a trial from uploading to a hub. The functions are methods that were bound when the hub was imported."""
+        for owner in (module.HfApi, module):
+            for name in UPLOADS:
+                inner = getattr(owner, name, None)
+                if inner is not None:
+                    setattr(owner, name, self._uploading(module, inner))
 
-    def _uploading(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _uploading(self, module: ModuleType, inner: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(inner)
-        def upload(*_: Any, **__: Any) -> None:
+        def upload(*words: Any, **kwargs: Any) -> Any:
             if not self._turn.plan.yes:
-                self._turn.leave(SAVES, f"an upload to a hub, at {program_line()}")
+                self._turn.leave(SAVES, f"to a hub, at {program_line()}")
+            name = next((one for one in [kwargs.get("repo_id"), *words] if isinstance(one, str)), "")
+            return module.RepoUrl(f"{module.ENDPOINT}/{name}") if inner.__name__ == "create_repo" else None
 
         return upload
 
@@ -123,13 +161,30 @@ class Writes:
             self._turn.leave(RESUMES, program_line())
 
 
+def _database(name: Any) -> list[Any]:
+    """Return the path of a data base that a program opens. Empty: the data base is no file, or is only read."""
+    if not isinstance(name, str):
+        return [name]
+    if name == ":memory:" or any(part in name for part in IN_MEMORY_OR_READ):
+        return []
+    return [name.removeprefix("file:").partition("?")[0]]
+
+
+def _joined(path: Any, directory: Any) -> Any:
+    """Return a path that is relative to an open directory as a path that is not."""
+    if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
+        return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
+    return path
+
+
 def program_line() -> str:
     """Return the innermost line of the stack that belongs to the program, and not to an installed package."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 only the stack shows which line it is
     ours = str(Path(__file__).parents[1])
+    libraries = (ours, "<", *STANDARD_LIBRARY)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((ours, "<")) and "site-packages" not in file and not file.startswith(sys.base_prefix):
+        if not file.startswith(libraries) and "site-packages" not in file:
             return f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return "a line of a package"

@@ -1,10 +1,12 @@
 """Model, optimizers and loaders that a fit trains with, as its integration knows them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from perf_callbacks.kernel.records.fit_records import Checklist
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,8 @@ class Training:
     """Reads the fit's optimizers and loaders. The call may raise, because an integration's objects may be anything."""
     armed: bool = False
     """True: a launcher added the callback, and not the program itself."""
+    checklist: Sequence[Checklist] = ()
+    """Rows of the checklist, as decided when the fit began."""
     show: Callable[[str], object] = print
     """Shows a line on the console of rank 0."""
 
