@@ -97,10 +97,9 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
 
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
-    step_ended, backward = untraced(turn.step_ended), untraced(turn.backward)
     _numbers(turn, torch)
-    optimizers.register_optimizer_step_post_hook(lambda one, _args, _kwargs: step_ended(one))
-    _before(torch.Tensor, "backward", lambda loss, *_args, **_kwargs: backward(loss))
+    optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
+    _before(torch.Tensor, "backward", untraced(lambda loss, *_args, **_kwargs: turn.backward(loss)))
     _before(torch.optim.Optimizer, "load_state_dict", functools.partial(_loads_state, writes))
     writes.keep(torch, "save", 1)
     writes.keep(torch.serialization, "save", 1)
