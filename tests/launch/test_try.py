@@ -1,7 +1,6 @@
 """`perf-callbacks try`, on real programs."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import PATHS, program_environ
+from launching import program_environ
 from trial_kit import AT_ONCE, LOOP, files, processes
 
 from perf_callbacks import commands
@@ -33,7 +32,7 @@ def scratch(monkeypatch):
 
 @pytest.fixture
 def tried(monkeypatch, capsys, tmp_path, scratch):
-    """Tries a program, and returns the status, the result and the complaints. Trials leave neither files nor processes."""
+    """Tries a program, and returns the status, the result and the complaints. A trial leaves no file and no process."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
