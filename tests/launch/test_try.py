@@ -242,7 +242,7 @@ while True:
 @SLOW
 def test_a_program_with_its_own_callback_keeps_its_settings(tried):
     source = """
-import gc, os
+import os
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 net = nn.Linear(4, 1)
@@ -252,8 +252,8 @@ with measure(model=net, optimizer=optimizer, config=PerfConfig(gc="freeze")) as 
         net(torch.ones(2, 4)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step == 8 and "PERF_CALLBACKS_FLOPS" in os.environ:
-            assert gc.get_freeze_count(), "not frozen"
+        if "PERF_CALLBACKS_FLOPS" in os.environ:  # not in the probe
+            assert "PERF_CALLBACKS_GC" not in os.environ, "changed"
 """
     status, result, complaints = tried(AT_ONCE + LOOP + source, before=("--only", "gc,optimizer"))
     assert status == 0, complaints
@@ -294,7 +294,7 @@ import tiny
 def train(resume=None, callbacks=(), **arguments):
     arguments = {"max_steps": 10**5, "per_device_train_batch_size": 1, "logging_steps": 5} | arguments
     arguments = tiny.training_arguments("out", **arguments)
-    tiny.trainer(arguments, *callbacks).train(resume_from_checkpoint=resume)
+    tiny.trainer(arguments, *callbacks, eval_dataset=tiny.Tokens(2)).train(resume_from_checkpoint=resume)
 """
 
 
@@ -306,9 +306,7 @@ def test_a_transformers_program_that_saves_saves_nothing(tried, tmp_path):
 from transformers import EarlyStoppingCallback
 train(save_strategy="steps", save_steps=10, eval_strategy="steps", eval_steps=10, load_best_model_at_end=True,
       report_to="tensorboard", push_to_hub=True, callbacks=[EarlyStoppingCallback(10**6)])
-""".replace(', eval_strategy="steps", eval_steps=10, load_best_model_at_end=True', "").replace(
-        ", callbacks=[EarlyStoppingCallback(10**6)]", ""
-    )
+"""
     status, result, complaints = tried(source, before=("--only", "gc"))
     assert (status, [*by_remedy(result or {"settings": []})]) == (0, ["as it is", "gc"]), complaints
 

@@ -41,6 +41,7 @@ class TrialFit(Observer):
 
         After an error of ours, training goes on. After an error of the program, the program shows the error.
         """
-        crashed = self._recorder.failure is not None and sys.exc_info()[1] is not None
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # the latter at the interpreter's exit
+        crashed = self._recorder.failure is not None and error is not None
         if not self._recorder.failed and not crashed:
             self._turn.ended()
