@@ -107,7 +107,7 @@ class PlainLoop:
             self._loader = weakref.ref(loader)
             return iterate(loader)
 
-        dataloader.DataLoader._get_iterator = iterating  # type: ignore[method-assign]  # noqa: SLF001 as above
+        dataloader.DataLoader._get_iterator = iterating  # type: ignore[assignment]  # noqa: SLF001 as above
         self._compiling = torch.compiler.is_compiling
 
     def _enters(self, module: Any, _arguments: object) -> None:
