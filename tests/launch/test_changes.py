@@ -57,7 +57,8 @@ class Seen(TrainerCallback):
             }), flush=True)
 
 arguments = tiny.training_arguments("out", max_steps=10**5, per_device_train_batch_size=2, logging_steps=1)
-tiny.trainer(arguments, Seen(), model=tiny.llama(attn_implementation="eager")).train()
+rows = [tiny.Tokens()[row] for row in range(22)]  # the trainer reads all lengths, up to an IndexError
+tiny.trainer(arguments, Seen(), model=tiny.llama(attn_implementation="eager"), train_dataset=rows).train()
 """
 
 
