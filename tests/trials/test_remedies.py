@@ -20,6 +20,12 @@ EXPECTED = {
     "num_workers=7": ("workers", 7),
     "DataLoader(num_workers=2, persistent_workers=True)": ("persistence", None),
     "TrainingArguments(dataloader_persistent_workers=True)": ("persistence", None),
+    "DataLoader(num_workers=1)": ("workers", 1),
+    "DataLoader(num_workers=3)": ("workers", 3),
+    "DataLoader(num_workers=2, prefetch_factor=4)": ("prefetch", 4),
+    "TrainingArguments(dataloader_prefetch_factor=4)": ("prefetch", 4),
+    "OMP_NUM_THREADS=1": ("threads", 1),
+    "OMP_NUM_THREADS=2": ("threads", 2),
     "OMP_NUM_THREADS=8": ("threads", 8),
     "OMP_NUM_THREADS=7, if the operations are large": ("threads", 7),
     "TrainingArguments(logging_steps=50)": ("logging", 50),
@@ -67,6 +73,7 @@ def test_a_line_calls_for_its_remedy(line):
         return
     assert (found.change.name, found.change.value) == EXPECTED[line]
     assert found.line == line
+    assert found.promised == (1.0, 2.0)
 
 
 def test_the_largest_finding_gives_the_number():

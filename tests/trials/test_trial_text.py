@@ -86,7 +86,8 @@ def test_the_json_object():
     base, workers = found["settings"][:2]
     assert base == {
         "setting": BASE, "remedy": None, "value": None, "line": None,
-        "step_seconds": pytest.approx([0.2, 0.202, 0.196]), "faster": None, "low": None, "high": None, "loss": None,
+        "step_seconds": pytest.approx([0.2, 0.202, 0.196]), "faster": None, "low": None, "high": None,
+        "promised": None, "loss": None,
     }  # fmt: skip
     assert (workers["remedy"], workers["value"], workers["line"]) == ("workers", 2, WORKERS.line)
     assert workers["low"] < workers["faster"] < workers["high"]

@@ -34,8 +34,8 @@ class Remedy:
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        name="workers", group="loader", advice=r"num_workers=(\d+)(?!.*persistent_workers)", title="loader: {} workers",
-        line="DataLoader(num_workers={})",
+        name="workers", group="loader", advice=r"num_workers=(\d+)(?!.*(?:persistent_workers|prefetch_factor))",
+        title="loader: {} workers", line="DataLoader(num_workers={})",
     ),
     Remedy(
         name="prefetch", group="loader", advice=r"prefetch_factor=(\d+)", title="loader: prefetch {}",
@@ -106,6 +106,8 @@ class Candidate:
     change: Change
     line: str
     """Line to write."""
+    promised: tuple[float, float] | None = None
+    """Speedup that the finding promises, from the least to the largest factor. None: unknown."""
 
     @property
     def title(self) -> str:
@@ -120,8 +122,15 @@ def of_finding(finding: Finding) -> Candidate | None:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:
             value = int(match[1]) if match.re.groups and match[1] is not None else None
-            return Candidate(remedy=remedy, change=Change(name=remedy.name, value=value), line=finding.remedy)
+            change = Change(name=remedy.name, value=value)
+            return Candidate(remedy=remedy, change=change, line=finding.remedy, promised=_promised(finding))
     return None
+
+
+def _promised(finding: Finding) -> tuple[float, float] | None:
+    if finding.share is None or finding.share >= 1:
+        return None
+    return 1 / (1 - (finding.low or 0.0)), 1 / (1 - finding.share)
 
 
 def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candidate]:
