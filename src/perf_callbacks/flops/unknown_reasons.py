@@ -26,7 +26,13 @@ class Unknowns:
         self._causes[cause] += 1
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Describe the unknown FLOPs of a fit. Of `steps` included steps, `known` steps have known FLOPs."""
+        """Say why FLOPs of a fit are unknown.
+
+        Args:
+            steps: Number of included steps.
+            known: Number of these steps with known FLOPs.
+            excluded: Number of excluded steps, by reason.
+        """
         mfu_unknown = self.peak if known and self.varies is None else None
         return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
 

@@ -19,7 +19,7 @@ LEAST_GROWTH = 256_000_000
 
 
 LOOK_SECONDS = 0.25
-"""Least time between two checks, because a check has a cost. Soon after the beginning, checks are more frequent."""
+"""Time between two checks, by the pace of the last steps. Soon after the beginning, checks are more frequent."""
 
 
 class Relief(NamedTuple):

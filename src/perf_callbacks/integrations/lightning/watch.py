@@ -58,8 +58,8 @@ class TrainerWatch:
     def _watch_exits(self) -> None:
         """Watch for exceptions at the end of the loop.
 
-        A later place would not do: a callback that fails in `on_exception` would hide the original exception. If
-        another callback raises `StopIteration`, the epoch ends before the trainer ends its last batch.
+        `on_exception` is too late: if a callback fails there, the original exception is lost. If a callback raises
+        `StopIteration`, the epoch ends before the trainer ends its last batch.
         """
         recorder, trainer = self.recorder, self._trainer
         settle = functools.partial(recorder.attempt, self._settle)

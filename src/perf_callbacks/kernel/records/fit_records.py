@@ -261,7 +261,7 @@ class Window:
     asks: Mapping[str, int] = field(default_factory=dict)
     """Minimum over ranks of each value that ranks agree on, by name."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """By name: the step after which all ranks use the agreed value in `asks`."""
+    """By name: the step from whose end on all ranks use the agreed value in `asks`."""
 
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
