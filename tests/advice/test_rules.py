@@ -17,6 +17,14 @@ CUDA = machine(accelerator="cuda")
 EXACT = dict.fromkeys(step_blocks.STAGES, 0.0)
 
 
+@pytest.mark.parametrize(("share", "causes"), [(0.06, ["drift"]), (0.02, ["host", "drift"])])
+def test_growth_of_other_work_is_drift_and_not_host_work_too(share, causes):
+    facts = Facts(drift=Drift(0.1, 0.12, share, "other"), host_line="train.py:9 `log`")
+    findings = table.findings(machine(), facts, summary(other=0.1))
+    assert [one.cause for one in findings] == causes
+    assert "at train.py:9 `log`" in next(one.evidence for one in findings if one.cause == "drift")
+
+
 def test_nothing_is_wrong_with_a_run_that_only_computes():
     assert table.findings(machine(), Facts(workers=0, work=PLAIN, sdpa=True, attention="sdpa"), summary()) == ()
 

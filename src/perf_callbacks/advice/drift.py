@@ -19,15 +19,24 @@ GROWS = "looking for lists, hooks or logs that grow from step to step"
 @timed
 def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name steps that became longer although batches didn't, and the stage that grew most."""
-    found = facts.drift
-    starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
-    if found is None or starved or found.stage == "communication" or (facts.ddp and found.stage == "backward"):
+    found, share = facts.drift, saved(facts, measured)
+    if found is None or share is None:
         return None
     evidence = (
         f"Steps became {found.last / found.first - 1:.0%} longer in the course of the run, from "
         f"{1000 * found.first:,.3g} to {1000 * found.last:,.3g} ms, mostly in the stage {found.stage}"
     )
+    evidence += f", at {facts.host_line}" if found.stage == "other" and facts.host_line else ""
     remedy = REMEDIES.get(found.stage, GROWS)
     if machine.accelerator is not None and found.stage not in REMEDIES:
         remedy += ", and for throttling (nvidia-smi -q -d PERFORMANCE)"
-    return finding(CAUSE, found.share * measured.steps_seconds / measured.seconds, evidence, remedy)
+    return finding(CAUSE, share, evidence, remedy)
+
+
+def saved(facts: Facts, measured: Measured) -> float | None:
+    """Return the share of the run that steps as short as the first would save. None: no drift, or another reason."""
+    found = facts.drift
+    starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
+    if found is None or starved or found.stage == "communication" or (facts.ddp and found.stage == "backward"):
+        return None
+    return found.share * measured.steps_seconds / measured.seconds

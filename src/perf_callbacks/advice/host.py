@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from perf_callbacks.advice import cpu
+from perf_callbacks.advice import cpu, drift
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.advice.waits import read_each_step
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
@@ -34,6 +34,9 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | 
     if facts.integration in TRAINERS and facts.host_line is None:
         return None
     share = measured.share(measured.unnamed)
+    grown = drift.saved(facts, measured)
+    if facts.drift is not None and facts.drift.stage == "other" and grown is not None and grown >= share / 2:
+        return None  # the rule `drift` covers most of the same time
     evidence = (
         f"Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took {share:.0%} of the "
         "run"
