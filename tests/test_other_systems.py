@@ -118,13 +118,13 @@ def test_what_other_systems_lack_is_not_needed(tmp_path, imports, script):
 
 EVERYWHERE = {
     "os": """
-        O_CREAT O_EXCL O_RDONLY O_TRUNC O_WRONLY PathLike SEEK_END SEEK_SET W_OK _Environ access close cpu_count
-        devnull dup dup2
-        environ execve fdopen fstat fsync get_terminal_size getpid getppid kill listdir lseek lstat name open path
-        pathsep read rename
+        O_APPEND O_CREAT O_EXCL O_RDONLY O_RDWR O_TRUNC O_WRONLY PathLike SEEK_END SEEK_SET W_OK _Environ _exit access
+        close cpu_count devnull dup dup2
+        environ execve fdopen fsdecode fstat fsync get_terminal_size getpid getppid kill listdir lseek lstat name
+        open path pathsep read rename
         replace
         sep stat stat_result supports_dir_fd supports_fd unlink write""",
-    "signal": "SIGTERM SIG_DFL getsignal signal valid_signals",
+    "signal": "SIGTERM SIG_DFL SIG_IGN getsignal signal valid_signals",
     "time": "local perf_counter",  # `time` is a variable too
 }
 """What the package uses of them and every system has."""

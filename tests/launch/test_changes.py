@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from launching import program_environ
@@ -68,8 +71,7 @@ def seen(tmp_path):
 
     def trial(source, *changes, **environ):
         (tmp_path / "train.py").write_text(source)
-        own = tmp_path / "own"
-        own.mkdir(exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix="t"))  # the path of a socket can't be long
         path = tmp_path / f"{len([*tmp_path.glob('*.plan')])}.plan"
         changes = tuple([Change(name=name, value=value) for name, value in changes])
         write(path, Plan(scratch=str(own), changes=changes, steps=5, seconds=0.0))
@@ -84,6 +86,7 @@ def seen(tmp_path):
             **environ,
         }
         outcome = tries.launched([sys.executable, str(tmp_path / "train.py")], path, environ, 120.0)
+        shutil.rmtree(own)
         output = path.with_suffix(".out").read_text()
         found = [line.removeprefix("SEEN") for line in output.splitlines() if line.startswith("SEEN")]
         assert found, (outcome, output)

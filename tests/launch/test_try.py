@@ -123,7 +123,7 @@ def test_an_interpreter_that_is_not_watched_is_not_started(tried):
         (["--seconds", "nan", "train.py"], "--seconds: got nan, wanted a number above 0."),
         (["--only", "loader,fast", "train.py"], "--only: got fast, wanted some of loader, "),
         (["nowhere.py"], "there is no file and no command named nowhere.py."),
-        ([], "nothing to run."),
+        ([], "nothing to try."),
     ],
 )
 def test_an_input_that_makes_no_sense(capsys, monkeypatch, tmp_path, words, complaint):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 NAME: str = "try"
-SUMMARY: str = "run a program as it is and under each remedy that its verdict calls for, and measure the gains"
+SUMMARY: str = "run a program under each remedy of its verdict, and measure the gains"
 
 INTERRUPTED = 130
 
@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     from perf_callbacks.launch import run as program, tries  # noqa: PLC0415 as above
     from perf_callbacks.trials import results, text  # noqa: PLC0415 as above
 
+    if not arguments.words:
+        raise ConfigError("nothing to try. usage: perf-callbacks try [-m] TARGET [ARGS ...]")
     try:
         command = program.find(["-m", *arguments.words] if arguments.module else arguments.words)
     except LookupError as error:

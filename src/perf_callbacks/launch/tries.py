@@ -36,6 +36,9 @@ LAST_LINES = 3
 TAIL_BYTES = 65536
 """Bytes at the end of the program's output that are searched for these lines."""
 
+LONGEST = 40
+"""Most characters of the directory of temporary files. Processes of the program make sockets 60 characters below."""
+
 SCANS = 10
 """Most searches for processes of a trial: a process may start another one while it is killed."""
 
@@ -94,7 +97,7 @@ class Tries:
                 f"python {flag} doesn't import sitecustomize, so a trial can't watch what the program writes"
             )
         began = monotonic()
-        with tempfile.TemporaryDirectory(prefix="pcb-try-", ignore_cleanup_errors=True) as scratch:
+        with tempfile.TemporaryDirectory(prefix="pcb-try-", dir=_near(), ignore_cleanup_errors=True) as scratch:
             try:
                 self._probe(Path(scratch))
                 if self.result.candidates:
@@ -210,6 +213,11 @@ class Tries:
             "TMPDIR": str(own / "tmp"),
             TRIAL: str(path),
         }
+
+
+def _near() -> str | None:
+    """Return a directory for scratch directories; None: the usual one. Paths of sockets have at most 107 characters."""
+    return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 
 def launched(

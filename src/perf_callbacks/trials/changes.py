@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.trials.turn import Turn
 from perf_callbacks.trials.writes import PRETRAINED, Writes
 
@@ -150,7 +151,8 @@ def _fuse(turn: Turn, kind: Any) -> None:
             arguments["fused"] = True
             try:
                 inner(*given.args, **given.kwargs)
-            except (RuntimeError, TypeError):  # parameters that no fused form can update
+            except (RuntimeError, TypeError) as error:  # parameters that no fused form can update
+                let_pass(error)
                 arguments["fused"] = before
             else:
                 turn.applied.add("optimizer")
