@@ -39,9 +39,9 @@ def train(optimizer_of=torch.optim.AdamW, steps=10**5, each=lambda step: None, *
 
 
 def files(directory):
-    """All that is in a directory, with contents and times of change."""
+    """All that is in a directory; files with contents and times of change. Python itself makes directories of caches."""
     return {
-        str(path): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+        str(path): path.is_file() and (path.stat().st_mtime_ns, path.read_bytes())
         for path in Path(directory).rglob("*")
         if "__pycache__" not in str(path)
     }
