@@ -39,7 +39,7 @@ def train(optimizer_of=torch.optim.AdamW, steps=10**5, each=lambda step: None, *
 
 
 def files(directory):
-    """All that is in a directory; files with contents and times of change. Python itself makes directories of caches."""
+    """All that is in a directory; files with contents and times. Python itself makes directories of caches."""
     return {
         str(path): path.is_file() and (path.stat().st_mtime_ns, path.read_bytes())
         for path in Path(directory).rglob("*")
