@@ -62,6 +62,22 @@ def slow_clip(seconds):
     return total
 
 
+class LateRows:
+    """A short data set that opens its file with the first sample, in each worker anew."""
+
+    def __init__(self, rows):
+        self.rows, self.opened = rows, False
+
+    def __len__(self):
+        return 8 * verdicts.BATCH
+
+    def __getitem__(self, index):
+        if not self.opened:
+            self.opened = True
+            time.sleep(0.15)
+        return self.rows[index]
+
+
 class Run(verdicts.Run):
     """A training with a fault of the kinds above."""
 
@@ -81,7 +97,7 @@ class Run(verdicts.Run):
         if kind == "clipping":
             self.optimizer.register_step_pre_hook(self._slow_clip)
         if kind == "restarts":
-            self.rows = torch.utils.data.Subset(self.rows, range(8 * verdicts.BATCH))
+            self.rows = LateRows(self.rows)
         if kind == "compile":
             torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 the documented setting
             self.model.model.layers[0].mlp.compile(dynamic=False, backend="aot_eager")
@@ -101,8 +117,8 @@ class Run(verdicts.Run):
         super().after_step(loss)
         self.number += 1
         if self.kind == "drift":
-            self.grown += [[float(len(self.grown))] for _ in range(400)]
-            sum(one[0] for one in self.grown)
+            self.grown += [float(self.number)] * 1500
+            sum(self.grown)
 
     def _cut(self, _model, args, kwargs):
         """Cut a batch to one of 60 lengths."""
