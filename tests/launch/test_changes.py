@@ -149,7 +149,6 @@ def test_a_change_of_what_is_so_already_is_not_applied(seen):
     assert outcome.applied == ()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_program_without_an_end_is_killed(tmp_path):
     path = tmp_path / "1.plan"
     outcome = tries.launched([sys.executable, "-c", "while True: pass"], path, {**os.environ, TRIAL: str(path)}, 0.2)

@@ -16,7 +16,7 @@ from trial_kit import AT_ONCE, LOOP, files, processes
 from perf_callbacks import commands
 from perf_callbacks.launch import tries
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only /proc shows that no process of a trial is left")
 
 QUICK = ("--json", "--seconds", "0.2", "--steps", "5", "--rounds", "1")
 

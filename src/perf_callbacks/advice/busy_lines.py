@@ -40,7 +40,7 @@ SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
 """Shortest wait before a sample, and range of the waits. Waits vary, so that samples fall anywhere in a step."""
 
 GOLDEN = 0.618
-"""Step from one wait to the next, as a part of the range: multiples of the golden ratio cover a range evenly."""
+"""Difference between two waits in a row, as a part of the range: multiples of the golden ratio cover a range evenly."""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
 """Time in which a thread that has to wait for the interpreter stops, and time in which a look then watches the thread.
@@ -81,7 +81,7 @@ class Sample(NamedTuple):
     """None: in the first step."""
     line: str | None
     slow: bool
-    """True: slow code, in one of the stages `COMPUTING`."""
+    """True: the sample is in slow code, in one of the stages `COMPUTING`."""
     turned: float
     """Time at which the training thread turned to the stage."""
 
@@ -111,7 +111,7 @@ class BusyLines(Observer):
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Sample the training thread a few times. A second sample of one stage of one step would tell nothing new."""
+        """Sample the training thread a few times, but each stage of a step only once."""
         last: Moment | None = None
         for _ in range(LOOKS):
             if self._ended:

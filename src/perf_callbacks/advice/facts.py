@@ -59,7 +59,7 @@ class Drift(NamedTuple):
 
 
 class SlowCode(NamedTuple):
-    """Samples of the training thread in slow code of the program, within one stage."""
+    """Slow code of the program in a stage: number of samples, and the most frequent line."""
 
     line: str
     """Line with the most samples."""

@@ -31,7 +31,7 @@ WORKER_BYTES = 40e6
 """
 
 IN_WORK = 2
-"""Number of batches that a worker holds while it makes another batch: its samples, and the batch."""
+"""Batches in a worker besides the batches in advance: the samples of the next batch, and the next batch itself."""
 
 MOST_PREFETCH = 16
 

@@ -61,7 +61,7 @@ def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 
 def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
-    """Return evidence and remedy for the callback's schedule: garbage makes it slow, or objects in use."""
+    """Return evidence and remedy for slow scheduled collections, due to garbage or to objects in use."""
     garbage, made = found.scheduled_garbage, found.scheduled_made
     evidence = evidence.replace("Garbage collection", "The callback's scheduled garbage collections", 1)
     if garbage is None or made is None:

@@ -19,7 +19,7 @@ LOW = 0.3
 """Least HFU during forward, backward and optimizer that counts as good without a compiler."""
 
 RECOMPUTED = 1.5
-"""Most time of a recomputation, relative to the estimate by its FLOPs: it also repeats operations without FLOPs.
+"""Most time of a recomputation, relative to the estimate by FLOPs: operations without FLOPs are repeated too.
 
 1.2 to 1.4 were measured for four Llamas of width 128 and 384 on one thread, and 2.4 for very small batches.
 """

@@ -41,7 +41,7 @@ QUOTA_PART = 0.5
 """Least part of the time without a CPU in which the CPU quota must have stopped threads, to be named as the reason."""
 
 MOST_WANTED = 3.0
-"""Other programs are taken to need at most this multiple of the CPU time that they had."""
+"""Largest assumed CPU time that other programs need, relative to the CPU time that these programs had."""
 
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
@@ -217,9 +217,9 @@ class _Since:
     def _left(self, seconds: float, wanted: float) -> float | None:
         """Return the number of the process's CPUs that other programs leave.
 
-        Other programs use what is neither idle nor used by this process, its workers, and the ranks that share its
-        CPUs. All ranks are taken for alike. If the training thread waits for a CPU, other programs wait too: `wanted`
-        is the time that the thread needed a CPU, relative to the time that it had a CPU.
+        Other programs use the CPU time that is neither idle nor used by this process, its workers, and the ranks that
+        share its CPUs. The estimate assumes that all ranks are alike. If the training thread waits for a CPU, other
+        programs wait too: `wanted` is the time that the thread needed a CPU, relative to the time that it had a CPU.
         """
         idle, used = cpu_time.idle(self._cpus), read_processes()
         if idle is None or self._idle is None or used is None or self._all is None or not self._own:

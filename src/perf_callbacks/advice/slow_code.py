@@ -4,7 +4,7 @@ from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LARGE = 0.1
-"""Least part of all samples on a device. The host may run ahead of the device, and wait for it elsewhere."""
+"""Least part of all samples on a device, because a host that runs ahead loses less, or nothing."""
 
 
 @timed

@@ -1,4 +1,4 @@
-"""Rules `startup`: time before the measured steps, if it is a large part of a run."""
+"""Rules `startup`: a large part of the run passes before the measured steps."""
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.kernel.engine.account import FIRST_STEP, FLOP_COUNTING, STARTUP
@@ -29,10 +29,8 @@ def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
     share = seconds / sum(wall.values())
     if share < LEAST:
         return None
-    did, remedy = (
-        "the setup of the callback, which waits for other ranks, if there are any",
-        f"{LONGER}, or ranks that start together",
-    )
+    did = "the setup of the callback, which waits for other ranks, if there are any"
+    remedy = f"{LONGER}, or ranks that start together"
     if facts.integration == "lightning":
         did = "the hooks before training, the sanity check, and the setup of the callback"
         remedy = f"Trainer(num_sanity_val_steps=0), or {LONGER}"

@@ -211,7 +211,7 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set the budget of time. Ranks of a job have no such budget, because they count the same steps."""
+        """Set the budget of time. A job of several ranks has no such budget, because all ranks count the same steps."""
         if self._recorder.run.world_size == 1:
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 

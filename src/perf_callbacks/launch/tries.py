@@ -54,7 +54,7 @@ QUIET = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What the user asked for."""
+    """Options of `perf-callbacks try`."""
 
     command: Sequence[str]
     steps: int = 60
@@ -79,7 +79,7 @@ class Tries:
         """Prepare the trials.
 
         Args:
-            wish: What the user asked for.
+            wish: The options.
             cpus: Number of CPUs of this process.
             say: Prints a sentence.
             show: Shows progress: the part that is done, and the run under way.
@@ -257,7 +257,7 @@ def launched(
 
 
 def _without_outcome(status: int, output: Path) -> str:
-    """Say why a program has no outcome: its error, or that it made no step."""
+    """Return the reason why a program has no outcome: an error, or no optimizer step."""
     if status == 0:
         return "the program ended, and made no step with an optimizer of torch in a process that the trial could watch"
     with output.open("rb") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from perf_callbacks.kernel.records.fit_records import Finding, Run
+from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
 
 SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
@@ -26,7 +27,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a trial does."""
+    """Task of a trial: the changes to make, and the steps to measure."""
 
     scratch: str
     """Directory for everything that the trial writes."""
@@ -43,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Properties of a program by which its later runs are recognized."""
+    """Properties of a program. A later run with the same properties is a run of the same program."""
 
     program: str | None
     directory: str | None
@@ -55,10 +56,10 @@ class Identity:
 
     @classmethod
     def of(cls, run: Run) -> "Identity":
-        """Return the identity of a run's program."""
+        """Return the identity of a run's program. Paths are escaped: bytes that aren't UTF-8 have no JSON."""
         return cls(
-            program=run.program,
-            directory=run.directory,
+            program=None if run.program is None else printable(run.program),
+            directory=None if run.directory is None else printable(run.directory),
             model=run.model,
             parameters=run.parameters,
             batch=run.batch,
@@ -69,7 +70,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a trial found."""
+    """Result of a trial: times, losses and findings, or the reason why there is no time."""
 
     steps: int = 0
     """Number of measured steps."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.trials.plan import Change, Outcome
 
-SAME, DESIGN = "", "by design"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
@@ -134,11 +132,11 @@ def _promised(finding: Finding) -> tuple[float, float] | None:
 
 
 def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candidate]:
-    """Return the remedies to try: what the findings of a probe call for, and what `--only` asks for.
+    """Return the remedies to try: remedies that the findings of a probe call for, and remedies of `--only`.
 
     Args:
         probe: Outcome of the probe.
-        only: Groups of remedies. Empty: all groups, without remedies that change results on request only.
+        only: Groups of remedies. Empty: all groups, without remedies that need `--only`.
         cpus: Number of CPUs of this process.
     """
     found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the largest finding comes first

@@ -23,7 +23,7 @@ REFUSED = {
 
 @dataclass(kw_only=True, slots=True)
 class Result:
-    """What the trials of a program have shown so far."""
+    """Outcomes of the trials of a program so far."""
 
     program: str
     candidates: Sequence[Candidate] = ()

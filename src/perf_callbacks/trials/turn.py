@@ -15,6 +15,7 @@ from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
 from perf_callbacks.trials.plan import FAILED, Change, Identity, Outcome, Plan, current, outcome_path, write
 
@@ -145,7 +146,7 @@ class Turn:
                 f"the program made only {self._steps} {'step' if self._steps == 1 else 'steps'}, and the first "
                 f"{SKIPPED_STEPS}, or {SKIPPED_SECONDS:g} s, don't count"
             )
-        outcome = Outcome(why=why, place=place)
+        outcome = Outcome(why=why, place=printable(place))
         if why is None:
             try:
                 outcome = self._outcome(steps)
