@@ -18,17 +18,26 @@ SHAPED = ("size", "stride", "shape")
 LOW = 0.3
 """Least HFU during forward, backward and optimizer that counts as good without a compiler."""
 
-RECOMPUTED = 1.5
-"""Most time of a recomputation, relative to the estimate by FLOPs: operations without FLOPs are repeated too.
+RECOMPUTED = (0.75, 1.5)
+"""Least and most time of a recomputation, relative to the estimate by FLOPs: operations without FLOPs are repeated too.
 
-1.2 to 1.4 were measured for four Llamas of width 128 and 384 on one thread, and 2.4 for very small batches.
+For these factors and the next, see `python benchmarks/advice_figures.py llama`: ten Llamas on one thread.
 """
+
+FORWARDS = 1.25
+"""Most time of a recomputation, relative to all forwards: unlike these, it records operations for the backward."""
 
 FUSED = (0.5, 1.5)
 """Least and most time that fused attention saves, relative to the time of attention by its FLOPs.
 
-0.6 to 1.5 were measured with the same models.
+Measured on a CPU for heads of 16 and 32. Of an accelerator, nothing was measured.
 """
+
+FUSED_WIDE = (0.0, 0.6)
+"""These factors for wider heads on a CPU, where fused attention saves little, and nothing of short sequences."""
+
+NARROW = 32
+"""Largest size of a head that counts as narrow."""
 
 SAVED = {
     "Adam": (0.75, 0.68, 0.57),
@@ -66,8 +75,8 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     again, forward = work.by_phase.get("recompute", 0), work.by_phase.get("forward", 0)
     if not again or not forward:
         return None
-    least = min(measured.model("forward") * again / forward, measured.model("backward"))
-    seconds = max(least, min(measured.model("forward"), RECOMPUTED * least))
+    estimate = min(measured.model("forward") * again / forward, measured.model("backward"))
+    seconds = max(estimate, min(FORWARDS * measured.model("forward"), RECOMPUTED[1] * estimate))
     evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
     if machine.accelerator is None and machine.memory_available is not None:
         evidence += f" while {machine.memory_available / GIGA:.0f} GB of memory are free"
@@ -75,11 +84,11 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     if facts.integration == "transformers":
         remedy = "TrainingArguments(gradient_checkpointing=False)"
     share = measured.with_cpu(measured.share(seconds))
-    low = measured.low(share * least / seconds, "forward", "backward")
+    low = measured.low(RECOMPUTED[0] * share * estimate / seconds, "forward", "backward")
     return finding("recompute", share, evidence, remedy, low=low)
 
 
-def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name eager attention if the model supports fused attention. Before a run, the share is unknown.
 
     After a run, the share of attention in the FLOPs of products gives an estimate of the saving. The real saving may be
@@ -100,8 +109,10 @@ def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
     seconds = batched / every * (measured.model("forward") + measured.model("backward"))
     evidence = f"{EAGER}, and its products are {batched / every:.0%} of the FLOPs"
     share = measured.with_cpu(measured.share(seconds))
-    low = measured.low(FUSED[0] * share, "forward", "backward")
-    return finding("attention", FUSED[1] * share, evidence, remedy, low=low)
+    wide = machine.accelerator is None and (facts.head or 0) > NARROW
+    least, most = FUSED_WIDE if wide else FUSED
+    low = measured.low(least * share, "forward", "backward")
+    return finding("attention", most * share, evidence, remedy, low=low)
 
 
 @timed
