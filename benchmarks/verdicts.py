@@ -80,6 +80,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=cause != "optimizer")
         self.rows = Rows(seed, WORK_SECONDS / BATCH if cause == "data" else 0, take)
         self.workers = workers
+        self.evaluated_every = 3
         self.heap = [[number] for number in range(60_000)] if cause == "gc" else []
         self.log = (folder / "log.jsonl").open("w")
         self.began = self.seconds = 0.0
@@ -132,7 +133,7 @@ def loop(run):
             run.optimizer.step()
             run.optimizer.zero_grad()
             run.after_step(loss.detach())
-            if run.cause == "evaluation" and step % 3 == 2:
+            if run.cause == "evaluation" and (step + 1) % run.evaluated_every == 0:
                 with perf.evaluation():
                     run.evaluate()
     return lambda: perf.summary
@@ -154,7 +155,7 @@ def accelerate(run):
             optimizer.step()
             optimizer.zero_grad()
             run.after_step(loss.detach())
-            if run.cause == "evaluation" and step % 3 == 2:
+            if run.cause == "evaluation" and (step + 1) % run.evaluated_every == 0:
                 model.eval()
                 run.evaluate()
                 model.train()
@@ -190,7 +191,7 @@ def transformers(run):
         gradient_checkpointing=run.cause == "recompute",
         logging_steps=1 if run.cause == "sync" else 20,
         eval_strategy="steps" if run.cause == "evaluation" else "no",
-        eval_steps=3,
+        eval_steps=run.evaluated_every,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -244,7 +245,7 @@ def lightning(run):
         enable_model_summary=False,
         num_sanity_val_steps=0,
         limit_val_batches=4 if evaluating else 0,
-        val_check_interval=3 if evaluating else None,
+        val_check_interval=run.evaluated_every if evaluating else None,
         callbacks=[callback, AfterStep()],
     )
     evaluated = DataLoader(run.rows, batch_size=BATCH) if evaluating else None

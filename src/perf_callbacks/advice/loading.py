@@ -27,7 +27,7 @@ Forward and backward lost 0.04 to 0.13 s per second, in four pairs of runs on tw
 WORKER_BYTES = 40e6
 """Memory of a worker besides its batches: the pages that a forked worker has for itself.
 
-15 to 37 MB were measured with torch and transformers, and with a dataset of two million lists.
+24 to 26 MB were measured: see `benchmarks/advice_figures.py worker`.
 """
 
 IN_WORK = 2
@@ -38,8 +38,8 @@ MOST_PREFETCH = 16
 CALM = 0.75
 """Least share of groups of steps without a wait that shows that workers load fast enough on average."""
 
-LOW, HIGH = 0.7, 1.3
-"""Part of the estimate that workers gained at least, and at most, in 28 of 32 pairs of runs: see `docs/verdict.md`."""
+LOW, HIGH = 0.7, 1.4
+"""Part of the estimate that workers gained at least, and at most, in 30 of 32 pairs of runs: see `docs/verdict.md`."""
 
 
 @timed

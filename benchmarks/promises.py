@@ -1,0 +1,185 @@
+"""Does following a finding gain what it promises? Runs with one fault, without and with the remedy, in turn.
+
+    OMP_NUM_THREADS=1 python benchmarks/promises.py                        # six programs for each kind of fault
+    OMP_NUM_THREADS=1 python benchmarks/promises.py --kinds data optimizer
+
+The faults are those of `hidden_faults.py`, with batches of other lengths. The remedy is applied as its line says. Each
+run is a process of its own. The gain is the part of the time after startup that is saved; the promise is the range of
+the finding. For attention and checkpointing in models of other sizes, see `advice_figures.py llama`.
+"""
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+import hidden_faults
+import verdicts
+
+KINDS = (
+    "data", "restarts", "callback", "loss", "clipping", "logging", "recompute", "attention", "optimizer", "gc",
+    "evaluation", "checkpoint", "compile",
+)  # fmt: skip
+"""Kinds of faults whose findings promise something that can be followed literally."""
+
+PROGRAMS = 6
+
+EVERY = 50
+"""Steps between two calls of slow code, as the finding says."""
+
+
+class Followed(hidden_faults.Run):
+    """A training with a fault, after the remedy."""
+
+    door = remedy = ""
+
+    def __init__(self, kind, seed, folder, **options):
+        if kind == "data":
+            options["workers"] = self.number_in("num_workers")
+        super().__init__(kind, seed, folder, **options)
+        if kind == "recompute":
+            self.cause = ""
+            self.model.gradient_checkpointing_disable()
+        if kind == "attention":
+            self.model.set_attn_implementation("sdpa")
+        if kind == "optimizer":
+            import torch
+
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        if kind == "evaluation":
+            self.evaluated_every = int(re.search(r"(\d+)", self.remedy)[1])
+        if kind == "compile":
+            self.model.model.layers[0].mlp.compile(dynamic=True, backend="aot_eager")
+        self.calls = 0
+
+    def number_in(self, name):
+        return int(re.search(rf"{name}=(\d+)", self.remedy)[1])
+
+    def now(self):
+        """Return True in each 50th call."""
+        self.calls += 1
+        return self.calls % EVERY == 0
+
+    def after_step(self, loss):
+        if self.kind == "gc":
+            self.make_cycles()
+        elif self.kind == "logging" and self.door == "transformers":
+            super().after_step(loss)  # called for each line of the log
+        elif self.kind not in {"callback", "logging"} or self.now():
+            super().after_step(loss)
+
+    @staticmethod
+    def make_cycles():
+        for _ in range(1000):
+            cycle = []
+            cycle.append(cycle)
+
+    def _slow_clip(self, *args):
+        if self.now():
+            super()._slow_clip(*args)
+
+    def _slow_loss(self, *args):
+        if self.now():
+            super()._slow_loss(*args)
+
+
+def arguments_of_trainers(kind, remedy):
+    """Change what Hugging Face trainers are given."""
+    from transformers import TrainingArguments
+
+    check = TrainingArguments.__post_init__
+
+    def checked(self):
+        if kind == "checkpoint":
+            found = re.search(r"save_steps=(\d+)", remedy)
+            self.save_strategy, self.save_total_limit, self.save_steps = "steps", 1, int(found[1]) if found else 3
+        if kind == "restarts":
+            self.dataloader_persistent_workers = bool(remedy)
+        if kind == "logging" and remedy:
+            self.logging_steps = EVERY
+        check(self)
+
+    TrainingArguments.__post_init__ = checked
+
+
+def one(kind, door, seed, length, remedy):
+    """Train in this process, and print the time after startup and the findings."""
+    Followed.door, Followed.remedy = door, remedy
+    verdicts.Run = Followed if remedy else hidden_faults.Run
+    steps, verdicts.STEPS = verdicts.STEPS, 20
+    arguments_of_trainers(kind, remedy)
+    verdicts.prepare((door,))
+    verdicts.STEPS, verdicts.LENGTH = steps, length
+    if kind == "compile":
+        verdicts.STEPS = 2 * steps
+    if kind == "attention":
+        verdicts.LENGTH, verdicts.STEPS = 2 * length + 128, 240
+    summary, _, _ = verdicts.train(door, kind, seed)
+    wall = summary.wall_seconds
+    findings = [(found.cause, found.share, found.low, found.remedy, found.evidence) for found in summary.findings]
+    seconds = sum(wall.values()) - wall.get("startup", 0.0)
+    print(json.dumps({"seconds": seconds, "findings": findings}))
+
+
+def run(kind, door, seed, length, remedy=""):
+    """Train in a process of its own."""
+    arguments = [sys.executable, __file__, "--one", kind, door, str(seed), str(length), remedy]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise SystemExit(done.stderr[-2000:]) from None
+
+
+def pair(kind, door, seed, length):
+    """Return the finding about the fault, and what following it gained; None if there is no such finding."""
+    slow = [run(kind, door, seed, length)]
+    causes, text = hidden_faults.KINDS[kind]
+    found = [one for one in slow[0]["findings"] if one[0] in causes.split("|") and text in one[4] and one[1]]
+    if not found:
+        return None
+    quick = [run(kind, door, seed, length, found[0][3]) for _ in range(2)]
+    slow.append(run(kind, door, seed, length))
+    before, after = (sum(one["seconds"] for one in runs) for runs in (slow, quick))
+    return found[0], 1 - after / before
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--one", nargs=5)
+    parser.add_argument("--kinds", nargs="*", default=[*KINDS])
+    parser.add_argument("--programs", type=int, default=PROGRAMS)
+    parser.add_argument("--seed", type=int, default=28)
+    arguments = parser.parse_args()
+    if arguments.one:
+        kind, door, seed, length, remedy = arguments.one
+        one(kind, door, int(seed), int(length), remedy)
+        return
+    totals = {}
+    print("| fault | integration | length | promised | gained | within | line |\n" + 7 * "|---" + "|")
+    for kind in arguments.kinds:
+        draw = random.Random(f"{kind} {arguments.seed}")
+        for number in range(arguments.programs):
+            doors = hidden_faults.doors_of(kind)
+            door, length = doors[number % len(doors)], draw.choice((48, 64, 96))
+            found = pair(kind, door, arguments.seed + number, length)
+            if found is None:
+                print(f"| {kind} | {door} | {length} | nothing | | | |", flush=True)
+                continue
+            (_, share, low, remedy, _), gain = found
+            within = (low or 0.0) <= gain <= share
+            totals.setdefault(kind, []).append(within)
+            told = f"{low or 0.0:.1%} to {share:.1%} | {gain:.1%} | {'yes' if within else '**no**'}"
+            print(f"| {kind} | {door} | {length} | {told} | {remedy} |", flush=True)
+    for kind, within in totals.items():
+        print(f"{kind}: {sum(within)} of {len(within)} gains within the promise")
+    every = [one for within in totals.values() for one in within]
+    print(f"all: {sum(every)} of {len(every)}")
+
+
+if __name__ == "__main__":
+    main()
