@@ -1,10 +1,10 @@
-"""Does following a finding gain what it promises? Runs with one fault, without and with the remedy, in turn.
+"""Does following a finding gain what it promises? Runs with one fault, without, with, and without the remedy.
 
     OMP_NUM_THREADS=1 python benchmarks/promises.py                        # six programs for each kind of fault
     OMP_NUM_THREADS=1 python benchmarks/promises.py --kinds data optimizer
 
-The faults are those of `hidden_faults.py`, with batches of other lengths. The remedy is applied as its line says. Each
-run is a process of its own. The gain is the part of the time after startup that is saved; the promise is the range of
+The faults are those of `hidden_faults.py`, with batches of other lengths. The remedy is applied as its line says.
+Each program is a process of its own. The gain is the part of the time after startup that is saved; the promise is the range of
 the finding. For attention and checkpointing in models of other sizes, see `advice_figures.py llama`.
 """
 
@@ -86,13 +86,14 @@ class Followed(hidden_faults.Run):
             super()._slow_loss(*args)
 
 
-def arguments_of_trainers(kind, remedy):
-    """Change what Hugging Face trainers are given."""
+def change_arguments(kind):
+    """Change what Hugging Face trainers are given, by the fault and by the remedy of the turn."""
     from transformers import TrainingArguments
 
     check = TrainingArguments.__post_init__
 
     def checked(self):
+        remedy = verdicts.Run.remedy
         if kind == "checkpoint":
             found = re.search(r"save_steps=(\d+)", remedy)
             self.save_strategy, self.save_total_limit, self.save_steps = "steps", 1, int(found[1]) if found else 3
@@ -105,28 +106,42 @@ def arguments_of_trainers(kind, remedy):
     TrainingArguments.__post_init__ = checked
 
 
-def one(kind, door, seed, length, remedy):
-    """Train in this process, and print the time after startup and the findings."""
-    Followed.door, Followed.remedy = door, remedy
+def turn(kind, door, seed, remedy=""):
+    """Train once. Return the time after startup, and the findings."""
     verdicts.Run = Followed if remedy else hidden_faults.Run
+    verdicts.Run.door, verdicts.Run.remedy = door, remedy
+    summary, _, _ = verdicts.train(door, kind, seed)
+    wall = summary.wall_seconds
+    return sum(wall.values()) - wall.get("startup", 0.0), summary.findings
+
+
+def one(kind, door, seed, length):
+    """Train without, with and without the remedy. Print the promise and the gain; nothing without a promise."""
     steps, verdicts.STEPS = verdicts.STEPS, 20
-    arguments_of_trainers(kind, remedy)
+    verdicts.Run = hidden_faults.Run
+    verdicts.Run.remedy = ""
+    change_arguments(kind)
     verdicts.prepare((door,))
     verdicts.STEPS, verdicts.LENGTH = steps, length
     if kind == "compile":
         verdicts.STEPS = 2 * steps
     if kind == "attention":
         verdicts.LENGTH, verdicts.STEPS = 2 * length + 128, 240
-    summary, _, _ = verdicts.train(door, kind, seed)
-    wall = summary.wall_seconds
-    findings = [(found.cause, found.share, found.low, found.remedy, found.evidence) for found in summary.findings]
-    seconds = sum(wall.values()) - wall.get("startup", 0.0)
-    print(json.dumps({"seconds": seconds, "findings": findings}))
+    before, findings = turn(kind, door, seed)
+    causes, text = hidden_faults.KINDS[kind]
+    found = [one for one in findings if one.cause in causes.split("|") and text in one.evidence and one.share]
+    if found:
+        after, _ = turn(kind, door, seed, found[0].remedy)
+        again, _ = turn(kind, door, seed)
+        gain = 1 - 2 * after / (before + again)
+        print(json.dumps([found[0].low or 0.0, found[0].share, gain, found[0].remedy]))
+    else:
+        print("null")
 
 
-def run(kind, door, seed, length, remedy=""):
-    """Train in a process of its own."""
-    arguments = [sys.executable, __file__, "--one", kind, door, str(seed), str(length), remedy]
+def measured(*program):
+    """Measure a program in a process of its own."""
+    arguments = [sys.executable, __file__, "--one", *map(str, program)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
     try:
@@ -135,29 +150,16 @@ def run(kind, door, seed, length, remedy=""):
         raise SystemExit(done.stderr[-2000:]) from None
 
 
-def pair(kind, door, seed, length):
-    """Return the finding about the fault, and what following it gained; None if there is no such finding."""
-    slow = [run(kind, door, seed, length)]
-    causes, text = hidden_faults.KINDS[kind]
-    found = [one for one in slow[0]["findings"] if one[0] in causes.split("|") and text in one[4] and one[1]]
-    if not found:
-        return None
-    quick = [run(kind, door, seed, length, found[0][3]) for _ in range(2)]
-    slow.append(run(kind, door, seed, length))
-    before, after = (sum(one["seconds"] for one in runs) for runs in (slow, quick))
-    return found[0], 1 - after / before
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--one", nargs=5)
+    parser.add_argument("--one", nargs=4)
     parser.add_argument("--kinds", nargs="*", default=[*KINDS])
     parser.add_argument("--programs", type=int, default=PROGRAMS)
     parser.add_argument("--seed", type=int, default=28)
     arguments = parser.parse_args()
     if arguments.one:
-        kind, door, seed, length, remedy = arguments.one
-        one(kind, door, int(seed), int(length), remedy)
+        kind, door, seed, length = arguments.one
+        one(kind, door, int(seed), int(length))
         return
     totals = {}
     print("| fault | integration | length | promised | gained | within | line |\n" + 7 * "|---" + "|")
@@ -166,14 +168,14 @@ def main():
         for number in range(arguments.programs):
             doors = hidden_faults.doors_of(kind)
             door, length = doors[number % len(doors)], draw.choice((48, 64, 96))
-            found = pair(kind, door, arguments.seed + number, length)
+            found = measured(kind, door, arguments.seed + number, length)
             if found is None:
                 print(f"| {kind} | {door} | {length} | nothing | | | |", flush=True)
                 continue
-            (_, share, low, remedy, _), gain = found
-            within = (low or 0.0) <= gain <= share
+            low, share, gain, remedy = found
+            within = low <= gain <= share
             totals.setdefault(kind, []).append(within)
-            told = f"{low or 0.0:.1%} to {share:.1%} | {gain:.1%} | {'yes' if within else '**no**'}"
+            told = f"{low:.1%} to {share:.1%} | {gain:.1%} | {'yes' if within else '**no**'}"
             print(f"| {kind} | {door} | {length} | {told} | {remedy} |", flush=True)
     for kind, within in totals.items():
         print(f"{kind}: {sum(within)} of {len(within)} gains within the promise")
