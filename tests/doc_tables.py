@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+from perf_callbacks.flops.peaks.device_peaks import DEVICES
 from perf_callbacks.journal import Record
 from perf_callbacks.kernel.records.metric_table import METRICS
 
@@ -36,7 +37,17 @@ def records():
     return table(("type", "content", "fields"), *rows)
 
 
-TABLES = {"metrics.md": metrics, "journal.md": records}
+def peaks():
+    """The table of `docs/peaks.md`."""
+    formats = ("float32", "tfloat32", "float16", "bfloat16", "float8")
+    rows = [
+        (row.called, *[f"{row.tflops[name]:g}" if name in row.tflops else "—" for name in formats], row.source)
+        for row in DEVICES
+    ]
+    return table(("device", "fp32", "tf32", "fp16", "bf16", "fp8", "source"), *rows)
+
+
+TABLES = {"metrics.md": metrics, "journal.md": records, "peaks.md": peaks}
 
 
 def written(text, rows):

@@ -12,9 +12,10 @@ from perf_callbacks.flops.peaks.matmul_peak import Matmuls, measure
 class Machine:
     """Multiplies at its rate, at most; a round takes no less than its latency. Seconds in powers of two are exact."""
 
-    def __init__(self, *, rate=2.0**36, latency=0.0, slow=()):
+    def __init__(self, *, rate=2.0**36, latency=0.0, slow=(), sizes=(256, 512, 1024, 2048), largest=8192):
         self.now = 0.0
-        self.sizes = (256, 512, 1024, 2048)
+        self.sizes = sizes
+        self.largest = largest
         self.ran = []
         self._rate, self._latency, self._slow = rate, latency, set(slow)
 
@@ -25,6 +26,8 @@ class Machine:
         return 2.0 * size**3
 
     def prepare(self, size):
+        if size > self.largest:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         self._size = size
 
     def run(self):
@@ -75,6 +78,33 @@ def test_a_round_that_takes_no_time_at_all_is_no_division_by_zero():
     machine = Machine(rate=float("inf"))
     machine.clock = iter(step / 64 for step in range(10_000)).__next__
     assert searched(machine).flops_per_second > 0
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "privateuseone"])
+def test_a_device_multiplies_matrices_up_to_8192(kind):
+    assert Matmuls(torch.device(kind), torch.bfloat16).sizes == (1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize("rate", [2.0**42, 2.0**46, 2.0**50, 2.0**52])  # 4 to 4504 TFLOPS
+@pytest.mark.parametrize("latency", [0.0, 2.0**-12])
+def test_the_time_is_kept_on_a_device_too(rate, latency):
+    machine = Machine(rate=rate / matmul_peak.CALLS, latency=latency, sizes=matmul_peak.DEVICE_SIZES)
+    searched(machine, seconds=matmul_peak.SECONDS)
+    assert machine.now <= matmul_peak.SECONDS
+    assert (8192 in machine.ran) == (rate >= 2.0**46)
+
+
+@pytest.mark.parametrize("largest", [256, 512, 1024])
+def test_where_the_memory_is_too_small_the_smaller_matrices_count(largest):
+    machine = Machine(largest=largest)
+    assert searched(machine).flops_per_second == 2.0**36
+    assert max(machine.ran) == largest
+
+
+def test_where_no_matrix_fits_there_is_no_peak():
+    machine = Machine(largest=128)
+    found = measure(torch.device("cpu"), ["float32"], clock=machine.clock, make=lambda device, dtype: machine)
+    assert found == {}
 
 
 class Refusing(Machine):

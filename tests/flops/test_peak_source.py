@@ -3,10 +3,12 @@
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from perf_callbacks import PerfConfig
 from perf_callbacks.flops.peaks import peak_source as module
 from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
 from perf_callbacks.flops.peaks.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
@@ -174,3 +176,37 @@ def test_nobody_has_no_cache(monkeypatch):
     cache = Cache(cache_directory(), conditions(CPU))
     cache.write({"float32": found()})
     assert cache.read() == {}
+
+
+class Properties:
+    """Properties of a device, which its module in torch returns."""
+
+    def __init__(self, monkeypatch, name, **properties):
+        monkeypatch.setattr(module.devices, "name", lambda device: name)
+        monkeypatch.setattr(torch, "get_device_module", lambda device: self)
+        self._properties = SimpleNamespace(**properties)
+
+    def get_device_properties(self, device):
+        return self._properties
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "properties", "tflops"),
+    [
+        ("cuda", "NVIDIA GeForce RTX 3080", {"multi_processor_count": 70}, 61.3),
+        ("cuda", "AMD Radeon Graphics", {"multi_processor_count": 228, "gcnArchName": "gfx942:sramecc+:xnack-"}, 980.6),
+        ("cuda", "AMD Instinct MI300X", {"multi_processor_count": 38, "gcnArchName": "gfx942:sramecc+:xnack-"}, None),
+        ("xpu", "Intel(R) Data Center GPU Max 1550", {"max_compute_units": 448, "gpu_subslice_count": 56}, 367),
+        ("privateuseone", "Ascend910B3", {"total_memory": 65452113920}, 294.9),
+        ("hpu", "GAUDI2", {}, 432),
+    ],
+)
+def test_a_device_is_looked_up_by_its_name_and_how_it_is_built(monkeypatch, kind, name, properties, tflops):
+    Properties(monkeypatch, name, **properties)
+    peaks = module.find(torch.device(kind), ["bfloat16"], PerfConfig(measure_peak="off"))
+    assert (None if peaks is None else peaks.by_dtype["bfloat16"] / 1e12) == tflops
+
+
+@pytest.mark.parametrize("kind", ["mps", "meta", "xla"])
+def test_a_device_without_properties_has_no_published_peak(kind):
+    assert module.find(torch.device(kind), ["float32"], PerfConfig(measure_peak="off")) is None

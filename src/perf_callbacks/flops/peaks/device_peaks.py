@@ -19,11 +19,14 @@ class PeakRow:
     """Dense peak by torch's dtype name. A missing dtype is not published, or not supported."""
     source: str
     processors: int | None
-    """Multiprocessors of the whole device, as torch counts. A partition has fewer under the same name."""
+    """Multiprocessors of the whole device, as torch counts: vector engines of an Intel GPU. A partition has fewer under
+    the same name. None if torch doesn't count them."""
     fma: int | None
     """Multiply-adds of one multiprocessor in one clock, in bfloat16 or else float16."""
     called: str
-    """Example of a name that the driver reports."""
+    """Example of a name that the driver reports. If one name stands for two devices, a word is added."""
+    architecture: str | None = None
+    """ROCm's name of the architecture. With the multiprocessors, it tells which Instinct a driver without names has."""
 
 
 def _row(  # noqa: PLR0917 the columns of a table
@@ -38,10 +41,11 @@ def _row(  # noqa: PLR0917 the columns of a table
     called: str,
     *,
     bf16: bool = True,
+    arch: str | None = None,
 ) -> PeakRow:
     published = {"float32": fp32, "tfloat32": tf32, "float16": half, "bfloat16": half if bf16 else None, "float8": fp8}
     tflops = {dtype: peak for dtype, peak in published.items() if peak is not None}
-    return PeakRow(name, tflops, source, processors, fma, called)
+    return PeakRow(name, tflops, source, processors, fma, called, arch)
 
 
 _NV = "https://www.nvidia.com/en-us/data-center"
@@ -54,6 +58,7 @@ _H100 = f"{_NV}/h100/"
 _H800 = "like the H100 SXM, except for NVLink and FP64"
 _H20 = "NVIDIA H20 data sheet; multiprocessors as torch counts them"
 _A100 = f"{_NV}/a100/"
+_A100_64 = "124 multiprocessors (Top500: 1,824,768 cores of 13,824 GPUs and their CPUs) x 1410 MHz x 1024 multiply-adds"
 _A30 = f"{_NV}/products/a30-gpu/"
 _L40S = f"{_NV}/l40s/"
 _L40 = f"{_NV}/l40/"
@@ -63,16 +68,32 @@ _A10G = "80 multiprocessors x 1710 MHz x 256 multiply-adds, as AWS states for G5
 _A10 = f"{_NV}/products/a10-gpu/"
 _GA102 = "NVIDIA Ampere GA102 whitepaper 2.0"
 _6000 = "https://www.nvidia.com/en-us/design-visualization/rtx-6000/, halved: sparse"
+_A5000 = "NVIDIA RTX A5000 data sheet, halved: it prints sparse figures"
+_5000 = "NVIDIA RTX 5000 Ada Generation data sheet, divided: it prints 1044.4 for sparse float8"
+_PRO = "188 multiprocessors x 2617 MHz x 512 multiply-adds, as hmc-tech.com prints"
+_MAX_Q = "188 multiprocessors x 2288 MHz x 512 multiply-adds: the rates of the Workstation Edition"
 _GB202 = "NVIDIA RTX Blackwell GPU architecture whitepaper, FP32 accumulate"
 _ADA = "NVIDIA Ada GPU architecture whitepaper 2.01, FP32 accumulate"
+_4080S = "80 multiprocessors x 2550 MHz x 256 multiply-adds: the rates of the RTX 4080"
+_3080 = "68 or 70 multiprocessors x 1710 MHz x 256 multiply-adds: the rates of the RTX 3090"
 _3090 = f"{_GA102}, FP32 accumulate"
 _V100 = f"{_NV}/v100/"
+_SXM3 = "NVIDIA DGX-2 data sheet, one of sixteen"
+_P100 = "NVIDIA Tesla P100 data sheet. torch accumulates in float32, at the rate of float32"
 _T4 = f"{_NV}/tesla-t4/"
 _MI355 = f"{_AMD}/mi350/mi355x.html"
+_MI350 = f"{_AMD}/mi350/mi350x.html"
 _MI325 = f"{_AMD}/mi300/mi325x.html"
 _MI300 = f"{_AMD}/mi300/mi300x.html"
-_MI250X = f"{_AMD}/mi200/mi250x.html, one of two dies"
-_MI250 = f"{_AMD}/mi200/mi250.html, one of two dies"
+_MI300A = f"{_AMD}/mi300/mi300a.html"
+_MI250X = f"{_AMD}/mi200/mi250x.html, one of two dies, matrix cores"
+_MI250 = f"{_AMD}/mi200/mi250.html, one of two dies, matrix cores"
+_MI210 = f"{_AMD}/mi200/mi210.html, matrix cores"
+_1550 = "Xe cores, of 8 vector engines each, x 1600 MHz x 2048 multiply-adds (Intel GPU Max Series Technical Overview)"
+_1100 = "56 Xe cores x 1550 MHz x 2048 multiply-adds (Intel GPU Max Series Technical Overview)"
+_ASCEND = "Huawei's torchtitan-npu: the peak of the cube units"
+_910C = f"{_ASCEND}, one of two dies"
+_MAX = "data center gpu max"
 _GAUDI = "Intel Gaudi 2 whitepaper"
 _TPU = "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm"
 
@@ -90,6 +111,7 @@ DEVICES = (
     _row(67,    494.5, 989.5, 1979, 132,  2048, _H800,   r"h800( sxm5?)?( 80gb)?( hbm3)?", "NVIDIA H800"),
     _row(44,    74,    148,   296,  78,   None, _H20,    r"h20", "NVIDIA H20"),
     _row(19.5,  156,   312,   None, 108,  1024, _A100,   r"a[18]00( (sxm4?|pcie|40gb|80gb))*", "NVIDIA A100-SXM4-80GB"),
+    _row(22.4,  179,   358,   None, 124,  1024, _A100_64, r"a100 sxm4? 64gb", "NVIDIA A100-SXM-64GB"),
     _row(10.3,  82,    165,   None, 56,   1024, _A30,    r"a30", "NVIDIA A30"),
     _row(91.6,  183,   362,   733,  142,  512,  _L40S,   r"l40s", "NVIDIA L40S"),
     _row(90.5,  90.5,  181,   362,  142,  256,  _L40,    r"l40", "NVIDIA L40"),
@@ -98,21 +120,50 @@ DEVICES = (
     _row(None,  35,    70,    None, 80,   256,  _A10G,   r"a10g", "NVIDIA A10G"),
     _row(31.2,  62.5,  125,   None, 72,   512,  _A10,    r"a10", "NVIDIA A10"),
     _row(38.7,  77.4,  154.8, None, 84,   512,  _GA102,  r"rtx a6000", "NVIDIA RTX A6000"),
+    _row(27.8,  55.5,  111.1, None, 64,   512,  _A5000,  r"rtx a5000", "NVIDIA RTX A5000"),
     _row(91.1,  182,   364,   728,  142,  512,  _6000,   r"rtx 6000 ada generation", "NVIDIA RTX 6000 Ada Generation"),
+    _row(65.3,  130.6, 261,   522,  100,  512,  _5000,   r"rtx 5000 ada generation", "NVIDIA RTX 5000 Ada Generation"),
+    _row(126,   251.9, 503.8, 1007, 188,  512,  _PRO,
+         r"rtx pro 6000 blackwell workstation edition",
+         "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+    _row(110.1, 220.2, 440.5, 881,  188,  512,  _MAX_Q,
+         r"rtx pro 6000 blackwell max q workstation edition",
+         "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"),
     _row(104.8, 104.8, 209.5, 419,  170,  256,  _GB202,  r"rtx 5090", "NVIDIA GeForce RTX 5090"),
+    _row(56.3,  56.3,  112.6, 225,  84,   256,  _GB202,  r"rtx 5080", "NVIDIA GeForce RTX 5080"),
     _row(82.6,  82.6,  165.2, 330,  128,  256,  _ADA,    r"rtx 4090", "NVIDIA GeForce RTX 4090"),
+    _row(52.2,  52.2,  104.4, 209,  80,   256,  _4080S,  r"rtx 4080 super", "NVIDIA GeForce RTX 4080 SUPER"),
     _row(48.7,  48.7,  97.5,  195,  76,   256,  _ADA,    r"rtx 4080", "NVIDIA GeForce RTX 4080"),
     _row(35.6,  35.6,  71,    None, 82,   256,  _3090,   r"rtx 3090", "NVIDIA GeForce RTX 3090"),
+    _row(29.8,  29.8,  59.5,  None, 68,   256,  _3080,   r"rtx 3080( 10gb)?", "NVIDIA GeForce RTX 3080 10GB"),
+    _row(30.6,  30.6,  61.3,  None, 70,   256,  _3080,   r"rtx 3080( 12gb)?", "NVIDIA GeForce RTX 3080 12GB"),
+    _row(15.7,  None,  125,   None, 80,   512,  _SXM3,   r"v100 sxm3 32gb", "Tesla V100-SXM3-32GB", bf16=False),
     _row(15.7,  None,  125,   None, 80,   512,  _V100,   r"v100 sxm2( (16|32)gb)?", "Tesla V100-SXM2-32GB", bf16=False),
+    _row(14,    None,  112,   None, 80,   512,  _V100,   r"v100 pcie( (16|32)gb)?", "Tesla V100-PCIE-32GB", bf16=False),
+    _row(10.6,  None,  10.6,  None, 56,   64,   _P100,   r"p100 sxm2( 16gb)?", "Tesla P100-SXM2-16GB", bf16=False),
+    _row(9.3,   None,  9.3,   None, 56,   64,   _P100,   r"p100 pcie( (12|16)gb)?", "Tesla P100-PCIE-16GB", bf16=False),
     _row(8.1,   None,  65,    None, 40,   512,  _T4,     r"t4", "Tesla T4", bf16=False),
-    _row(157.3, None,  2500,  5000, 256,  None, _MI355,  r"mi355x( (vf|oam))?", "AMD Instinct MI355X"),
-    _row(163.4, 653.7, 1307,  2610, 304,  1024, _MI325,  r"mi325x( (vf|oam))?", "AMD Instinct MI325X"),
-    _row(163.4, 653.7, 1307,  2610, 304,  1024, _MI300,  r"mi300x( (vf|oam))?", "AMD Instinct MI300X"),
-    _row(23.95, None,  191.5, None, 110,  512,  _MI250X, r"mi250x( mi250)?", "AMD Instinct MI250X"),
-    _row(22.65, None,  181,   None, 104,  512,  _MI250,  r"(mi250x )?mi250", "AMD Instinct MI250"),
-    _row(None,  None,  432,   865,  None, None, _GAUDI,  r"gaudi ?2", "HL-GAUDI2"),
+    _row(157.3, None,  2500,  5000, 256,  None, _MI355,  r"mi355x( (vf|oam))?", "AMD Instinct MI355X", arch="gfx950"),
+    _row(144.2, None,  2310,  4614, 256,  2048, _MI350,  r"mi350x( (vf|oam))?", "AMD Instinct MI350X", arch="gfx950"),
+    _row(163.4, 653.7, 1307,  2610, 304,  1024, _MI325,  r"mi325x( (vf|oam))?", "AMD Instinct MI325X", arch="gfx942"),
+    _row(163.4, 653.7, 1307,  2610, 304,  1024, _MI300,  r"mi300x( (vf|oam))?", "AMD Instinct MI300X", arch="gfx942"),
+    _row(122.6, 490.3, 980.6, 1961, 228,  1024, _MI300A, r"mi300a", "AMD Instinct MI300A", arch="gfx942"),
+    _row(47.9,  None,  191.5, None, 110,  512,  _MI250X, r"mi250x( mi250)?", "AMD Instinct MI250X", arch="gfx90a"),
+    _row(45.3,  None,  181,   None, 104,  512,  _MI250,  r"(mi250x )?mi250", "AMD Instinct MI250", arch="gfx90a"),
+    _row(45.3,  None,  181,   None, 104,  512,  _MI210,  r"mi210", "AMD Instinct MI210", arch="gfx90a"),
+    _row(52.4,  419.4, 838.9, None, 1024, 256,  _1550,  rf"{_MAX} 1550( 1024)?", "Intel Data Center GPU Max 1550 1024"),
+    _row(45.9,  367,   734,   None, 896,  256,  _1550,  rf"{_MAX} 1550( 896)?", "Intel Data Center GPU Max 1550 896"),
+    _row(26.2,  209.7, 419.4, None, 512,  256,  _1550,  rf"{_MAX} 1550( 512)?", "Intel Data Center GPU Max 1550 512"),
+    _row(22.9,  183.5, 367,   None, 448,  256,  _1550,  rf"{_MAX} 1550( 448)?", "Intel Data Center GPU Max 1550 448"),
+    _row(22.2,  177.8, 355.5, None, 448,  256,  _1100,  rf"{_MAX} 1100", "Intel(R) Data Center GPU Max 1100"),
+    _row(None,  None,  373.9, None, None, None, _ASCEND, r"ascend910b1", "Ascend910B1"),
+    _row(None,  None,  353.9, None, None, None, _ASCEND, r"ascend910b2c?", "Ascend910B2"),
+    _row(None,  None,  294.9, None, None, None, _ASCEND, r"ascend910b3", "Ascend910B3"),
+    _row(None,  None,  245.8, None, None, None, _ASCEND, r"ascend910b4( 1)?", "Ascend910B4"),
+    _row(None,  None,  353.9, None, None, None, _910C,   r"ascend910 93[69]2", "Ascend910_9392"),
+    _row(None,  None,  432,   865,  None, None, _GAUDI,  r"gaudi ?2", "GAUDI2"),
     _row(None,  None,  918,   None, None, None, _TPU,    r"tpu v6e|tpu v6 lite", "TPU v6 lite"),
-    _row(None,  None,  459,   None, None, None, _TPU,    r"tpu v5p", "TPU v5p"),
+    _row(None,  None,  459,   None, None, None, _TPU,    r"tpu v5p?", "TPU v5p"),
     _row(None,  None,  197,   None, None, None, _TPU,    r"tpu v5e|tpu v5 lite", "TPU v5 lite"),
     _row(None,  None,  275,   None, None, None, _TPU,    r"tpu v4", "TPU v4"),
 )

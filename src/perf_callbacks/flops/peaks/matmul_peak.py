@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from perf_callbacks.kernel.clock import perf_counter
-from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 SECONDS = 0.9
 """Seconds of a measurement, for all dtypes together."""
 
 SIZES = {"cpu": (256, 512, 1024, 2048)}
 """Rows and columns of the matrices, smallest first, each twice the size before."""
-DEVICE_SIZES = (1024, 2048, 4096)
+DEVICE_SIZES = (1024, 2048, 4096, 8192)
 
 GROWTH = 8
 """Time of a round, relative to a round of the size before."""
@@ -93,18 +93,33 @@ def measure(
 
 
 def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
-    """Find the best rate. Each size gets an equal part of the time; a size with too long a round ends the search."""
+    """Find the best rate. Each size gets an equal part of the time.
+
+    A size with too long a round ends the search, and so does a size for which the memory is too small.
+    """
     part = seconds / len(rounds.sizes)
     found: list[MeasuredPeak] = []
     shortest = 0.0
     for size in rounds.sizes:
         if GROWTH * shortest > part:
             break
-        rounds.prepare(size)
-        end, shortest = clock() + part, math.inf
-        while shortest == math.inf or clock() + shortest <= end:
-            start = clock()
-            rounds.run()
-            shortest = min(shortest, max(clock() - start, 1e-9))
+        try:
+            shortest = _shortest(rounds, size, part, clock)
+        except RuntimeError as error:  # out of memory, if smaller matrices fitted
+            let_pass(error)
+            if not found:
+                raise
+            break
         found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
     return max(found, key=lambda peak: peak.flops_per_second)
+
+
+def _shortest(rounds: Matmuls, size: int, seconds: float, clock: Callable[[], float]) -> float:
+    """Return the seconds of the shortest round of a size."""
+    rounds.prepare(size)
+    end, shortest = clock() + seconds, math.inf
+    while shortest == math.inf or clock() + shortest <= end:
+        start = clock()
+        rounds.run()
+        shortest = min(shortest, max(clock() - start, 1e-9))
+    return shortest

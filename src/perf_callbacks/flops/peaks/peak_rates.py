@@ -54,29 +54,42 @@ def canonical(dtype: str) -> str:
     return "float8" if name.startswith("float8") else DTYPES.get(name, name)
 
 
-def lookup(device: str, processors: int | None = None) -> Peaks | None:
+def lookup(device: str, processors: int | None = None, architecture: str | None = None) -> Peaks | None:
     """Look up the published dense peaks of a device by name; None if the table lacks the device.
 
     The whole name has to match, because a similar name, such as a laptop GPU of the same number, is another device.
-    `processors`, the device's number of multiprocessors, distinguishes a partition from the whole device.
+
+    Args:
+        device: Name that the driver reports.
+        processors: Number of multiprocessors, which distinguishes a partition from the whole device.
+        architecture: ROCm's name of the architecture, for an Instinct without a name of its own.
 
     >>> lookup("NVIDIA H100 80GB HBM3").peak_flops_per_second("bfloat16") / 1e12
     989.5
     >>> lookup("NVIDIA GeForce RTX 4090 Laptop GPU")
+    >>> lookup("AMD Radeon Graphics", 228, "gfx942:sramecc+:xnack-").source.rpartition("/")[2]
+    'mi300a.html'
     """
-    rows = _rows(device, processors)
-    if len(rows) != 1:  # with two rows, the name is ambiguous
+    rows = _rows(device, processors, architecture)
+    if not rows or any(row.tflops != rows[0].tflops for row in rows):  # the name is ambiguous
         return None
     return Peaks({dtype: tflops * TERA for dtype, tflops in rows[0].tflops.items()}, rows[0].source)
 
 
-def _rows(device: str, processors: int | None) -> list[PeakRow]:
+NAMELESS = "radeon graphics"
+"""Name of each AMD GPU if ROCm lacks the list of names, as in small containers."""
+
+
+def _rows(device: str, processors: int | None, architecture: str | None) -> list[PeakRow]:
     name = _name(device)
+    if name == NAMELESS and architecture is not None:
+        built = architecture.partition(":")[0], processors
+        return [row for row in DEVICES if (row.architecture, row.processors) == built]
     rows = [row for row in DEVICES if re.fullmatch(row.name, name)]
     return [row for row in rows if processors is None or row.processors in {None, processors}]
 
 
-_BRANDS = frozenset({"nvidia", "amd", "intel", "google", "instinct", "tesla", "geforce", "hl"})
+_BRANDS = frozenset({"nvidia", "amd", "intel", "r", "google", "instinct", "tesla", "geforce"})
 
 
 def _name(device: str) -> str:
@@ -85,6 +98,8 @@ def _name(device: str) -> str:
 
 def near(device: str) -> list[str]:
     """Find at most three known devices with a similar name. A partition of a device has none.
+
+    The model's number has to be the same: a P100 isn't meant by a name that is like an H100's.
 
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
@@ -95,9 +110,16 @@ def near(device: str) -> list[str]:
         return []
     alike = [called for name, called in known.items() if words <= {*name.split()}]
     if not alike:
-        together = {name.replace(" ", ""): called for name, called in known.items()}
+        model = _model(_name(device))
+        together = {name.replace(" ", ""): called for name, called in known.items() if _model(name) == model}
         alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
     return sorted(alike)[:3]
+
+
+def _model(name: str) -> str | None:
+    """Return the word of a name that has the model's number: "b200" of "b 200"."""
+    found = re.search(r"(\b[a-z]+ ?)?\d[a-z0-9]*", name)
+    return None if found is None else found[0].replace(" ", "")
 
 
 def unknown(device: str) -> str:
