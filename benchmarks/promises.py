@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/promises.py                        # six programs for each kind of fault
     OMP_NUM_THREADS=1 python benchmarks/promises.py --kinds data optimizer
 
-The faults are those of `hidden_faults.py`, with batches of other lengths. The remedy is applied as its line says.
-Each program is a process of its own. The gain is the part of the time after startup that is saved; the promise is the range of
-the finding. For attention and checkpointing in models of other sizes, see `advice_figures.py llama`.
+The faults are those of `hidden_faults.py`, with batches of other lengths. The remedy is applied as its line says. Each
+program is a process of its own. The gain is the part of the time after startup that is saved; the promise is the range
+of the finding. For attention and checkpointing in models of other sizes, see `advice_figures.py llama`.
 """
 
 import argparse
