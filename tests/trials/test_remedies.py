@@ -74,6 +74,7 @@ def test_a_line_calls_for_its_remedy(line):
     assert (found.change.name, found.change.value) == EXPECTED[line]
     assert found.line == line
     assert found.promised == (1.0, 2.0)
+    assert found.called_for
 
 
 def test_the_largest_finding_gives_the_number():
@@ -88,6 +89,7 @@ def test_compilation_is_tried_on_request_only():
 
 @pytest.mark.parametrize("cpus", [1, 8])
 def test_only_tries_what_no_finding_calls_for(cpus):
+    assert not any([one.called_for for one in candidates(probe(), GROUPS, cpus)])
     tried = names(candidates(probe(), GROUPS, cpus))
     number = max(1, cpus - 1)
     numbers = {"workers": number, "threads": number}

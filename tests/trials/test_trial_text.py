@@ -87,9 +87,10 @@ def test_the_json_object():
     assert base == {
         "setting": BASE, "remedy": None, "value": None, "line": None,
         "step_seconds": pytest.approx([0.2, 0.202, 0.196]), "faster": None, "low": None, "high": None,
-        "promised": None, "loss": None,
+        "called_for": None, "promised": None, "loss": None,
     }  # fmt: skip
     assert (workers["remedy"], workers["value"], workers["line"]) == ("workers", 2, WORKERS.line)
+    assert workers["called_for"]
     assert workers["low"] < workers["faster"] < workers["high"]
     assert workers["faster"] == pytest.approx(2.0)
     assert found["write"] == [WORKERS.line, PRECISION.line]

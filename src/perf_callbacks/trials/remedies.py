@@ -106,6 +106,8 @@ class Candidate:
     """Line to write."""
     promised: tuple[float, float] | None = None
     """Speedup that the finding promises, from the least to the largest factor. None: unknown."""
+    called_for: bool = True
+    """False: only `--only` selected the remedy."""
 
     @property
     def title(self) -> str:
@@ -145,7 +147,8 @@ def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candida
         if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
             number = max(1, cpus - 1) if remedy.name in NUMBERED else None
             change = Change(name=remedy.name, value=number)
-            found[remedy.name] = Candidate(remedy=remedy, change=change, line=remedy.line.format(number))
+            line = remedy.line.format(number)
+            found[remedy.name] = Candidate(remedy=remedy, change=change, line=line, called_for=False)
     if probe.own_callback:
         names -= {"gc", "affinity", "pinning"}
     return [found[name] for name in [remedy.name for remedy in REMEDIES] if name in found and name in names]

@@ -136,6 +136,7 @@ def as_json(result: Result) -> dict[str, Any]:
                 "faster": gain.factor if gain is not None else None,
                 "low": gain.low if gain is not None else None,
                 "high": gain.high if gain is not None else None,
+                "called_for": candidate.called_for if candidate is not None else None,
                 "promised": candidate.promised if candidate is not None else None,
                 "loss": result.losses(name) if name != BASE else None,
             }
