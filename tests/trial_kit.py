@@ -60,3 +60,7 @@ def processes(directory):
             if one.startswith(mark):
                 found[int(entry.parent.name)] = Path(one.decode()).stem
     return found
+
+
+def by_remedy(result):
+    return {one["remedy"] or one["setting"]: one for one in result["settings"]}
