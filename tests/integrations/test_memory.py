@@ -399,6 +399,27 @@ def test_heat_is_a_finding_and_a_power_cap_at_the_default_limit_is_none(tmp_path
     assert [finding.share for finding in found] == [pytest.approx(0.75 * 0.3)] * len(causes)
 
 
+def test_a_fit_that_nobody_ends_leaves_nothing_open_in_nvml(tmp_path, ticks, monkeypatch):
+    stub = load(monkeypatch)
+    monkeypatch.setattr(memory, "_uuid", lambda _: uuid(3))
+    config = PerfConfig(output_dir=str(tmp_path), flops="off")
+
+    def left_alone():
+        model = nn.Linear(WIDTH, 1)
+        optimizer = sgd(model)
+        perf = measure(model=model, optimizer=optimizer, loader=[torch.ones(2, WIDTH)] * 9, config=config).__enter__()
+        for rows in perf.loader:
+            model(rows).sum().backward()
+            optimizer.step()
+            ticks.pass_seconds(10)
+        assert (stub.started, stub.samples) == (1, 1)
+        ticks.watched.clear()  # the real watchdog holds a fit weakly
+
+    left_alone()
+    gc.collect()
+    assert (stub.started, stub.samples) == (0, 0)
+
+
 @pytest.mark.parametrize("has", [{"errors": "energy=3"}, {"mig": 1}, {"processes": 2}, {"errors": "*=15"}])
 def test_energy_is_unknown_where_it_is_not_that_of_the_fit(tmp_path, ticks, monkeypatch, has):
     summary, _ = on_the_stub(tmp_path, monkeypatch, ticks, **has)

@@ -1,6 +1,8 @@
 """GPUs and their counters, from a stand-in of NVML in C that `pynvml` calls through ctypes. No GPU is there."""
 
+import copy
 import dataclasses
+import os
 import sys
 
 import pytest
@@ -173,6 +175,14 @@ def test_a_gpu_that_nvml_does_not_list_has_no_counters(stub):
     assert monitor.read() == DeviceUse()
     monitor.close()
     assert stub.started == 0
+
+
+def test_a_forked_child_leaves_nvml_alone(monitor, stub, monkeypatch):
+    monitor.read()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        copy.copy(monitor).close()
+        assert (stub.started, stub.samples) == (1, 1)
 
 
 def test_without_pynvml_nothing_is_known(monkeypatch):

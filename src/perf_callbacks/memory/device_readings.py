@@ -42,7 +42,8 @@ class Lowered:
 
 def _with(before: Lowered | None, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) -> Lowered:
     """Add a reading with these clocks."""
-    readings, lost, mean, celsius = 1, 0.0, 0.0, use.celsius
+    readings, lost, mean = 1, 0.0, 0.0
+    celsius: float | None = use.celsius
     busy = 1.0 if use.utilization is None else use.utilization
     if before is not None:
         readings, lost, mean = 1 + before.readings, before.lost, before.sm_mhz

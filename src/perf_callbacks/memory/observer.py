@@ -155,6 +155,7 @@ class MemoryWatch(Observer):
             return False
         if self._began is None:
             self._began, self._next, self._monitor = now, now, Monitor(self._uuid)
+            weakref.finalize(self, self._monitor.close).atexit = False  # for a fit that nobody ends
         if self._monitor is not None and now >= self._next:
             self._next = now + PERIOD_SECONDS
             self._note(now - self._began, now, self._monitor.read())

@@ -60,6 +60,7 @@ class Monitor:
         self._nvml: Any = None
         self._handle: Any = None
         self._activity: _Activity | None = None
+        self._process = os.getpid()
         if uuid is None:
             return
         with guard(let_pass):  # as in `inventory`
@@ -84,10 +85,8 @@ class Monitor:
             return None if value is None else value / 1000
 
         rates, memory = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetMemoryInfo")
-        reasons, processes = (
-            ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
-            ask("nvmlDeviceGetComputeRunningProcesses"),
-        )
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        processes = ask("nvmlDeviceGetComputeRunningProcesses")
         own = [one.usedGpuMemory for one in processes or () if one.pid == os.getpid() and one.usedGpuMemory is not None]
         tensors, bandwidth = activity.read()
         return DeviceUse(
@@ -108,13 +107,14 @@ class Monitor:
         )
 
     def close(self) -> None:
-        """Close NVML. Idempotent."""
+        """Free the sample and close NVML. Idempotent."""
         found, self._nvml = self._nvml, None
+        if found is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
+            return
         if self._activity is not None:
             self._activity.close()
-        if found is not None:
-            with suppress(Exception):
-                found.nvmlShutdown()
+        with suppress(Exception):
+            found.nvmlShutdown()
 
 
 class _Activity:
