@@ -78,13 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     name, findings = here.type, tuple[Finding, ...]()
     with guard() as attempt:  # a driver may list GPUs that CUDA can't use
         name, findings = device.name(here), advising.without_run(here)
-    refused = f"{here.type} can't be used ({attempt.reason})" if attempt.reason else None
+    refused = f"{here.type} can't be used" if attempt.reason else None
     asked = config if may_measure else replace(config, measure_peak="off")
     peak = None if off or refused else peak_source.find(here, dtypes, asked)
     later = not (off or refused or may_measure or config.peak_tflops) and (
         config.measure_peak == "on" or (peak is None and config.measure_peak == "auto")
     )
-    notes = [*_device_notes(here, refused)]
+    notes = [*_device_notes(here, attempt.reason)]
     if arguments.json:
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
         items = [asdict(row) for row in rows]
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     return LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
 
 
-def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
+def _device_notes(here: "torch.device", refused: str) -> Iterator[str]:
     """Yield sentences about GPUs that are hidden, lost, divided or refuse to start."""
     import torch  # noqa: PLC0415 other commands do without torch
 
@@ -123,8 +123,8 @@ def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
     gpus, lost = len(found.gpus), len(found.unanswered)
     lists = f"NVML lists {_gpus(gpus)}" if gpus else "NVML lists no GPU"
     lists += f": {found.missing}" if found.missing is not None else ""
-    if refused is not None:
-        yield f"{refused}. {lists}."
+    if refused:
+        yield f"{here.type} can't be used ({refused}). {lists}."
     elif here.type == "cpu" and built is not None:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         only = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
