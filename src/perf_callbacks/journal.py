@@ -35,6 +35,7 @@ from perf_callbacks.kernel.records.fit_records import (
 from perf_callbacks.kernel.records.journal_file import files, read
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.summary_parts import (
+    EnergySummary,
     FlopsSummary,
     GcSummary,
     MemorySummary,
@@ -45,6 +46,7 @@ from perf_callbacks.kernel.records.summary_parts import (
 __all__ = [
     "SCHEMA",
     "Checklist",
+    "EnergySummary",
     "Entry",
     "Finding",
     "Flops",

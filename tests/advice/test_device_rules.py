@@ -6,7 +6,9 @@ import pytest
 from advised import PLAIN, WORK, found, machine, summary
 
 from perf_callbacks.advice.facts import Facts
+from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
+from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse
 
 CUDA = machine(accelerator="cuda")
@@ -22,7 +24,39 @@ def busy(*readings):
     return use
 
 
+def clocks(*mhz, reason="heat, by the driver", **known):
+    """Readings of a device of at most 2000 MHz, of which those below have this reason."""
+    readings = DeviceReadings()
+    for one in mhz:
+        reasons = (reason,) if one < 2000 else ()
+        use = {"utilization": 1.0, "max_sm_mhz": 2000, "throttled_by": reasons} | known
+        readings.add(1, DeviceUse(sm_mhz=one, **use))
+    return Facts(readings=readings)
+
+
+HALF = (2000,) * 5 + (1200,) * 5
+LIMITS = {"reason": "power cap", "limit_watts": 500.0}
 SILENT = {
+    "throttled on a CPU": ("throttle", clocks(*HALF), summary(), machine()),
+    "no readings": ("throttle", Facts(), summary(), CUDA),
+    "clocks that were hardly read": ("throttle", clocks(*[1200] * 5), summary(), CUDA),
+    "clocks that were low twice": ("throttle", clocks(*[2000] * 20, 1200, 1200), summary(), CUDA),
+    "clocks that were low before times are known": ("throttle", clocks(*HALF), None, CUDA),
+    "a clock that is hardly lower": ("throttle", clocks(*[1990] * 10), summary(), CUDA),
+    "a board at its power limit": (
+        "throttle",
+        clocks(*[1300] * 10, **LIMITS, default_limit_watts=500.0),
+        summary(),
+        CUDA,
+    ),
+    "a board at an unknown limit": ("throttle", clocks(*[1300] * 10, reason="power cap"), summary(), CUDA),
+    "a limit above the default": (
+        "throttle",
+        clocks(*[1300] * 10, **LIMITS, default_limit_watts=400.0),
+        summary(),
+        CUDA,
+    ),
+    "reasons that are nobody's fault": ("throttle", clocks(*HALF, reason="sync boost"), summary(), CUDA),
     "deterministic on a CPU": ("precision", Facts(deterministic=True), None, machine()),
     "uncached on a CPU": ("memory", Facts(uncached=True), None, machine()),
     "cached": ("memory", Facts(expandable=True), summary(), CUDA),
@@ -68,6 +102,29 @@ SILENT = {
 def test_a_device_that_waits_for_data_is_not_idle_for_small_batches():
     facts = Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True))
     assert found("host", facts, summary(data=1.0), CUDA).share == pytest.approx(0.25)
+
+
+def test_the_share_of_a_low_clock_is_its_loss_in_all_readings():
+    assert found("throttle", clocks(*HALF), summary(), CUDA).share == pytest.approx(0.5 * 0.4)
+
+
+def test_an_idle_device_loses_nothing_by_a_low_clock():
+    assert found("throttle", clocks(*HALF, utilization=0.25), summary(), CUDA).share == pytest.approx(0.5 * 0.4 / 4)
+    assert found("throttle", clocks(*HALF, utilization=0.0), summary(), CUDA) is None
+
+
+def test_a_lowered_limit_has_a_share_and_the_limit_of_the_board_has_none():
+    assert found(
+        "throttle", clocks(*HALF, **LIMITS, default_limit_watts=700.0), summary(), CUDA
+    ).share == pytest.approx(0.2)
+    assert found("throttle", clocks(*[1100] * 10, **LIMITS, default_limit_watts=500.0), summary(), CUDA).share is None
+
+
+def test_the_cause_that_costs_most_is_named():
+    readings = clocks(*HALF, reason="power brake").readings
+    for mhz in (1000,) * 6:
+        readings.add(1, DeviceUse(sm_mhz=mhz, max_sm_mhz=2000, throttled_by=("heat, by the hardware",)))
+    assert found("throttle", Facts(readings=readings), summary(), CUDA).evidence.startswith("Heat ")
 
 
 @pytest.mark.parametrize("case", SILENT)

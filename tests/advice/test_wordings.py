@@ -15,8 +15,10 @@ from snapshots import matches
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Drift, Facts, Measured, SlowCode
 from perf_callbacks.kernel.process.compilations import Compilations
+from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary
+from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import Leak, MemoryUse
 
 CPU, CUDA = machine(), machine(accelerator="cuda")
@@ -37,6 +39,16 @@ def busy(*readings):
     for reading in readings:
         use.saw_gpu(reading)
     return use
+
+
+def lowered(reason, mhz=1200, **known):
+    """Ten readings of a device's clock, of which six were low."""
+    readings = DeviceReadings()
+    for one in (1980,) * 4 + (mhz,) * 6:
+        reasons = (reason,) if one < 1980 else ()
+        use = {"utilization": 1.0, "max_sm_mhz": 1980, "throttled_by": reasons, "celsius": 88} | known
+        readings.add(1, DeviceUse(sm_mhz=one, **use))
+    return Facts(readings=readings)
 
 
 def work(*products, **changes):
@@ -269,6 +281,20 @@ CASES = {
         "once": (Facts(compilations=Compilations(1, 30.0, 0, "")), RUN, CPU),
         "again and again": (Facts(compilations=Compilations(9, 30.0, 7, "size of x changed")), RUN, CPU),
         "again": (Facts(compilations=Compilations(2, 30.0, 1, "")), RUN, CPU),
+    },
+    "throttle": {
+        "heat": (lowered("heat, by the hardware"), RUN, CUDA),
+        "heat of unknown temperature": (lowered("heat, by the driver", celsius=None), RUN, CUDA),
+        "power supply": (lowered("power brake"), RUN, CUDA),
+        "hardware": (lowered("hardware slowdown"), RUN, CUDA),
+        "by hand": (lowered("clocks set by hand"), RUN, CUDA),
+        "limit set by hand": (lowered("power cap", limit_watts=400.0, default_limit_watts=700.0), RUN, CUDA),
+        "limit of the board": (
+            lowered("power cap", mhz=900, limit_watts=700.0, default_limit_watts=700.0),
+            RUN,
+            CUDA,
+        ),
+        "unknown limit": (lowered("power cap", mhz=900), RUN, CUDA),
     },
     "shape": {
         "any size": (Facts(work=LLAMA, tensor_cores=True), RUN, CUDA),

@@ -1,6 +1,7 @@
 """Parts of memory against what is known of the model, and the use of the machine, second by second of the test."""
 
 import gc
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import tiny
 import torch
 from fake_watchdog import FakeWatchdog
 from metric_keys import needing
+from nvml_stub import INSTANCE, load, uuid
 from short_trainings import DOORS
 from torch import nn
 from torch.optim import optimizer as optimizers
@@ -15,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.process.device import Allocator
-from perf_callbacks.kernel.process.nvml import GpuUse
 from perf_callbacks.kernel.process.processes import Processes
 from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.kernel.records.metric_table import GPU
@@ -339,7 +342,7 @@ def test_an_error_in_the_watch_ends_no_measuring(tmp_path, ticks, monkeypatch):
 
 def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypatch):
     monkeypatch.setattr(memory.device, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1))
-    use = GpuUse(
+    use = DeviceUse(
         utilization=0.75, memory_bytes=6 * 10**9, own_bytes=5 * 10**9, watts=300.0, throttled_by=("power cap",)
     )
     monkeypatch.setattr(memory, "Monitor", lambda _: SimpleNamespace(read=lambda: use, close=lambda: None))
@@ -358,6 +361,69 @@ def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypat
         300.0,
         ("power cap",),
     )
+
+
+def on_the_stub(tmp_path, monkeypatch, ticks, steps=31, **has):
+    """A fit on a GPU of the stand-in of NVML, with a reading after each ten steps."""
+    stub = load(monkeypatch)
+    stub.has(**has)
+    monkeypatch.setattr(memory, "_uuid", lambda _: INSTANCE if has.get("mig") else uuid(3))
+    model = a_model()
+    summary = train(
+        tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=steps, after_step=lambda _: ticks.pass_seconds(1)
+    )
+    assert summary.failure is None
+    ticks.pass_seconds(1)
+    assert (stub.started, stub.samples) == (0, 0)
+    return summary, recorded(tmp_path, Use)
+
+
+def test_nvml_tells_energy_clocks_and_activity(tmp_path, ticks, monkeypatch):
+    summary, uses = on_the_stub(tmp_path, monkeypatch, ticks, reasons=0x40, mhz=1200)
+    last = uses[-1]
+    assert [(use.step, use.energy_joules) for use in uses] == [(1, None), *[(step, 4000.0) for step in (11, 21, 31)]]
+    assert (last.power_watts, last.power_limit_watts, last.temperature_celsius) == (412.5, 700.0, 88)
+    assert (last.sm_clock_mhz, last.max_sm_clock_mhz, last.throttled_by) == (1200, 1980, ("heat, by the hardware",))
+    assert (last.tensor_activity, last.memory_bandwidth_activity, last.gpu_processes) == (0.625, 0.25, 1)
+    assert summary.energy.joules / summary.energy.steps == summary.joules_per_step == 400.0
+    assert summary.joules_per_token is None  # the batches have no tokens
+
+
+@pytest.mark.parametrize(("reasons", "causes"), [(0x40, ["throttle"]), (0x4, []), (0x1, [])])
+def test_heat_is_a_finding_and_a_power_cap_at_the_default_limit_is_none(tmp_path, ticks, monkeypatch, reasons, causes):
+    read = environment.read
+    monkeypatch.setattr(environment, "read", lambda **known: replace(read(**known), accelerator="cuda"))
+    summary, _ = on_the_stub(tmp_path, monkeypatch, ticks, steps=61, reasons=reasons, mhz=1386)
+    found = [finding for finding in summary.findings if finding.cause == "throttle"]
+    assert [finding.cause for finding in found] == causes
+    assert [finding.share for finding in found] == [pytest.approx(0.75 * 0.3)] * len(causes)
+
+
+def test_a_fit_that_nobody_ends_leaves_nothing_open_in_nvml(tmp_path, ticks, monkeypatch):
+    stub = load(monkeypatch)
+    monkeypatch.setattr(memory, "_uuid", lambda _: uuid(3))
+    config = PerfConfig(output_dir=str(tmp_path), flops="off")
+
+    def left_alone():
+        model = nn.Linear(WIDTH, 1)
+        optimizer = sgd(model)
+        perf = measure(model=model, optimizer=optimizer, loader=[torch.ones(2, WIDTH)] * 9, config=config).__enter__()
+        for rows in perf.loader:
+            model(rows).sum().backward()
+            optimizer.step()
+            ticks.pass_seconds(10)
+        assert (stub.started, stub.samples) == (1, 1)
+        ticks.watched.clear()  # the real watchdog holds a fit weakly
+
+    left_alone()
+    gc.collect()
+    assert (stub.started, stub.samples) == (0, 0)
+
+
+@pytest.mark.parametrize("has", [{"errors": "energy=3"}, {"mig": 1}, {"processes": 2}, {"errors": "*=15"}])
+def test_energy_is_unknown_where_it_is_not_that_of_the_fit(tmp_path, ticks, monkeypatch, has):
+    summary, _ = on_the_stub(tmp_path, monkeypatch, ticks, **has)
+    assert (summary.energy, summary.joules_per_step) == (None, None)
 
 
 def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypatch):

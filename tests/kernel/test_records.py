@@ -25,6 +25,7 @@ from perf_callbacks.kernel.records.fit_records import (
     Window,
 )
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import EnergySummary
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
 SUMMARY = a_summary_of(
@@ -49,6 +50,7 @@ SUMMARY = a_summary_of(
     gc_longest=0.125,
     findings=(FINDING, Finding(cause="sync", share=None, evidence="“blocking”", remedy="unsetting it")),
     failure="ValueError: “no”",
+    energy=EnergySummary(joules=800.5, steps=40),
 )
 RECORDS = [
     a_run(),
@@ -91,7 +93,7 @@ RECORDS = [
     ),
     Stall(step=7, rank=3, stage="data", since_seconds=90.5, stack=("train.py:41 fetch", "a b.py:1 <lambda>")),
     Straggler(step=18, rank=1, cause="data", seconds_lost=1.5, steps=4),
-    Use(step=7, cpu_load=0.25, resident_gb=1.5, sm_clock_mhz=1980, throttled_by=("power cap",)),
+    Use(step=7, cpu_load=0.25, resident_gb=1.5, sm_clock_mhz=1980, energy_joules=0.5, throttled_by=("power cap",)),
     Use(step=7),
     Memory(step=2, device="cpu", source="operations", weights_gb=0.5, gradients_gb=0.5, temporary_gb=0.125),
     SUMMARY,

@@ -11,6 +11,7 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Ro
 from perf_callbacks.kernel.records.journal_file import FileJournal, read
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.summary_parts import (
+    EnergySummary,
     FlopsSummary,
     GcSummary,
     MemorySummary,
@@ -91,6 +92,7 @@ SUMMARIES = st.builds(
     | st.builds(GcSummary, collections=st.tuples(COUNTS, COUNTS, COUNTS), seconds=SECONDS, longest=SECONDS),
     stalls=st.none() | st.builds(StallSummary, count=COUNTS, seconds=SECONDS),
     memory=st.none() | st.builds(MemorySummary, parts_gb=st.dictionaries(WORDS, SECONDS, max_size=3)),
+    energy=st.none() | st.builds(EnergySummary, joules=SECONDS, steps=COUNTS),
     stragglers=st.none() | st.builds(StragglerSummary, steps=COUNTS, seconds_by_cause=st.dictionaries(WORDS, SECONDS)),
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
     failure=st.none() | WORDS,

@@ -8,6 +8,7 @@ from summaries import a_summary_of
 from tiny import unwrapped
 
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding
+from perf_callbacks.kernel.records.summary_parts import EnergySummary
 from perf_callbacks.report import cards
 
 
@@ -153,6 +154,16 @@ perf_callbacks: {count}, none measured
   forward            —       —
   no garbage collection ran"""
     assert cards.closing(summary(**NOTHING, steps=steps)) == expected
+
+
+def test_the_closing_table_tells_the_energy_of_the_device():
+    energy = EnergySummary(joules=20_000.0, steps=50)
+    known = summary(energy=energy, included_steps=40, included_tokens=160_000)
+    assert "energy of the whole device: 400 J per step, 100 mJ per token" in cards.closing(known)
+    untold = summary(energy=energy, included_tokens=None)
+    assert untold.joules_per_token is None
+    assert cards.closing(untold).splitlines()[-1].endswith("energy of the whole device: 400 J per step")
+    assert "energy" not in cards.closing(summary())
 
 
 def test_the_closing_table_counts_the_steps_without_a_time():

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
 from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.fit_records import Finding, Flops, Summary
+from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse
 
 WAITING = frozenset({"data", "communication"})
@@ -166,6 +167,8 @@ class Facts:
     """True: autograd's anomaly detection is on."""
     memory: MemoryUse | None = None
     """Memory of the fit, as far as known."""
+    readings: DeviceReadings | None = None
+    """Clocks of the device, as far as known."""
     deterministic: bool = False
     """True: torch uses deterministic algorithms only."""
     uncached: bool = False

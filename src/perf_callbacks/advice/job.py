@@ -14,7 +14,7 @@ from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.ranks.exchange import Exchange
-from perf_callbacks.stragglers.peers import DATA, GC, HOST, STEAL
+from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
 from perf_callbacks.stragglers.text import rank_names
 
 CHANNEL = "findings"
@@ -32,6 +32,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DATA: frozenset({"data"}),
     GC: frozenset({"gc"}),
     STEAL: frozenset({"cpu"}),
+    DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
 """By the cause that rank 0 measured for a slow rank: the causes of the slow rank's own findings that fit."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import sub
 
-from perf_callbacks.advice import cpu, drift, stall, startup
+from perf_callbacks.advice import cpu, drift, stall, startup, throttle
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
@@ -24,9 +24,9 @@ QUIET_SECONDS = 600.0
 LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
-WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, "compile"})
+WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
 """Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `threads`, `drift`,
-`startup` and `compile` cover the whole fit, not the last minute."""
+`startup`, `throttle` and `compile` cover the whole fit, not the last minute."""
 
 MOST_STEPS = 10_000
 """Most steps between two readings of the clock."""

@@ -16,6 +16,7 @@ from perf_callbacks.advice import (
     stall,
     startup,
     straggler,
+    throttle,
     waits,
 )
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, Rule
@@ -55,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     waits.reducing,
     waits.reading,
     waits.nan_filter,
+    throttle.throttled,
     host.small_batches,
     memory.uncached,
     waits.blocking,

@@ -3,20 +3,24 @@
 import argparse
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands import status
 from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
-from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.failures import guard
+from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
-from perf_callbacks.kernel.records.fit_records import Checklist
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.report import bindings_table, cards
+from perf_callbacks.report.layout import wrapped
 from perf_callbacks.report.units import speed
 
 if TYPE_CHECKING:
+    import torch
+
     from perf_callbacks.kernel.fit.environment import Environment
 
 NAME: str = "check"
@@ -29,6 +33,11 @@ LEFT_TO_DO = 1
 
 ITEM = "affinity"
 
+LATER = (
+    "A training would measure the peak for MFU; `perf-callbacks check --measure` measures it now, and keeps the device "
+    "busy for some seconds"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -37,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The command changes nothing but the user's cache of measured peaks. "
         "Under torchrun the first rank of a machine prints for all of its ranks. "
         "Exits with 1 if something is left to do by hand: an item is advised or "
-        "failed, there is advice, or the device has no known peak; with 2 if a setting makes no sense."
+        "failed, there is advice, or the device has no known peak or can't be used; with 2 if a setting makes no sense."
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="on an accelerator, measure the peak now if a training would; this keeps the device busy for seconds",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -57,11 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
     bindings = _gathered(_binding(rows, environment, settings.config.affinity), local)
     if bindings is None:  # the first rank of this machine prints
         return 0
-    name = device.name(here)
-    findings = advising.without_run(here)
-    off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
+    config = settings.config
+    off = "PERF_CALLBACKS=0" if not config.enabled else "flops=off" if config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
-    peak = None if off else peak_source.find(here, dtypes, settings.config)
+    may_measure = arguments.measure or here.type == "cpu"
+    name, findings = here.type, tuple[Finding, ...]()
+    with guard() as attempt:  # a driver may list GPUs that CUDA can't use
+        name, findings = device.name(here), advising.without_run(here)
+    refused = f"{here.type} can't be used" if attempt.reason else None
+    asked = config if may_measure else replace(config, measure_peak="off")
+    peak = None if off or refused else peak_source.find(here, dtypes, asked)
+    later = not (off or refused or may_measure or config.peak_tflops) and (
+        config.measure_peak == "on" or (peak is None and config.measure_peak == "auto")
+    )
+    notes = [*_device_notes(here, attempt.reason)]
     if arguments.json:
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
         items = [asdict(row) for row in rows]
@@ -73,17 +96,50 @@ def run(arguments: argparse.Namespace) -> int:
             "peak": _peak(peak),
             "settings": origins,
             "ranks": bindings,
+            "device_notes": notes,
         }
         print(json.dumps(found, indent=2))
     else:
         if settings.origins:
             print("\n".join(["Settings from outside:", *status.settings_lines(settings)]))
-        card = cards.check(name, rows, _said(peak, off or advice(name)), findings, terminal.columns())
+        said = LATER if later else _said(peak, off or refused or advice(name))
+        card = cards.check(name, rows, said, findings, terminal.columns())
         without = status.no_effect()
         remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]
-        print("\n".join([card, *remarks, bindings_table.render(bindings)]))
+        lines = [line for note in notes for line in wrapped(note, indent="  ", width=terminal.columns())]
+        print("\n".join([card, *lines, *remarks, bindings_table.render(bindings)]))
     statuses = {row.status for row in rows} | {rank["status"] for rank in bindings}
-    return LEFT_TO_DO if (peak is None and not off) or findings or statuses & checklist.LEFT_TO_DO else 0
+    unknown = peak is None and not off and not later
+    return LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
+
+
+def _device_notes(here: "torch.device", refused: str) -> Iterator[str]:
+    """Yield sentences about GPUs that are hidden, lost, divided or refuse to start."""
+    import torch  # noqa: PLC0415 other commands do without torch
+
+    if here.type not in {"cpu", "cuda"} or torch.version.hip is not None:
+        return
+    found, built = nvml.inventory(), torch.version.cuda
+    gpus, lost = len(found.gpus), len(found.unanswered)
+    lists = f"NVML lists {_gpus(gpus)}" if gpus else "NVML lists no GPU"
+    lists += f": {found.missing}" if found.missing is not None else ""
+    if refused:
+        yield f"{here.type} can't be used ({refused}). {lists}."
+    elif here.type == "cpu" and built is not None:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        only = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
+        yield f"torch is built for CUDA {built} and finds no GPU{only}. {lists}."
+    elif here.type == "cpu" and gpus:
+        yield f"this torch is built without CUDA. {lists}."
+    if lost:
+        yield f"NVML gets no answer from {lost} of {_gpus(gpus + lost)}: {'; '.join(found.unanswered)}."
+    divided = sum([gpu.divided for gpu in found.gpus])
+    if divided and here.type != "cpu":
+        yield f"MIG divides {divided} of {_gpus(gpus)}; NVML gives few counters of an instance."
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import device, processes
-from perf_callbacks.kernel.process.nvml import GpuUse, Monitor
+from perf_callbacks.kernel.process.counters import Counters, DeviceUse
+from perf_callbacks.kernel.process.nvml import Monitor
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.machine_records import Memory, Use
-from perf_callbacks.kernel.records.summary_parts import MemorySummary
+from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
+from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.step_memory import StepMemory
 from perf_callbacks.memory.use import GB, MB, MemoryUse, Point, Series, leak, slope
 
@@ -58,11 +60,12 @@ class MemoryWatch(Observer):
         self._began: float | None = None
         self._next = 0.0
         self._noted: tuple[float, processes.Processes] | None = None
-        self._monitor: Monitor | None = None
+        self._monitor: Counters | None = None
         self._uuid = _uuid(recorder.device)
         self._ended = False
         self.use = MemoryUse()
         """The parts of memory and its growth, so far."""
+        self._readings = DeviceReadings()
         found = device.allocator(recorder.device)
         if found is not None:
             self.use.begin(found.retries)
@@ -128,13 +131,13 @@ class MemoryWatch(Observer):
             "allocator_retries": self.use.retried(found.retries),
         }
 
-    def summary(self) -> dict[str, MemorySummary]:
-        """Return the parts of memory and the slope of resident memory."""
-        return {"memory": self.use.summary()}
+    def summary(self) -> dict[str, MemorySummary | EnergySummary | None]:
+        """Return the parts of memory, the slope of resident memory, and the energy of the device."""
+        return {"memory": self.use.summary(), "energy": self._readings.summary()}
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the memory of the fit, for the rules of advice."""
-        return {"memory": self.use}
+        """Return the memory of the fit and the readings of its device, for the rules of advice."""
+        return {"memory": self.use, "readings": self._readings}
 
     def closed(self) -> None:
         """Stop measuring, and write the parts that are not written yet."""
@@ -152,12 +155,13 @@ class MemoryWatch(Observer):
             return False
         if self._began is None:
             self._began, self._next, self._monitor = now, now, Monitor(self._uuid)
+            weakref.finalize(self, self._monitor.close).atexit = False  # for a fit that nobody ends
         if self._monitor is not None and now >= self._next:
             self._next = now + PERIOD_SECONDS
             self._note(now - self._began, now, self._monitor.read())
         return True
 
-    def _note(self, seconds: float, now: float, gpu: GpuUse) -> None:
+    def _note(self, seconds: float, now: float, gpu: DeviceUse) -> None:
         """Write a `use` record."""
         found, step, memory = processes.read(), self._recorder.step, self.use
         load = read_mb = None
@@ -170,8 +174,11 @@ class MemoryWatch(Observer):
             if found.anonymous_bytes is not None:
                 self._anonymous.add(Point(seconds, step, found.anonymous_bytes / GB))
                 memory.leak = leak(self._anonymous.points)
-        if gpu.utilization is not None and step > self._first:
-            memory.saw_gpu(gpu.utilization)
+        joules = None
+        if step > self._first:
+            joules = self._readings.add(step, gpu)
+            if gpu.utilization is not None:
+                memory.saw_gpu(gpu.utilization)
         if self._unwritten is not None:
             self._write(gpu.own_bytes)
         use = Use(
@@ -182,9 +189,16 @@ class MemoryWatch(Observer):
             read_mb=read_mb,
             gpu_utilization=gpu.utilization,
             gpu_memory_gb=None if gpu.memory_bytes is None else gpu.memory_bytes / GB,
+            gpu_processes=gpu.processes,
             power_watts=gpu.watts,
+            power_limit_watts=gpu.limit_watts,
+            energy_joules=joules,
             sm_clock_mhz=gpu.sm_mhz,
-            throttled_by=gpu.throttled_by,
+            max_sm_clock_mhz=gpu.max_sm_mhz,
+            temperature_celsius=gpu.celsius,
+            tensor_activity=gpu.tensor_activity,
+            memory_bandwidth_activity=gpu.bandwidth_activity,
+            throttled_by=gpu.throttled_by or (),
         )
         if use != Use(step=step):
             self._recorder.write(use)

@@ -8,7 +8,7 @@ from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist,
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
-from perf_callbacks.report.units import DASH, duration, percent, rate, size, speed
+from perf_callbacks.report.units import DASH, duration, energy, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
@@ -148,6 +148,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
         *straggler_text.lines(summary.stragglers, straggler_text.verdict_remedy(summary.findings)),
         _stalls(summary),
         *_memory(summary),
+        _energy(summary),
     ]
     if summary.failure:
         parts.append(f"measuring stopped early: {summary.failure}")
@@ -389,6 +390,14 @@ def _memory(summary: Summary) -> Iterable[str]:
     known = {} if summary.memory is None else summary.memory.parts_gb
     parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()
+
+
+def _energy(summary: Summary) -> str:
+    joules, per_token = summary.joules_per_step, summary.joules_per_token
+    if joules is None:
+        return ""
+    token = "" if per_token is None else f", {energy(per_token)} per token"
+    return f"energy of the whole device: {energy(joules)} per step{token}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -39,6 +39,15 @@ def duration(seconds: float | None) -> str:
     return _in_unit(seconds, {"s": 1.0, "ms": 1e-3}) or f"{seconds * 1e6:.0f} us"
 
 
+def energy(joules: float) -> str:
+    """Format an amount of energy with three figures.
+
+    >>> energy(12345.0), energy(0.0512)
+    ('12.3 kJ', '51.2 mJ')
+    """
+    return _in_unit(joules, {"MJ": 1e6, "kJ": 1e3, "J": 1.0, "mJ": 1e-3}) or f"{joules * 1e6:.0f} uJ"
+
+
 def count(flops: float) -> str:
     """Format a number of FLOPs.
 

@@ -4,6 +4,7 @@ Only this file imports `pynvml`, and only when a function needs it. Without NVML
 nothing.
 """
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process import counters
+from perf_callbacks.kernel.process.counters import DeviceUse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +23,8 @@ class Listed:
 
     pci: str
     """PCI id as in `/sys`."""
-    uuid: str
-    """UUID without prefix."""
+    uuid: str | None
+    """UUID without prefix. None: unknown."""
     divided: bool = False
     """True: the GPU is divided into MIG instances, so several ranks may share it."""
 
@@ -31,43 +34,33 @@ class Inventory:
     """All GPUs."""
 
     gpus: tuple[Listed, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    """GPUs that NVML counts and that don't answer, each with the reason. They are lost, or closed to this process."""
     missing: str | None = None
     """Reason why NVML lists no GPU."""
 
 
 THROTTLES = {
-    0x002: "clocks set by hand",
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "heat, by the driver",
-    0x040: "heat, by the hardware",
-    0x080: "power brake",
-    0x100: "display clocks",
+    0x002: counters.BY_HAND,
+    0x004: counters.POWER_CAP,
+    0x008: counters.HARDWARE_SLOWDOWN,
+    0x010: counters.SYNC_BOOST,
+    0x020: counters.DRIVER_HEAT,
+    0x040: counters.HARDWARE_HEAT,
+    0x080: counters.POWER_BRAKE,
+    0x100: counters.DISPLAY,
 }
 """Reasons for a lower clock: nvmlClocksThrottleReason* and nvmlClocksEventReason* in nvml.h. Idleness is left out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuUse:
-    """Use of a GPU by all processes on it. None: unknown."""
-
-    utilization: float | None = None
-    """From 0 to 1."""
-    memory_bytes: int | None = None
-    own_bytes: int | None = None
-    """Memory of this process. Unknown in many containers, where NVML has other process ids."""
-    watts: float | None = None
-    sm_mhz: int | None = None
-    throttled_by: tuple[str, ...] = ()
-
-
 class Monitor:
-    """Reads the use of one GPU until it is closed."""
+    """Reads the counters of one GPU, or of one MIG instance, which supports few of them, until it is closed."""
 
     def __init__(self, uuid: str | None) -> None:
         self._nvml: Any = None
         self._handle: Any = None
+        self._activity: _Activity | None = None
+        self._process = os.getpid()
         if uuid is None:
             return
         with guard(let_pass):  # as in `inventory`
@@ -75,47 +68,124 @@ class Monitor:
             for prefix in ("GPU-", "MIG-"):
                 with suppress(Exception):  # the GPU is of the other kind, or lost
                     self._handle = self._handle or self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
+            if self._handle is not None:
+                self._activity = _Activity(self._nvml, self._handle)
 
-    def read(self) -> GpuUse:
+    def read(self) -> DeviceUse:
         """Read all values that this GPU supports."""
-        nvml, handle = self._nvml, self._handle
-        if nvml is None or handle is None:
-            return GpuUse()
-        busy = _answer(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        milliwatts = _answer(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        reasons = _answer(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-        processes = _answer(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
-        own = [one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory is not None]
-        return GpuUse(
-            utilization=None if busy is None else busy / 100,
-            memory_bytes=_answer(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        nvml, handle, activity = self._nvml, self._handle, self._activity
+        if nvml is None or handle is None or activity is None:
+            return DeviceUse()
+
+        def ask(name: str, *arguments: object) -> Any:
+            return _answer(lambda: getattr(nvml, name)(handle, *arguments))
+
+        def thousandth(name: str) -> float | None:
+            value = ask(name)
+            return None if value is None else value / 1000
+
+        rates, memory = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetMemoryInfo")
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        processes = ask("nvmlDeviceGetComputeRunningProcesses")
+        own = [one.usedGpuMemory for one in processes or () if one.pid == os.getpid() and one.usedGpuMemory is not None]
+        tensors, bandwidth = activity.read()
+        return DeviceUse(
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_bytes=None if memory is None else memory.used,
             own_bytes=sum(own) if own else None,
-            watts=None if milliwatts is None else milliwatts / 1000,
-            sm_mhz=_answer(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            throttled_by=tuple([name for bit, name in THROTTLES.items() if reasons & bit]),
+            processes=None if processes is None else len(processes),
+            watts=thousandth("nvmlDeviceGetPowerUsage"),
+            limit_watts=thousandth("nvmlDeviceGetEnforcedPowerLimit"),
+            default_limit_watts=thousandth("nvmlDeviceGetPowerManagementDefaultLimit"),
+            joules=thousandth("nvmlDeviceGetTotalEnergyConsumption"),
+            sm_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            max_sm_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+            celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            throttled_by=None if reasons is None else tuple([THROTTLES[bit] for bit in THROTTLES if reasons & bit]),
+            tensor_activity=tensors,
+            bandwidth_activity=bandwidth,
         )
 
     def close(self) -> None:
-        """Close NVML. Idempotent."""
+        """Free the sample and close NVML. Idempotent."""
         found, self._nvml = self._nvml, None
-        if found is not None:
-            with suppress(Exception):
-                found.nvmlShutdown()
+        if found is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
+            return
+        if self._activity is not None:
+            self._activity.close()
+        with suppress(Exception):
+            found.nvmlShutdown()
+
+
+class _Activity:
+    """Activity of tensor cores and memory between two samples of GPM, which Hopper and later chips have.
+
+    At most two samples exist at a time. Each sample is freed, after errors too.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._before: Any = None
+        support = _answer(lambda: nvml.nvmlGpmQueryDeviceSupport(handle))
+        self._supported = support is not None and bool(support.isSupportedDevice)
+
+    def read(self) -> tuple[float | None, float | None]:
+        """Return the shares of tensor cores and of memory bandwidth since the last call."""
+        if not self._supported:
+            return None, None
+        before, self._before = self._before, _answer(self._sample)
+        try:
+            known = None if before is None or self._before is None else _answer(partial(self._shares, before))
+        finally:
+            self._free(before)
+        return (None, None) if known is None else known
+
+    def close(self) -> None:
+        """Free the last sample. Idempotent."""
+        self._supported = False
+        before, self._before = self._before, None
+        self._free(before)
+
+    def _sample(self) -> Any:
+        sample = self._nvml.nvmlGpmSampleAlloc()
+        try:
+            return self._nvml.nvmlGpmSampleGet(self._handle, sample)
+        except Exception:
+            self._free(sample)
+            raise
+
+    def _shares(self, before: Any) -> tuple[float | None, float | None]:
+        nvml = self._nvml
+        wanted = nvml.c_nvmlGpmMetricsGet_t()
+        wanted.version, wanted.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 2
+        wanted.sample1, wanted.sample2 = before, self._before
+        wanted.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+        wanted.metrics[1].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
+        nvml.nvmlGpmMetricsGet(wanted)
+        tensors, bandwidth = [
+            metric.value / 100 if metric.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(metric.value) else None
+            for metric in wanted.metrics[:2]
+        ]
+        return tensors, bandwidth
+
+    def _free(self, sample: Any) -> None:
+        if sample is not None:
+            _answer(lambda: self._nvml.nvmlGpmSampleFree(sample))
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """Return an answer of NVML; None if this GPU doesn't support the query."""
+    """Return an answer of NVML; None if this GPU, or this version of NVML, doesn't support the query."""
     with suppress(Exception):
         return ask()
     return None
 
 
 def inventory() -> Inventory:
-    """List the GPUs."""
+    """List the GPUs. A GPU that doesn't answer leaves the other GPUs in the list."""
     with guard() as attempt:  # no package, no library, no driver, or versions that don't match
         nvml = _started()
         try:
-            return Inventory(gpus=_gpus(nvml))
+            return _listed(nvml)
         finally:
             nvml.nvmlShutdown()
     return Inventory(missing=attempt.reason)
@@ -129,18 +199,19 @@ def _started() -> Any:
     return pynvml
 
 
-def _gpus(pynvml: Any) -> tuple[Listed, ...]:
-    found = []
+def _listed(pynvml: Any) -> Inventory:
+    found, unanswered = list[Listed](), list[str]()
     for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
+        with guard() as attempt:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             bus = pynvml.nvmlDeviceGetPciInfo(handle)
-        except pynvml.NVMLError:  # this GPU is lost, or this process may not use it
+            uuid = _answer(partial(pynvml.nvmlDeviceGetUUID, handle))
+            divided = bool(_answer(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
+            pci = pci_id(bus.domain, bus.bus, bus.device)
+            found.append(Listed(pci=pci, uuid=None if uuid is None else bare(uuid), divided=divided))
             continue
-        pci, uuid = pci_id(bus.domain, bus.bus, bus.device), bare(pynvml.nvmlDeviceGetUUID(handle))
-        divided = bool(_answer(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
-        found.append(Listed(pci=pci, uuid=uuid, divided=divided))
-    return tuple(found)
+        unanswered.append(f"GPU {index}: {attempt.reason}")
+    return Inventory(gpus=tuple(found), unanswered=tuple(unanswered))
 
 
 def pci_id(domain: int, bus: int, device: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.summary_parts import (
+    EnergySummary,
     FlopsSummary,
     GcSummary,
     MemorySummary,
@@ -315,6 +316,8 @@ class Summary:
     gc: GcSummary | None = None
     stalls: StallSummary | None = None
     memory: MemorySummary | None = None
+    energy: EnergySummary | None = None
+    """None: the device counts no energy, several processes share the device, or the fit is short."""
     stragglers: StragglerSummary | None = None
 
     @property
@@ -336,6 +339,18 @@ class Summary:
     def step_time(self) -> float | None:
         """Seconds per included step."""
         return self.included_seconds / self.included_steps if self.included_steps else None
+
+    @property
+    def joules_per_step(self) -> float | None:
+        """Energy of this rank's device per step."""
+        return self.energy.joules / self.energy.steps if self.energy is not None and self.energy.steps else None
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of this rank's device per token of this rank's included steps."""
+        if self.joules_per_step is None or not self.included_tokens:
+            return None
+        return self.joules_per_step * self.included_steps / self.included_tokens
 
     @property
     def long_enough(self) -> bool:

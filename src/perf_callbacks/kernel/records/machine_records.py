@@ -25,8 +25,19 @@ class Use:
     """Share of NVML's last sampling period in which a kernel ran, from 0 to 1."""
     gpu_memory_gb: float | None = None
     """Memory of the GPU in use."""
+    gpu_processes: int | None = None
+    """Number of processes that compute on the GPU, as far as the driver shows them."""
     power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    """Energy of the whole GPU since the previous record, by its own counter."""
     sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    temperature_celsius: int | None = None
+    tensor_activity: float | None = None
+    """Share of time in which tensor cores worked since the previous record, from 0 to 1. Hopper and later chips."""
+    memory_bandwidth_activity: float | None = None
+    """Share of the GPU memory's bandwidth that was used since the previous record, from 0 to 1. As above."""
     throttled_by: tuple[str, ...] = ()
     """Reasons for a lower clock, such as "power cap" or "heat". Empty: not lowered, or unknown."""
 

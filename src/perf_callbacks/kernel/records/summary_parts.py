@@ -101,6 +101,18 @@ class MemorySummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EnergySummary:
+    """Energy of the whole device of this rank, by the device's own counter, while training went on.
+
+    The time from the first reading to the last counts, with evaluations and checkpoints.
+    """
+
+    joules: float
+    steps: int
+    """Number of steps in this time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StragglerSummary:
     """Stragglers, on rank 0."""
 

@@ -1,0 +1,69 @@
+"""Rule `throttle`: heat, power or a setting holds the device's clock below its maximum."""
+
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.kernel.process import counters
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.memory.device_readings import HEAT, Lowered
+
+CAUSE = "throttle"
+
+ENOUGH_READINGS, ENOUGH_LOWERED = 6, 3
+"""Fewest readings, at ten seconds each, and fewest readings with a lower clock, because each is a moment's."""
+
+MUCH_LOWER = 0.6
+"""At full load, a device often reaches its power limit, and lowers its clock. This is a finding only if the mean clock
+is below this part of the maximum, or if the limit was lowered."""
+
+REMEDIES = {
+    HEAT: ("Heat", "better cooling of the device: its air flow, its fans, the temperature of the room"),
+    counters.POWER_BRAKE: ("The power supply", "a look at the power supply, which asks the device for less power"),
+    counters.HARDWARE_SLOWDOWN: (
+        "The hardware",
+        "a look at cooling and power supply: `nvidia-smi -q -d PERFORMANCE` shows what is active",
+    ),
+    counters.BY_HAND: (
+        "A setting",
+        "`nvidia-smi -rgc`, which resets locked clocks, or `-rac`, which resets application clocks",
+    ),
+}
+"""By cause: the subject of the evidence, and the remedy. A power limit has words of its own."""
+
+
+@timed
+def throttled(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
+    """Name the cause that lowered the device's clock most.
+
+    The share is an upper bound: work that waits for memory or for the host doesn't depend on the clock.
+    """
+    if machine.accelerator is None or facts.readings is None:
+        return None
+    by_cause, readings = facts.readings.lowered, facts.readings.clocked  # in this order: a side thread adds readings
+    if readings < ENOUGH_READINGS:
+        return None
+    found = [
+        _finding(cause, lowered, readings) for cause, lowered in by_cause.items() if lowered.readings >= ENOUGH_LOWERED
+    ]
+    return max(filter(None, found), key=lambda one: one.share or 0.0, default=None)
+
+
+def _finding(cause: str, lowered: Lowered, readings: int) -> Finding | None:
+    share: float | None = lowered.lost / readings
+    if cause == counters.POWER_CAP:
+        limit, default = lowered.limit_watts, lowered.default_limit_watts
+        watts = "" if limit is None else f" of {limit:.0f} W"
+        who, remedy = f"The power limit{watts}", "`nvidia-smi -q -d POWER`, which shows if a higher limit is allowed"
+        if limit is not None and default is not None and limit < default:
+            who += f", below the default of {default:.0f} W,"
+            remedy = f"`nvidia-smi -pl {default:.0f}`, if cooling and power supply allow it"
+        elif lowered.sm_mhz >= MUCH_LOWER * lowered.max_sm_mhz:
+            return None
+        else:
+            share = None  # the device works at its limit, and a higher limit may not exist
+    else:
+        who, remedy = REMEDIES[cause]
+    warm = f" at {lowered.celsius:.0f} °C" if cause == HEAT and lowered.celsius is not None else ""
+    evidence = (
+        f"{who} lowered the device's clock in {lowered.readings / readings:.0%} of {readings} readings, "
+        f"to {lowered.sm_mhz:,.0f} of {lowered.max_sm_mhz:,} MHz on average{warm}"
+    )
+    return finding(CAUSE, share, evidence, remedy)

@@ -1,0 +1,49 @@
+"""Hardware counters of a device, the same for all vendors. Only NVIDIA GPUs have them today, by NVML (`nvml.py`)."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+BY_HAND, POWER_CAP, POWER_BRAKE = "clocks set by hand", "power cap", "power brake"
+HARDWARE_SLOWDOWN, SYNC_BOOST, DISPLAY = "hardware slowdown", "sync boost", "display clocks"
+DRIVER_HEAT, HARDWARE_HEAT = "heat, by the driver", "heat, by the hardware"
+"""Reasons for a lower clock."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """Use of a device by all processes on it. None: unknown."""
+
+    utilization: float | None = None
+    """From 0 to 1."""
+    memory_bytes: int | None = None
+    own_bytes: int | None = None
+    """Memory of this process. Unknown in many containers, where the driver has other process ids."""
+    processes: int | None = None
+    """Number of processes that compute on the device. In a container, some may be hidden."""
+    watts: float | None = None
+    limit_watts: float | None = None
+    """Power limit in force."""
+    default_limit_watts: float | None = None
+    """Power limit of the device as it is sold."""
+    joules: float | None = None
+    """Energy that the whole device has used since its driver was loaded. Only differences mean something."""
+    sm_mhz: int | None = None
+    max_sm_mhz: int | None = None
+    celsius: int | None = None
+    throttled_by: tuple[str, ...] | None = None
+    """Reasons for a lower clock."""
+    tensor_activity: float | None = None
+    """Share of time in which tensor cores worked since the last reading, from 0 to 1."""
+    bandwidth_activity: float | None = None
+    """Share of the memory's bandwidth that was used since the last reading, from 0 to 1."""
+
+
+class Counters(Protocol):
+    """Counters of one device. A side thread reads them."""
+
+    def read(self) -> DeviceUse:
+        """Read all values that the device supports, without waiting for the device."""
+        ...
+
+    def close(self) -> None:
+        """Release the counters. Idempotent."""
