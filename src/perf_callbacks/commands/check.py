@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     bindings = _gathered(_binding(rows, environment, settings.config.affinity), local)
     if bindings is None:  # the first rank of this machine prints
         return 0
-    name = device.name(here)
+    name = device.of(here).name
     findings = advising.without_run(here)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")

@@ -156,7 +156,7 @@ def _not_compared(found: StragglerSummary) -> Iterator[str]:
         some = "1 rank was" if found.other_work == 1 else f"{found.other_work:,} ranks were"
         yield f"{some} not compared: no other rank does the same work"
     if not found.waits_timed:
-        yield "waits for other ranks are unknown: the host doesn't wait for the device. Backward was not compared"
+        yield "waits for other ranks within the backward are unknown on a device. Backward was not compared"
     if not found.model_compared:
         yield "forward and optimizer were not compared: parameters are sharded, so ranks wait for each other there"
 

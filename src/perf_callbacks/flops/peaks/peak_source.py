@@ -32,17 +32,12 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     """Return the dense peaks of a device; None if unknown and not to be measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
-    known = None if device.type == "cpu" else peaks.lookup(devices.name(device), _processors(device))
+    here = devices.of(device)
+    known = None if device.type == "cpu" else peaks.lookup(here.name, here.features().multiprocessors)
     if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto"):
         return known
     local_rank = os.environ.get("LOCAL_RANK", "")
     return measured_peaks(device, dtypes, local_rank=int(local_rank) if local_rank.isdecimal() else 0) or known
-
-
-def _processors(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +58,7 @@ def conditions(device: torch.device) -> Conditions:
     """Return the conditions of this process."""
     return Conditions(
         node=platform.node(),
-        device=devices.name(device),
+        device=devices.of(device).name,
         threads=torch.get_num_threads(),
         cpus=allowed_cpus(),
         torch=str(torch.__version__),

@@ -1,0 +1,211 @@
+"""A device's own clock: events on the stream that trains, whose differences are the times of stages."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.engine.marks import END, Mark, StageTracker
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.steps import UNSEEN
+from perf_callbacks.kernel.failures import guard
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+CAPACITY = 4096
+"""Most events in flight. A step that needs more is lost."""
+
+MOST_BEHIND = 1024
+"""Most steps that the device may be behind the host. Earlier steps are lost: maybe their events never complete."""
+
+SAID_AFTER = 100
+"""Number of lost steps in a row that causes a warning."""
+
+PROBE_SECONDS = 2.0
+"""Longest wait for the two events of `why_unusable`."""
+
+LOST: Final = "lost"
+"""Reason of a step that the device gave no time for."""
+
+CAPTURED: Final = "captured"
+"""Reason of a step in which a graph was captured. A capture may contain neither our events nor questions about them."""
+
+log = logging.getLogger("perf_callbacks")
+
+
+class Event(Protocol):
+    """Point on a stream, like `torch.Event`."""
+
+    def record(self) -> None:
+        """Record the point at the current end of the current stream."""
+
+    def query(self) -> bool:
+        """Return True if the stream has passed the point."""
+        ...
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the milliseconds from this point to a later point."""
+        ...
+
+
+class EventTimeline:
+    """Steps and stages as differences between neighbouring events on the training stream; the stages sum to the step.
+
+    The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
+    of the batch. A loader that works while the device is busy adds no data time.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Event],
+        *,
+        record: Callable[[Event], object] = lambda event: event.record(),
+        capturing: Callable[[], bool] = lambda: False,
+        capacity: int = CAPACITY,
+    ) -> None:
+        """Make some events.
+
+        Args:
+            make: Makes an event.
+            record: Records an event on the stream that trains.
+            capturing: Returns True while a graph is captured on that stream.
+            capacity: Most events in flight.
+        """
+        self._make, self._record, self._capacity = make, record, capacity
+        self.capturing = capturing
+        self._free: list[Event] = [make() for _ in range(min(64, capacity))]
+        self._made = len(self._free)
+        self._open: list[tuple[Mark, Event]] = []
+        self._broken: str | None = None
+        """Reason why the open step has no time. None: so far it has a time."""
+        self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
+        """Steps that have ended: their events, and the event at the end or the reason why there is no time."""
+        self._lost_in_row = 0
+
+    def mark(self, mark: Mark) -> None:
+        """Begin a stage or step. Work that is queued after this call belongs to this stage or step."""
+        if self.capturing():
+            self._broken = CAPTURED
+            if mark is END:
+                self._close(CAPTURED)
+                self._broken = CAPTURED  # the next step begins with no event
+        elif mark is END:
+            self._cut()
+        elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):
+            self._boundary(mark)
+
+    def _cut(self) -> None:
+        """End a step, and begin the next step with the same event."""
+        event = self._take()
+        if event is None and len(self._open) > 1:  # the step is lost; an event of the lost step begins the next step
+            event = self._open.pop()[1]
+            self._broken = self._broken or LOST
+        if event is not None:
+            self._record(event)
+        self._close(LOST if event is None else event)
+        if event is not None:
+            self._open.append((END, event))
+        else:
+            self._broken = LOST
+
+    def _close(self, end: Event | str) -> None:
+        finished, self._open = self._open, []
+        self._closed.append((finished, self._broken or end))
+        self._broken = None
+
+    def ready(self) -> list[tuple[float, ...] | str]:
+        """Return the stage seconds of the steps that finished since the last call, or the reason why there are none."""
+        done: list[tuple[float, ...] | str] = []
+        if self._closed and self.capturing():
+            return done
+        while self._closed:
+            marks, end = self._closed[0]
+            late = not isinstance(end, str) and not end.query()
+            if late and len(self._closed) <= MOST_BEHIND:
+                break
+            self._closed.popleft()
+            found = LOST if late else _measure(marks, end)
+            done.append(found)
+            self._lost_in_row = self._lost_in_row + 1 if found is LOST else 0
+            if self._lost_in_row == SAID_AFTER:
+                log.warning("perf_callbacks: the device has given no times for %d steps in a row.", SAID_AFTER)
+            if not late:
+                self._free += [event for _, event in marks]
+        return done
+
+    def _boundary(self, mark: Mark) -> None:
+        event = self._take()
+        if event is None:
+            self._broken = self._broken or LOST
+        else:
+            self._record(event)
+            self._open.append((mark, event))
+
+    def _take(self) -> Event | None:
+        if self._free:
+            return self._free.pop()
+        if self._made >= self._capacity:
+            return None
+        self._made += 1
+        return self._make()
+
+
+def _measure(marks: list[tuple[Mark, Event]], end: Event | str) -> tuple[float, ...] | str:
+    if isinstance(end, str):
+        return end
+    seconds: list[float] = [UNSEEN] * len(Stage)
+    tracker = StageTracker()
+    tracker.turn(marks[0][0])
+    try:
+        for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
+            # events of two streams may be in another order than their marks
+            seconds[tracker.turn(mark)] += max(0.0, start.elapsed_time(stop) / 1000)
+    except RuntimeError as error:  # an event that was recorded on another stream and is not done there
+        let_pass(error)
+        return LOST
+    return tuple(seconds[: len(STAGES)]) if 0 < sum(seconds[: len(STAGES)]) < math.inf else LOST
+
+
+def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
+    """Return the function that records an event on the current stream of a device.
+
+    Without a stream, an event is recorded on the current device, which may be another.
+
+    Args:
+        module: Module of torch for this kind of device.
+        place: The `torch.device`.
+    """
+    if place.index is None:
+        return lambda event: event.record()
+    current, index = getattr(module, "current_device", None), place.index
+
+    def record(event: Any) -> None:
+        if current is None or current() == index:
+            event.record()
+        else:
+            event.record(module.current_stream(place))
+
+    return record
+
+
+def why_unusable(make: Callable[[], Event], record: Callable[[Event], object]) -> str | None:
+    """Return the reason why a device's events can't time steps; None if two events show that they can.
+
+    The call waits for the work that is queued on the device, at most two seconds.
+    """
+    with guard() as attempt:
+        first, second = make(), make()
+        record(first)
+        record(second)
+        deadline = monotonic() + PROBE_SECONDS
+        while not second.query():
+            if monotonic() > deadline:
+                return f"its events did not complete within {PROBE_SECONDS:.0f} s"
+            sleep(0.001)
+        between = first.elapsed_time(second)
+        if 0 <= between < math.inf:
+            return None
+        return f"two of its events in a row were {between} ms apart"
+    return f"its events fail: {attempt.reason}"
