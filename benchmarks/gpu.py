@@ -11,6 +11,7 @@ which every part runs that doesn't name CUDA.
 """
 
 import argparse
+import faulthandler
 import gc
 import os
 import sys
@@ -43,7 +44,7 @@ class Part:
 
 PARTS = (
     Part("machine", "The machine", 15, ("what", "value"), numbers.machine),
-    Part("truth", "FLOPs, times, MFU and HFU beside the truth", 55, stamps.COLUMNS, numbers.truth),
+    Part("truth", "FLOPs, times, MFU and HFU beside the truth", 50, stamps.COLUMNS, numbers.truth),
     Part("placement", "Times on another stream or device than the usual", 20, stamps.COLUMNS, placement.placement),
     Part("two", "One model over two devices", 15, placement.COLUMNS, placement.two_devices),
     Part("profiler", "Stages beside the kernels of torch.profiler", 30, profiler.COLUMNS, profiler.profiled),
@@ -51,9 +52,9 @@ PARTS = (
     Part("tf32", "Products in TF32", 15, tf32.COLUMNS, tf32.tf32),
     Part("hardware", "Hardware counters", 40, hardware.COLUMNS, hardware.hardware),
     Part("same", "The counted step computes the same", 30, ("what", "result"), numbers.same),
-    Part("overhead", "Time that measuring adds to a step", 155, comparison.COLUMNS, costs.overhead),
-    Part("collections", "Time that the item gc adds to a step", 50, comparison.COLUMNS, costs.collections),
-    Part("loaders", "Time that the item loaders adds to a step", 50, comparison.COLUMNS, costs.loaders),
+    Part("overhead", "Time that measuring adds to a step", 145, comparison.COLUMNS, costs.overhead),
+    Part("collections", "Time that the item gc adds to a step", 45, comparison.COLUMNS, costs.collections),
+    Part("loaders", "Time that the item loaders adds to a step", 45, comparison.COLUMNS, costs.loaders),
     Part("graphs", "CUDA graphs that are captured in a measured loop", 30, graphs.COLUMNS, graphs.captures),
 )
 """Parts in order. Graphs come last: a capture that fails may leave CUDA unusable."""
@@ -68,15 +69,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a Markdown file for all of it")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU that torch can use; --device cpu --quick tries the rest")
+        parser.error("there is no GPU that torch can use; --device sim --quick and --device cpu --quick try the rest")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     chosen = [part for part in PARTS if part.name in arguments.parts]
+    faulthandler.dump_traceback_later(TOTAL_SECONDS + 30, exit=True)  # a device that hangs: say where
     with tempfile.TemporaryDirectory() as directory:
         place, second = devices(arguments.device)
         bench = Bench(place, arguments.quick, Path(directory), second=second)
         failed = run(chosen, bench, arguments.out)
+    faulthandler.cancel_dump_traceback_later()
     print(f"{len(chosen)} parts, of which {failed} failed")
     return int(failed > 0)
 
@@ -135,7 +138,7 @@ def table(part: Part, bench: Bench) -> tuple[list[Row], bool]:
         failed = True
         rows.append((f"failed: {one_line(error)}",))
     rows.extend((cut,) for cut in allowance.cuts)
-    return rows, failed
+    return rows, failed or bool(allowance.failed)
 
 
 if __name__ == "__main__":

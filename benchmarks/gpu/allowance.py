@@ -20,6 +20,8 @@ class Allowance:
         self._end = self._until = self._end_of_all
         self.cuts: list[str] = []
         """Sentences about the current part."""
+        self.failed: list[str] = []
+        """Names of cases that failed in the current part."""
 
     @property
     def left(self) -> float:
@@ -29,7 +31,7 @@ class Allowance:
     def begin(self, seconds: float) -> None:
         """Begin a part that is planned for these seconds."""
         self._end = self._until = min(self._clock() + seconds, self._end_of_all)
-        self.cuts = []
+        self.cuts, self.failed = [], []
 
     def each(self, cases: Sequence[T], name: Callable[[T], str] = str) -> Iterator[T]:
         """Yield cases, each with an equal share of the time that is left. Cases for which none is left are cuts."""

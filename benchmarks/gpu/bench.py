@@ -4,7 +4,8 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,6 +102,18 @@ def records(config: PerfConfig, kind: type[T]) -> list[T]:
     """The records of one kind in a journal."""
     journal = attempts(read(Path(config.output_dir or ".") / "perf_callbacks" / "rank0.jsonl"))
     return [entry.record for entry in journal[-1] if isinstance(entry.record, kind)]
+
+
+def attempted(bench: Bench, name: str, rows: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """The rows of a case. If it fails, the last row says why, and the next case can run."""
+    try:
+        yield from rows()
+    except MissingError as missing:
+        yield name, f"left out: {missing}"
+    except Exception as error:  # noqa: BLE001 the other cases go on
+        traceback.print_exc()
+        bench.allowance.failed.append(name)
+        yield name, f"failed: {one_line(error)}"
 
 
 def one_line(error: BaseException) -> str:

@@ -88,7 +88,7 @@ class _Refreshed:
 
 def _timed(bench: Bench, name: str, call: Callable[[], object]) -> Row:
     """Time rounds of calls by the host's clock."""
-    each, wanted = bench.pick((200, 100), (20, 5))
+    each, wanted = bench.pick((100, 20), (20, 5))
     after = call.after if isinstance(call, _Refreshed) else lambda: None
     rounds: list[float] = []
     for _ in range(each):  # warm

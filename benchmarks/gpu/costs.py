@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpu.bench import After, Bench, Row, train
+from gpu.bench import After, Bench, Row, attempted, train
 from gpu.comparison import Variant, turns
 from gpu.models import Case, large, small, stack
 from perf_callbacks import PerfConfig
@@ -28,34 +28,39 @@ def overhead(bench: Bench) -> Iterator[Row]:
     """Measuring, where the host takes long and where the device does; "nothing again" is the control."""
     kinds = ((LONG_HOST, small, bench.pick(40, 1)), (LONG_DEVICE, large, bench.pick(9, 1)))
     for name, make, cycles in bench.allowance.each(kinds, operator.itemgetter(0)):
-        case = make(bench)
-        configs = {"nothing": None, "nothing again": None, "ours": bench.config()}
-        configs['ours, checklist="off"'] = bench.config(checklist="off")
-        variants = {said: _variant(bench, case, config) for said, config in configs.items()}
-        yield from turns(bench, name, variants, cycles, bench.pick(BLOCK, 8))
+        yield from attempted(bench, name, partial(_overhead, bench, name, make, cycles))
+
+
+def _overhead(bench: Bench, name: str, make: Callable[[Bench], Case], cycles: int) -> Iterator[Row]:
+    case = make(bench)
+    configs = {"nothing": None, "nothing again": None, "ours": bench.config()}
+    configs['ours, checklist="off"'] = bench.config(checklist="off")
+    variants = {said: _variant(bench, case, config) for said, config in configs.items()}
+    yield from turns(bench, name, variants, cycles, bench.pick(BLOCK, 8))
 
 
 def collections(bench: Bench) -> Iterator[Row]:
     """The item `gc`, in a process that holds many objects and makes some in each step."""
     held = [[number] for number in range(bench.pick(400_000, 20_000))]
-    kinds = ((LONG_HOST, small), (LONG_DEVICE, large))
-    for name, make in bench.allowance.each(kinds, operator.itemgetter(0)):
-        case = make(bench)
-        made: list[object] = []
-        plain = case.step
+    kinds = ((LONG_HOST, small, bench.pick(8, 1)), (LONG_DEVICE, large, bench.pick(3, 1)))
+    for name, make, cycles in bench.allowance.each(kinds, operator.itemgetter(0)):
+        titled = f"{name}, {len(held):,} objects"
+        yield from attempted(bench, name, partial(_collections, bench, titled, make, cycles))
 
-        def step(
-            batch: dict[str, torch.Tensor],
-            made: list[object] = made,
-            plain: Callable[[dict[str, torch.Tensor]], torch.Tensor] = plain,
-        ) -> torch.Tensor:
-            made[:] = [*made[-50:], [[number] for number in range(2000)]]
-            return plain(batch)
 
-        case.step = step  # type: ignore[method-assign]
-        configs = {said: bench.config(gc=said, flops="off") for said in ("observe", "sync")}
-        variants = {f'gc="{said}"': _variant(bench, case, config) for said, config in configs.items()}
-        yield from turns(bench, f"{name}, {len(held):,} objects", variants, bench.pick(4, 1), bench.pick(400, 8))
+def _collections(bench: Bench, name: str, make: Callable[[Bench], Case], cycles: int) -> Iterator[Row]:
+    case = make(bench)
+    made: list[object] = []
+    plain = case.step
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        made[:] = [*made[-50:], [[number] for number in range(2000)]]
+        return plain(batch)
+
+    case.step = step  # type: ignore[method-assign]
+    configs = {said: bench.config(gc=said, flops="off") for said in ("observe", "sync")}
+    variants = {f'gc="{said}"': _variant(bench, case, config) for said, config in configs.items()}
+    yield from turns(bench, name, variants, cycles, bench.pick(400, 8))
 
 
 class Batches(Dataset[dict[str, torch.Tensor]]):

@@ -5,12 +5,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpu.bench import NEEDS_CUDA, Bench, Row, one_line, records
+from gpu.bench import NEEDS_CUDA, Bench, Row, attempted, one_line, records
 from gpu.models import Stack
 from gpu.placement import side_stream
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
@@ -50,11 +51,9 @@ def captures(bench: Bench) -> Iterator[Row]:
         yield "all of these", "", f"{NEEDS_CUDA}: a stand-in computes each replay anew"
     kinds = {"whole step": True, "forward and backward": False}
     for kind in bench.allowance.each([*kinds, "make_graphed_callables"]):
-        if kind in kinds:
-            yield from _captured(bench, kind, whole=kinds[kind])
-        else:
-            for name, config in (("without the callback", None), ("with the callback", bench.config())):
-                yield kind, name, _graphed_callables(bench, config)
+        whole = kinds.get(kind)
+        rows = partial(_callables, bench, kind) if whole is None else partial(_captured, bench, kind, whole=whole)
+        yield from attempted(bench, kind, rows)
 
 
 def _captured(bench: Bench, kind: str, *, whole: bool) -> Iterator[Row]:
@@ -103,11 +102,11 @@ def _loop(bench: Bench, config: PerfConfig | None, steps: int, *, whole: bool) -
         with contextlib.redirect_stdout(None), measured:
             replay: Step = step
             for number, batch in enumerate(loader if config is None else perf.loader):
-                static.copy_(batch)
                 if number == WARM:
                     bench.synchronize()
                     replay = _capture(bench, step)
                 with side() if number < WARM else contextlib.nullcontext():
+                    static.copy_(batch)
                     replay()
                     if not whole:
                         optimizer.step()
@@ -131,6 +130,11 @@ def _capture(bench: Bench, step: Step) -> Step:
         with sys.modules["simulated_device"].DEVICE.capture():
             step()
     return step
+
+
+def _callables(bench: Bench, kind: str) -> Iterator[Row]:
+    for name, config in (("without the callback", None), ("with the callback", bench.config())):
+        yield kind, name, _graphed_callables(bench, config)
 
 
 def _graphed_callables(bench: Bench, config: PerfConfig | None) -> str:

@@ -4,12 +4,13 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from gpu.bench import DENSE_BF16, Bench, MissingError, Row, one_line, records, train
+from gpu.bench import DENSE_BF16, Bench, MissingError, Row, attempted, one_line, records, train
 from gpu.models import large
 from gpu.nvml_truth import Nvml, Reading, Simulated, counters_of
 from perf_callbacks.kernel.process import device
@@ -57,10 +58,8 @@ def hardware(bench: Bench) -> Iterator[Row]:
     try:
         yield "", "power limit in force, of the usual", truth.limits()
         for load in bench.allowance.each((PRODUCTS, IDLE, TRAINING)):
-            if load == TRAINING:
-                yield from _training(bench, sensors)
-            else:
-                yield from _under(bench, load, sensors)
+            rows = _training if load == TRAINING else partial(_under, load=load)
+            yield from attempted(bench, load, partial(rows, bench, sensors))
         for name, why in truth.refusals.items():
             yield "all", f"refused: {name}", why
         yield from _costs(bench, sensors)
@@ -68,7 +67,7 @@ def hardware(bench: Bench) -> Iterator[Row]:
         sensors.close()
 
 
-def _under(bench: Bench, load: str, sensors: Sensors) -> Iterator[Row]:
+def _under(bench: Bench, sensors: Sensors, load: str) -> Iterator[Row]:
     size, calls = bench.pick(8192, 64), bench.pick(32, 4)
     matrix = torch.randn(size, size, device=bench.device).to(torch.bfloat16)
     done = 0
@@ -88,7 +87,8 @@ def _under(bench: Bench, load: str, sensors: Sensors) -> Iterator[Row]:
     bench.synchronize()
     rate = done * 2 * size**3 / (time.perf_counter() - began)
     yield from _energy(load, readings)
-    yield load, "share of the published peak that was reached", f"{rate / DENSE_BF16:.1%}"
+    if load == PRODUCTS:
+        yield load, "share of the published peak that was reached", f"{rate / DENSE_BF16:.1%}"
     yield load, "GPM", gpm.end(), _last(readings, ("tensor_activity", "bandwidth_activity"))
 
 

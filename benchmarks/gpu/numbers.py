@@ -5,13 +5,14 @@ import os
 import statistics
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 
 from gpu import stamps
-from gpu.bench import DENSE_BF16, NEEDS_CUDA, Bench, MissingError, Row, one_line, records, train
+from gpu.bench import DENSE_BF16, NEEDS_CUDA, Bench, MissingError, Row, attempted, one_line, records, train
 from gpu.models import Case, llama, small, stack, transformer
 from perf_callbacks.flops.peaks import matmul_peak
 from perf_callbacks.kernel.process import device
@@ -55,15 +56,11 @@ def truth(bench: Bench) -> Iterator[Row]:
         "Llama": llama,
     }
     for kind in bench.allowance.each([*kinds]):
-        try:
-            case = kinds[kind](bench)
-        except MissingError as missing:
-            yield kind, f"left out: {missing}"
-            continue
-        yield from _truth(bench, case)
+        yield from attempted(bench, kind, partial(_truth, bench, kinds[kind]))
 
 
-def _truth(bench: Bench, case: Case) -> Iterator[Row]:
+def _truth(bench: Bench, make: Callable[[Bench], Case]) -> Iterator[Row]:
+    case = make(bench)
     noted, config, summary = stamps.stamped(bench, case, bench.pick(40, 6))
     counted = records(config, Flops)[0]
     flops = {"model": case.model_flops, "hardware": case.hardware_flops}

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from gpu import stamps
-from gpu.bench import NEEDS_CUDA, NEEDS_TWO, Bench, Row, records
+from gpu.bench import NEEDS_CUDA, NEEDS_TWO, Bench, Row, attempted, records
 from gpu.models import Case, Halves, stack
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.records.fit_records import Run
@@ -25,15 +26,17 @@ def placement(bench: Bench) -> Iterator[Row]:
     """Times of a loop whose stream or device is not the default one."""
     whole, steps_only, other = "whole loop on a side stream", "steps on a side stream, loader not", "other device"
     for kind in bench.allowance.each((whole, steps_only, other)):
-        if kind == other:
-            yield from _other_device(bench)
-            continue
-        side = side_stream(bench)
-        if not bench.cuda:
-            yield kind, f"{NEEDS_CUDA}: the next rows are from the default stream"
-        inside: Callable[[], AbstractContextManager[object]] = nullcontext if kind == whole else side
-        with side() if kind == whole else nullcontext():
-            yield from _times(bench, kind, inside)
+        rows = partial(_other_device, bench) if kind == other else partial(_side, bench, kind, whole=kind == whole)
+        yield from attempted(bench, kind, rows)
+
+
+def _side(bench: Bench, kind: str, *, whole: bool) -> Iterator[Row]:
+    """A loop on a side stream, with or without its loader."""
+    if not bench.cuda:
+        yield kind, f"{NEEDS_CUDA}: the next rows are from the default stream"
+    side = side_stream(bench)
+    with side() if whole else nullcontext():
+        yield from _times(bench, kind, nullcontext if whole else side)
 
 
 def side_stream(bench: Bench) -> Callable[[], AbstractContextManager[object]]:
