@@ -3,7 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,6 +17,17 @@ COLUMNS = ("call", "minimum, us", "10th percentile, us", "median, us", "rounds o
 
 MARKS = 5
 """Marks of a usual step: four stages and its end."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be timed."""
+
+    function: Callable[[], object]
+    after: Callable[[], object] = lambda: None
+    """Cleans up after a round, untimed."""
+    parts: int = 1
+    """Number of equal calls within the function. The time of one of them is shown."""
 
 
 def calls(bench: Bench) -> Iterator[Row]:
@@ -31,16 +43,14 @@ def calls(bench: Bench) -> Iterator[Row]:
             yield name, one_line(error)
 
 
-def _calls(bench: Bench) -> Iterator[tuple[str, Callable[[], object] | str]]:
+def _calls(bench: Bench) -> Iterator[tuple[str, Call | str]]:
     """Each call, or the reason why there is none."""
     under_test, module = device.of(bench.device), bench.module
-    yield "`allocator()` of the device", under_test.allocator
+    yield "`allocator()` of the device", Call(under_test.allocator)
     for name in ("memory_allocated", "memory_stats", "memory_stats_as_nested_dict"):
         function = getattr(module, name, None)
-        yield (
-            f"torch's `{name}`",
-            NEEDS_CUDA if function is None else lambda function=function: function(bench.device),
-        )
+        call = NEEDS_CUDA if function is None else Call(partial(function, bench.device))
+        yield f"torch's `{name}`", call
     began = time.perf_counter()
     timing = under_test.timing()
     probe = time.perf_counter() - began
@@ -56,50 +66,40 @@ def _calls(bench: Bench) -> Iterator[tuple[str, Callable[[], object] | str]]:
             timeline.mark(stage)
         timeline.mark(END)
 
-    def step_and_read() -> None:
-        marks()
+    def read() -> None:
         bench.synchronize()
         timeline.ready()
 
-    yield f"{MARKS} marks, their events read, the device waited for", step_and_read
-    yield "waiting for an idle device", bench.synchronize
-    yield (
-        f"{MARKS} marks: check for a capture, record",
-        _Refreshed(marks, lambda: (bench.synchronize(), timeline.ready())),
-    )
+    def marks_and_read() -> None:
+        marks()
+        read()
+
+    yield f"{MARKS} marks, their events read, the device waited for", Call(marks_and_read)
+    yield "waiting for an idle device", Call(bench.synchronize)
+    yield f"a mark, of the {MARKS} of a step: check for a capture, record", Call(marks, read, MARKS)
     event = module.Event(enable_timing=True)
-    yield "`record()` of an event", event.record
-    yield "`query()` of an event", event.query
+    yield "`record()` of an event", Call(event.record)
+    yield "`query()` of an event", Call(event.query)
     capturing = getattr(module, "is_current_stream_capturing", None)
-    yield "`is_current_stream_capturing()`", capturing or NEEDS_CUDA
-    yield "`current_device()`", module.current_device
-    yield "`current_stream(device)`", lambda: module.current_stream(bench.device)
+    yield "`is_current_stream_capturing()`", NEEDS_CUDA if capturing is None else Call(capturing)
+    yield "`current_device()`", Call(module.current_device)
+    yield "`current_stream(device)`", Call(lambda: module.current_stream(bench.device))
 
 
-class _Refreshed:
-    """A call after whose rounds something is cleaned up, which is not timed."""
-
-    def __init__(self, call: Callable[[], object], after: Callable[[], object]) -> None:
-        self._call, self.after = call, after
-
-    def __call__(self) -> Any:
-        return self._call()
-
-
-def _timed(bench: Bench, name: str, call: Callable[[], object]) -> Row:
+def _timed(bench: Bench, name: str, call: Call) -> Row:
     """Time rounds of calls by the host's clock."""
+    function = call.function
     each, wanted = bench.pick((100, 20), (20, 5))
-    after = call.after if isinstance(call, _Refreshed) else lambda: None
     rounds: list[float] = []
     for _ in range(each):  # warm
-        call()
-    after()
+        function()
+    call.after()
     for _ in bench.allowance.rounds(wanted, name):
         began = time.perf_counter()
         for _ in range(each):
-            call()
-        rounds.append((time.perf_counter() - began) / each * 1e6)
-        after()
+            function()
+        rounds.append((time.perf_counter() - began) / each / call.parts * 1e6)
+        call.after()
         bench.synchronize()
     ordered = sorted(rounds)
     figures = [ordered[0], ordered[len(ordered) // 10], statistics.median(ordered)]

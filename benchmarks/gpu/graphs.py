@@ -115,6 +115,8 @@ def _loop(bench: Bench, config: PerfConfig | None, steps: int, *, whole: bool) -
         outcome.weights = torch.cat([one.detach().flatten() for one in model.parameters()])
     except RuntimeError as error:
         outcome.error = one_line(error)
+        if bench.cuda:  # a capture that fails leaves its stream as the current one
+            torch.cuda.set_stream(torch.cuda.default_stream(bench.device))
     outcome.summary = None if config is None else perf.summary
     return outcome
 

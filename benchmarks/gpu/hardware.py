@@ -110,7 +110,11 @@ def _observed(bench: Bench, work: Callable[[], object], sensors: Sensors, second
 
 def _energy(load: str, readings: Readings) -> Iterator[Row]:
     seconds = readings[-1][0] - readings[0][0]
-    known = [(moment, one.watts, one.joules) for moment, one, _ in readings if None not in {one.watts, one.joules}]
+    known = [
+        (moment, one.watts, one.joules)
+        for moment, one, _ in readings
+        if one.watts is not None and one.joules is not None
+    ]
     if len(known) < 2:
         yield load, "energy", "this device has no counters of energy and power"
     else:

@@ -81,12 +81,12 @@ def same(bench: Bench) -> Iterator[Row]:
     with _deterministic():
         off, again, counted = (_trained(bench, flops) for flops in ("off", "off", "count"))
     for name, other in (("off, again (the control)", again), ("count", counted)):
-        *losses, weights = [bool(torch.equal(a, b)) for a, b in zip(off[1:], other[1:], strict=True)]
+        *losses, weights = [bool(torch.equal(a, b)) for a, b in zip(off[1], other[1], strict=True)]
         either = "are" if weights else "are not"
         yield f'flops="off" and {name}', f"{sum(losses)} of 6 losses and the weights {either} bitwise equal ({off[0]})"
 
 
-def _trained(bench: Bench, flops: str) -> list[torch.Tensor | str]:
+def _trained(bench: Bench, flops: str) -> tuple[str, list[torch.Tensor]]:
     """The model's name, six losses and the weights."""
     losses: list[torch.Tensor] = []
     try:
@@ -95,7 +95,7 @@ def _trained(bench: Bench, flops: str) -> list[torch.Tensor | str]:
         case = transformer(bench)
     noted = SimpleNamespace(model=case.model, optimizer=case.optimizer, step=lambda one: losses.append(case.step(one)))
     train(bench, noted, [case.batch] * 6, bench.config(flops=flops))
-    return [case.name, *losses, torch.cat([one.detach().flatten() for one in case.model.parameters()])]
+    return case.name, [*losses, torch.cat([one.detach().flatten() for one in case.model.parameters()])]
 
 
 @contextlib.contextmanager

@@ -70,6 +70,10 @@ def _matmul_switches() -> Iterator[tuple[str, Switch]]:
             "matmul.fp32_precision",
             lambda on: setattr(torch.backends.cuda.matmul, "fp32_precision", TF32 if on else IEEE),
         )
+        yield (
+            "torch.backends.fp32_precision",
+            lambda on: setattr(torch.backends, "fp32_precision", TF32 if on else IEEE),
+        )
 
 
 def _convolution_switches() -> Iterator[tuple[str, Switch]]:
@@ -83,8 +87,12 @@ def _convolution_switches() -> Iterator[tuple[str, Switch]]:
 def _kept() -> Iterator[None]:
     """Restore the switches by the interface that this torch prefers: the other may refuse to be read."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    places = [(matmul, "fp32_precision"), (getattr(cudnn, "conv", cudnn), "fp32_precision")]
-    if not hasattr(matmul, "fp32_precision"):
+    places = [
+        (torch.backends, "fp32_precision"),
+        (matmul, "fp32_precision"),
+        (getattr(cudnn, "conv", cudnn), "fp32_precision"),
+    ]
+    if not hasattr(matmul, "fp32_precision"):  # before torch 2.9
         places = [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
     before = [getattr(place, name) for place, name in places]
     try:
