@@ -214,7 +214,7 @@ class NvmlError(Exception):
 def fake_nvml():
     """What `Nvml` calls, with constant answers. The power limit is refused."""
     nvml = types.ModuleType("pynvml")
-    nvml.NVMLError, nvml.NVML_CLOCK_SM, nvml.NVML_GPM_METRICS_GET_VERSION = NvmlError, 1, 1
+    nvml.NVMLError, nvml.NVML_CLOCK_SM, nvml.NVML_GPM_METRICS_GET_VERSION, nvml.NVML_SUCCESS = NvmlError, 1, 1, 0
     nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL = 2, 5, 10
     nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
     nvml.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
@@ -232,12 +232,13 @@ def fake_nvml():
     nvml.nvmlGpmSampleAlloc, nvml.nvmlGpmSampleGet = (lambda: "sample"), lambda _handle, sample: sample
     nvml.nvmlGpmSampleFree = lambda _: None
     nvml.c_nvmlGpmMetricsGet_t = lambda: types.SimpleNamespace(
-        metrics=[types.SimpleNamespace(metricId=0, value=0.0) for _ in range(3)]
+        metrics=[types.SimpleNamespace(metricId=0, value=0.0, nvmlReturn=0) for _ in range(3)]
     )
 
     def measure(request):
         for metric in request.metrics:
             metric.value = metric.metricId * 10.0
+        request.metrics[0].nvmlReturn = 3  # not supported
 
     nvml.nvmlGpmMetricsGet = measure
     return nvml
@@ -252,7 +253,7 @@ def test_counters_are_read_by_the_shortest_way(door, monkeypatch):
     assert truth.limits() == "700 W of —"
     assert truth.refusals == {"nvmlDeviceGetPowerManagementDefaultLimit": "Not Supported"}
     shares = truth.gpm_shares(truth.gpm_sample(), truth.gpm_sample())
-    assert shares == {"multiprocessors": 0.2, "tensor cores": 0.5, "bandwidth of memory": 1.0}
+    assert shares == {"multiprocessors": None, "tensor cores": 0.5, "bandwidth of memory": 1.0}
 
 
 def test_the_installed_nvml_has_the_names_that_the_counters_use():

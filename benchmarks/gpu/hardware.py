@@ -176,7 +176,7 @@ class _Gpm:
             shares = self._truth.gpm_shares(self._before, after)
         except Exception as error:  # noqa: BLE001 as above
             return one_line(error)
-        return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        return ", ".join(f"{name} {'—' if share is None else f'{share:.1%}'}" for name, share in shares.items())
 
 
 def _training(bench: Bench, sensors: Sensors) -> Iterator[Row]:

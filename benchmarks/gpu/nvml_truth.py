@@ -72,8 +72,8 @@ class Nvml:
             raise MissingError("this GPU has no GPM")
         return nvml.nvmlGpmSampleGet(self._handle, nvml.nvmlGpmSampleAlloc())
 
-    def gpm_shares(self, before: Any, after: Any) -> dict[str, float]:
-        """Return activities between two samples, from 0 to 1, and free the samples."""
+    def gpm_shares(self, before: Any, after: Any) -> dict[str, float | None]:
+        """Return activities between two samples, from 0 to 1, and free the samples. None: refused."""
         nvml = self._nvml
         wanted = {
             "multiprocessors": nvml.NVML_GPM_METRIC_SM_UTIL,
@@ -86,7 +86,11 @@ class Nvml:
         for place, number in enumerate(wanted.values()):
             request.metrics[place].metricId = number
         nvml.nvmlGpmMetricsGet(request)
-        shares = {name: request.metrics[place].value / 100 for place, name in enumerate(wanted)}
+        metrics = [*zip(wanted, request.metrics, strict=False)]
+        shares = {
+            name: one.value / 100 if one.nvmlReturn == nvml.NVML_SUCCESS and one.value >= 0 else None
+            for name, one in metrics
+        }
         for sample in (before, after):
             nvml.nvmlGpmSampleFree(sample)
         return shares
@@ -113,7 +117,7 @@ class Simulated:
         """Refuse."""
         raise MissingError("the simulated device has no GPM")
 
-    def gpm_shares(self, _before: Any, _after: Any) -> dict[str, float]:
+    def gpm_shares(self, _before: Any, _after: Any) -> dict[str, float | None]:
         """Return nothing."""
         return {}
 
