@@ -110,6 +110,8 @@ def attempted(bench: Bench, name: str, rows: Callable[[], Iterable[Row]]) -> Ite
         yield from rows()
     except MissingError as missing:
         yield name, f"left out: {missing}"
+    except ImportError as error:
+        yield name, f"left out: {one_line(error)}"
     except Exception as error:  # noqa: BLE001 the other cases go on
         traceback.print_exc()
         bench.allowance.failed.append(name)
