@@ -70,7 +70,7 @@ def main() -> int:
 def run(parts: Iterable[Part], bench: Bench, out: Path | None) -> int:
     """Print each part, and write all so far; how many failed."""
     small = ", in a small form whose numbers mean nothing" if bench.quick else ""
-    title = f"# Measured on {device.name(bench.device)}{small}\n"
+    title = f"# Measured on {device.of(bench.device).name}{small}\n"
     failed, report = 0, [title, f"`python benchmarks/gpu.py`, {time.strftime('%Y-%m-%d')}\n"]
     for part in parts:
         began, table = time.perf_counter(), [part.columns, ("---",) * len(part.columns)]

@@ -1,7 +1,9 @@
 """Stand-ins for the clock, for an accelerator and for a fit, driven by hand, and findings of a verdict."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.engine import Engine
@@ -30,6 +32,7 @@ class FakeStream:
         self.now = 0.0
         self._queue: deque = deque()
         self.waited = 0
+        self.capturing = False
 
     def work(self, seconds: float) -> None:
         self._queue.append(seconds)
@@ -40,8 +43,9 @@ class FakeStream:
     def enqueue(self, event: "FakeEvent") -> None:
         self._queue.append((event, event.recorded))
 
-    def run(self) -> None:
-        """Do everything that was queued."""
+    def run(self, late: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Do everything that was queued. `late`: seconds by which some events of these differ, by their number."""
+        number = 0
         while self._queue:
             item = self._queue.popleft()
             if isinstance(item, float | int):
@@ -49,7 +53,8 @@ class FakeStream:
                 continue
             event, recorded = item
             if event.recorded == recorded:  # else it was recorded again since, and only that counts
-                event.at = self.now
+                event.at = self.now + late.get(number, 0.0)
+            number += 1
 
 
 class FakeEvent:
@@ -61,11 +66,13 @@ class FakeEvent:
         self.recorded = 0
 
     def record(self) -> None:
+        assert not self._stream.capturing, "an event is recorded in a capture"
         self.at = None
         self.recorded += 1
         self._stream.enqueue(self)
 
     def query(self) -> bool:
+        assert not self._stream.capturing, "an event is asked for in a capture"
         return self.at is not None
 
     def synchronize(self) -> None:

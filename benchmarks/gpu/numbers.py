@@ -28,7 +28,7 @@ def machine(bench: Bench) -> Iterator[Row]:
     """The versions, the clocks under load, and the best product beside the published peak."""
     yield "torch", torch.__version__
     yield "CUDA, as torch was built", str(torch.version.cuda or NEEDS_CUDA)
-    yield "device", device.name(bench.device)
+    yield "device", device.of(bench.device).name
     if not bench.cuda:
         yield "driver, clock, best product", NEEDS_CUDA
         return
