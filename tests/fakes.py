@@ -9,6 +9,7 @@ from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Steps
 
 
@@ -155,6 +156,24 @@ class Fit:
         self.engine.flush(self.now)
         blocks = [{name: column for name, column in asdict(block).items() if column} for block in self.of(Steps)]
         return [dict(zip(block, step, strict=True)) for block in blocks for step in zip(*block.values(), strict=True)]
+
+
+class DeviceFit(Fit):
+    """A fit whose stages queue work on a stream, faster than the stream does it."""
+
+    def __init__(self, *, capacity=4096, **options):
+        self.stream = FakeStream()
+        self.made = 0
+        timeline = EventTimeline(self.event, capacity=capacity, capturing=lambda: self.stream.capturing)
+        super().__init__(device=timeline, **options)
+
+    def event(self):
+        self.made += 1
+        return self.stream.event()
+
+    def spend(self, stage, seconds):
+        super().spend(stage, 0.0625)
+        self.stream.work(seconds)
 
 
 LOADER = Finding(

@@ -117,10 +117,7 @@ class Device:
         return Timing(unstaged=why)
 
     def _tried(self) -> Timing:
-        make = self._maker()
-        if make is None:
-            return Timing(unstaged=f"torch has no events that time {self.kind}")
-        place, current = self.place, getattr(self.module, "current_device", None)
+        make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
         if place.index is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
@@ -129,15 +126,10 @@ class Device:
             return Timing(unstaged=f"{self.kind} can't be timed: {why}")
         return Timing(EventTimeline(make, record=record, capturing=self._capturing))
 
-    def _maker(self) -> Callable[[], Event] | None:
-        """Return the function that makes an event with timing. None: there is none."""
+    def _maker(self) -> Callable[[], Event]:
+        """Return the function that makes an event with timing."""
         own = getattr(self.module, "Event", None)
-        if own is not None:
-            return partial(own, enable_timing=True)
-        with suppress(Exception):  # this kind has no events
-            torch.Event(self.place, enable_timing=True)
-            return partial(torch.Event, self.place, enable_timing=True)
-        return None
+        return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
 
     @property
     def _capturing(self) -> Callable[[], bool]:

@@ -1,0 +1,352 @@
+"""What the classes of devices know, with fakes of torch's modules for CUDA, ROCm and other accelerators."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import FakeEvent, FakeStream
+
+from perf_callbacks.kernel.engine.marks import END
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process.device import (
+    Allocator,
+    Cuda,
+    Device,
+    Features,
+    Hpu,
+    Mps,
+    Npu,
+    Rocm,
+    Timing,
+    Xla,
+    Xpu,
+)
+
+
+class Streams:
+    """torch's module of an accelerator with two devices, whose streams work when an event is asked for."""
+
+    def __init__(self, current=0):
+        self.current = current
+        self.streams = [FakeStream(), FakeStream()]
+        self.asked_for_stream = 0
+
+    def current_device(self):
+        return self.current
+
+    def current_stream(self, place):
+        self.asked_for_stream += 1
+        return self.streams[place.index]
+
+    def Event(self, *, enable_timing):  # noqa: N802 as in torch
+        assert enable_timing
+        return Recorded(self)
+
+
+class Recorded(FakeEvent):
+    """An event that is recorded on a given stream, or else on the stream of the current device."""
+
+    def __init__(self, module):
+        self._module = module
+        super().__init__(module.streams[module.current])
+
+    def record(self, stream=None):
+        self._stream = stream or self._module.streams[self._module.current]
+        super().record()
+
+    def query(self):
+        self._stream.run()
+        return super().query()
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    found = Streams()
+    monkeypatch.setattr(Device, "module", found)
+    return found
+
+
+def one_step(timeline, stream):
+    """The seconds of a step with 4 s of forward and 8 s of backward on a stream."""
+    timeline.mark(Stage.FORWARD)
+    stream.work(4.0)
+    timeline.mark(Stage.BACKWARD)
+    stream.work(8.0)
+    timeline.mark(END)
+    (step,) = timeline.ready()
+    return step
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_events_are_on_the_device_of_the_fit_whichever_is_current(streams, index):
+    timeline = Cuda(torch.device("cuda", index)).timing().timeline
+    for streams.current in (0, 1):
+        step = one_step(timeline, streams.streams[index])
+        assert (step[Stage.FORWARD], step[Stage.BACKWARD]) == (4.0, 8.0)
+
+
+def test_the_stream_is_looked_up_only_if_another_device_is_current(streams):
+    timeline = Cuda(torch.device("cuda:0")).timing().timeline
+    one_step(timeline, streams.streams[0])
+    assert streams.asked_for_stream == 0
+
+
+def test_a_place_without_a_number_is_the_device_that_is_current_at_the_start(streams):
+    streams.current = 1
+    timeline = Cuda(torch.device("cuda")).timing().timeline
+    streams.current = 0
+    assert one_step(timeline, streams.streams[1])[Stage.FORWARD] == 4.0
+
+
+def test_a_capture_at_the_start_is_left_alone(streams):
+    streams.is_current_stream_capturing = lambda: True
+    for stream in streams.streams:
+        stream.capturing = True
+    timing = Cuda(torch.device("cuda:0")).timing()
+    assert timing.unstaged is None
+    timing.timeline.mark(Stage.FORWARD)
+    timing.timeline.mark(END)
+    assert timing.timeline.ready() == []
+    streams.is_current_stream_capturing = lambda: False
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (None, "nonsense can't be timed: its events fail: RuntimeError: meta backend doesn't support events."),
+        (lambda **_: 1 / 0, "nonsense can't be timed: its events fail: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_device_without_usable_events_has_no_stages_and_a_reason(monkeypatch, event, why):
+    monkeypatch.setattr(Device, "module", SimpleNamespace(Event=event))
+    nonsense = Device(torch.device("meta"))
+    nonsense.kind = "nonsense"
+    assert nonsense.timing() == Timing(unstaged=why)
+
+
+def test_a_question_that_fails_at_the_start_is_a_reason_too(streams):
+    def fail():
+        raise RuntimeError("no driver")
+
+    streams.is_current_stream_capturing = fail
+    assert Cuda(torch.device("cuda:0")).timing() == Timing(unstaged="cuda can't be timed: RuntimeError: no driver")
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Mps, "reading an event of mps waits for the device"),
+        (Xla, "xla only records operations, and computes them later"),
+        (Hpu, "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"),
+    ],
+)
+def test_a_kind_that_events_must_not_time_is_not_tried(kind, why):
+    found = kind(torch.device(kind.__name__.lower()))
+    assert found.timing() == Timing(unstaged=why)
+
+
+@pytest.mark.usefixtures("streams")
+def test_gaudi_is_timed_without_its_lazy_mode(monkeypatch):
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
+    assert Hpu(torch.device("hpu:0")).timing().timeline is not None
+
+
+def test_the_cpu_is_timed_by_the_clock_of_the_host():
+    cpu = device.of(torch.device("cpu"))
+    assert (cpu.name, cpu.timing(), cpu.allocator(), cpu.features()) == ("cpu", Timing(), None, Features())
+
+
+def test_a_kind_without_a_class_is_any_accelerator():
+    found = device.of(torch.device("meta"))
+    assert (type(found), found.name, found.pinned_copies) == (Device, "meta", None)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Make a GPU of CUDA or ROCm by its facts."""
+
+    def make(capability=(8, 0), hip=None, **facts):
+        facts = {"multi_processor_count": 108, "uuid": "a-uuid"} | facts
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**facts))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        return device.of(torch.device("cuda:0"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("capability", "half", "tensor_cores", "tf32"),
+    [
+        ((6, 0), None, False, False),  # P100
+        ((7, 0), "fp16", True, False),  # V100
+        ((7, 5), "fp16", True, False),  # T4
+        ((8, 0), "bf16", True, True),  # A100
+        ((9, 0), "bf16", True, True),  # H100
+        ((12, 0), "bf16", True, True),  # RTX 5090
+    ],
+)
+def test_nvidia_gpus_are_known_by_their_capability(gpu, capability, half, tensor_cores, tf32):
+    found = gpu(capability)
+    assert type(found) is Cuda
+    assert found.features() == Features(
+        half=half, tensor_cores=tensor_cores, tf32=tf32, multiprocessors=108, uuid="a-uuid"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "tf32"),
+    [
+        ("gfx906:sramecc+:xnack-", None, False),  # MI50
+        ("gfx908:sramecc+:xnack-", "fp16", False),  # MI100
+        ("gfx90a:sramecc+:xnack-", "bf16", False),  # MI250X
+        ("gfx942:sramecc+:xnack-", "bf16", True),  # MI300X
+        ("gfx950:sramecc+:xnack-", "bf16", False),  # MI355X
+        ("gfx1100", None, False),  # Radeon
+    ],
+)
+def test_amd_gpus_are_known_by_their_architecture(gpu, name, half, tf32):
+    found = gpu((9, 4), hip="6.4", gcnArchName=name)
+    assert type(found) is Rocm
+    assert found.features() == Features(half=half, tf32=tf32, multiprocessors=108, architecture=name.partition(":")[0])
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_tf32_needs_a_device_that_has_it(gpu, capability):
+    found, matmul = gpu(capability), torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for matmul.allow_tf32 in (True, False):
+            assert found.multiplies_in_tf32() == (matmul.allow_tf32 and capability == (8, 0))
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
+    capability = {"has_subgroup_matrix_multiply_accumulate": True}
+    monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _: capability)
+    xpu = Xpu(torch.device("xpu:0"))
+    assert xpu.features() == Features(half="bf16")
+    capability.clear()
+    assert xpu.features() == Features()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA starts here")
+def test_facts_of_a_gpu_that_does_not_start_are_unknown():
+    found = Cuda(torch.device("cuda:0"))
+    assert (found.features(), found.name, found.allocator(), found.peak_memory_share) == (
+        Features(),
+        "cuda",
+        None,
+        None,
+    )
+    assert found.timing().unstaged is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocking", "uncached", "expandable"),
+    [
+        (Cuda, "CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_CUDA_ALLOC_CONF"),
+        (Rocm, "AMD_SERIALIZE_KERNEL", "PYTORCH_NO_HIP_MEMORY_CACHING", None),
+        (Npu, "ASCEND_LAUNCH_BLOCKING", "PYTORCH_NO_NPU_MEMORY_CACHING", "PYTORCH_NPU_ALLOC_CONF"),
+        (Xpu, None, None, None),
+        (Device, None, None, None),
+    ],
+)
+def test_words_of_a_vendor(kind, blocking, uncached, expandable, monkeypatch):
+    found = kind(torch.device("cuda:0"))
+    for variable in filter(None, (blocking, uncached, expandable)):
+        monkeypatch.delenv(variable, raising=False)
+    setting = None if expandable is None else f"{expandable}=expandable_segments:True"
+    assert (found.blocking, found.uncached, found.expandable) == (None, None, setting)
+    for variable in filter(None, (blocking, uncached)):
+        monkeypatch.setenv(variable, "1")
+    if expandable is not None:
+        monkeypatch.setenv(expandable, "max_split_size_mb:64,expandable_segments:True")
+    assert (found.blocking, found.uncached, found.expandable) == (blocking, uncached, None)
+
+
+def test_a_variable_that_is_0_makes_nobody_wait(monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert Cuda(torch.device("cuda:0")).blocking is None
+
+
+FLAT = {
+    "allocated_bytes.all.current": 1,
+    "allocated_bytes.all.peak": 3,
+    "reserved_bytes.all.current": 4,
+    "reserved_bytes.all.peak": 5,
+    "num_alloc_retries": 2,
+}
+NESTED = {
+    "allocated_bytes": {"all": {"current": 1, "peak": 3}},
+    "reserved_bytes": {"all": {"current": 4, "peak": 5}},
+    "num_alloc_retries": 2,
+}
+
+
+def broken(_):
+    raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ({"memory_stats": lambda _: FLAT}, Allocator(3, 4, 2, 1)),
+        ({"memory_stats_as_nested_dict": lambda _: NESTED, "memory_stats": broken}, Allocator(3, 4, 2, 1)),
+        ({"memory_stats": broken}, None),
+        ({"memory_stats_as_nested_dict": broken}, None),
+        ({"memory_stats": lambda _: {"InUse": 1}}, None),
+        ({"memory_stats_as_nested_dict": lambda _: {}}, None),
+        ({}, None),
+    ],
+)
+def test_statistics_of_an_allocator_are_read_or_unknown(monkeypatch, module, expected):
+    found = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(total_memory=30), **module)
+    monkeypatch.setattr(Device, "module", found)
+    gpu = Cuda(torch.device("cuda:0"))
+    assert gpu.allocator() == expected
+    assert gpu.peak_memory_share == (None if expected is None else 0.1)
+
+
+def a_model(*places):
+    return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(place)) for place in places])
+
+
+@pytest.mark.parametrize(
+    ("place", "parameters", "number", "expected"),
+    [
+        ("cuda:0", ["cuda:0", "cuda:1", "cuda:0"], 1, ["cuda:0", "cuda:1"]),
+        ("cuda", ["cuda:0"], 1, ["cuda:0"]),
+        ("cuda", [], 1, ["cuda"]),
+        ("cuda:1", ["cuda:0"], 1, ["cuda:1", "cuda:0"]),
+        ("cuda:0", ["cpu", "meta", "cuda:0"], 1, ["cuda:0"]),
+        ("cuda:0", ["cuda:0"], 2, ["cuda:0", "cuda:1"]),
+        ("cpu", ["cpu"], 1, ["cpu"]),
+        ("cpu:0", ["cpu"], 1, ["cpu:0"]),
+    ],
+)
+def test_the_devices_of_a_model_are_those_of_its_parameters(place, parameters, number, expected):
+    found = device.of_model(a_model(*parameters), torch.device(place), number)
+    assert [str(one.place) for one in found] == expected
+
+
+def test_allocators_of_several_devices_are_summed_up():
+    one, two = [
+        SimpleNamespace(allocator=lambda of=of: of) for of in (Allocator(1, 2, 3, 4), Allocator(10, 20, 30, 40))
+    ]
+    assert device.allocators([one, two]) == Allocator(11, 22, 33, 44)
+    assert device.allocators([one, SimpleNamespace(allocator=lambda: None)]) is None
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_only_a_device_in_use_is_waited_for(monkeypatch, started):
+    waited = []
+    module = SimpleNamespace(is_initialized=lambda: started, synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(Device, "module", module)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    device.synchronize()
+    assert bool(waited) == started
