@@ -103,7 +103,7 @@ def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench)
 
 
 def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
-    monkeypatch.setattr(module.devices, "name", lambda device: "Imaginary 9000")
+    monkeypatch.setattr(module.devices.Device, "name", "Imaginary 9000")
     peaks = bench.peaks(device=torch.device("meta"), local_rank=1)
     assert peaks.source.startswith("measured on Imaginary 9000: ")
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
-from perf_callbacks.kernel.process.device import Allocator
+from perf_callbacks.kernel.process.device import Allocator, Features
 from perf_callbacks.kernel.process.nvml import GpuUse
 from perf_callbacks.kernel.process.processes import Processes
 from perf_callbacks.kernel.records.journal_file import read
@@ -338,12 +338,12 @@ def test_an_error_in_the_watch_ends_no_measuring(tmp_path, ticks, monkeypatch):
 
 
 def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypatch):
-    monkeypatch.setattr(memory.device, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1))
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1, 10**9))
     use = GpuUse(
         utilization=0.75, memory_bytes=6 * 10**9, own_bytes=5 * 10**9, watts=300.0, throttled_by=("power cap",)
     )
     monkeypatch.setattr(memory, "Monitor", lambda _: SimpleNamespace(read=lambda: use, close=lambda: None))
-    monkeypatch.setattr(memory, "_uuid", lambda _: "a-uuid")
+    monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid="a-uuid"))
     model = a_model()
     train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), after_step=lambda _: ticks.pass_seconds(10))
     (parts,) = recorded(tmp_path, Memory)
@@ -361,7 +361,7 @@ def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypat
 
 
 def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory.device, "allocator", lambda _: Allocator(10**9, 10**9, 0))
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(10**9, 10**9, 0, 10**9))
     model = a_model()
     train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), flops="off")
     (parts,) = recorded(tmp_path, Memory)
@@ -369,7 +369,7 @@ def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypat
     assert parts.activations_gb == pytest.approx(1 - 3 * ALL / GB)
 
 
-def rows_of_a_fit(directory):
+def rows_of_a_fit(directory, before_row=lambda _: None):
     model = a_model()
     optimizer, rows = sgd(model), []
     config = PerfConfig(output_dir=str(directory))
@@ -377,14 +377,15 @@ def rows_of_a_fit(directory):
         for batch in perf.loader:
             model(batch).sum().backward()
             optimizer.step()
+            before_row(len(rows))
             rows.append(perf.row())
     return [row for row in rows if row]
 
 
 def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
-    states = iter(Allocator(2 * 10**9, 3 * 10**9, retries) for retries in [5, *[5] * 5, 8, 8, 8, 8, 8, 8])
-    monkeypatch.setattr(memory.device, "allocator", lambda _: next(states))
-    found = rows_of_a_fit(tmp_path)
+    retries = [5]
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(2 * 10**9, 3 * 10**9, retries[-1], 10**9))
+    found = rows_of_a_fit(tmp_path, lambda row: retries.append(8 if row > 4 else 5))
     assert [row["perf/memory_allocated_peak_gb"] for row in found] == [2.0] * len(found)
     assert [row["perf/memory_reserved_gb"] for row in found] == [3.0] * len(found)
     assert [row["perf/allocator_retries"] for row in found] == [0, 0, 0, 3, 0, 0][: len(found)]

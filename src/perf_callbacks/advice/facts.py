@@ -165,6 +165,7 @@ class Facts:
     tf32: bool = False
     """True: products of float32 use TF32."""
     tf32_possible: bool = False
+    """True: the device can multiply float32 numbers as TF32."""
     clocks: str | None = None
     """Command that shows the device's clocks. None: unknown."""
     blocking: str | None = None

@@ -47,9 +47,12 @@ MOST_TOLD = 8
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
-    """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks."""
+    """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks.
+
+    A slow step of a single process needs stages: without them its cause is unknown.
+    """
     if recorder.run.world_size == 1:
-        if recorder.config.stragglers == "off":
+        if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
             return None
         alone = SingleWatch(recorder)
         with suppress(RuntimeError):  # no thread available
@@ -139,7 +142,7 @@ class RanksWatch(Observer, WindowReader):
         self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
         self._parameters = gradient_moments.size_of(model)
         self._found = _Found(
-            recorder, model_compared=not (self._sharded and self._device), waits_timed=not self._device
+            recorder, model_compared=not (self._sharded and self._device), waits_timed=self._staged and not self._device
         )
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1

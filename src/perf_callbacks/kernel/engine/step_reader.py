@@ -66,6 +66,8 @@ class StepReader:
         """Steps whose times are still on the device."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
+        self.longest_timed = 0.0
+        """Seconds of the longest step so far, with the first step."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by observers
         self._lock = RLock()
         self._reading = False
@@ -173,9 +175,11 @@ class StepReader:
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
-                known = zip(times, steps.excluded, strict=True)
+                known = [*zip(times, steps.excluded, strict=True)]
+                self.longest_timed = max([self.longest_timed, *[time for time, _ in known if time is not None]])
                 times = [time for time, reason in known if time is not None and reason not in BEGINNING]
             self.longest_step = max(self.longest_step, *times) if times else self.longest_step
+            self.longest_timed = max(self.longest_timed, self.longest_step)
         return steps
 
     def _finish(self, past: Past) -> Columns:

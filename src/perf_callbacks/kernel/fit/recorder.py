@@ -40,7 +40,8 @@ EMPTY_ROWS = 3
 """Number of empty rows in sequence that cause a warning. A single empty row is no loss."""
 
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Longest wait for the device's last events at the end of a fit: seconds, or if longer, a number of longest steps."""
+"""Longest wait for the device's last events at the end of a fit: these seconds, or if longer, the time of so many
+longest steps. After a failure, no longer than these seconds."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -355,7 +356,8 @@ class Recorder:
     def _drain(self) -> None:
         reader, began = self.engine.step_reader, self.clock()
         while not reader.collect() and not reader.capturing:
-            if self.clock() - began > max(DRAIN_SECONDS, DRAIN_STEPS * reader.longest_step):
+            steps = 0 if self.failure is not None else DRAIN_STEPS
+            if self.clock() - began > max(DRAIN_SECONDS, steps * reader.longest_timed):
                 return
             sleep(0.001)
 

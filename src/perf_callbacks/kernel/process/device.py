@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
 
@@ -79,8 +80,6 @@ class Device:
     words = Words()
     pinned_copies: bool | None = None
     """True: copies from pinned memory go on beside the device's work. None: unknown, so pinning is only advised."""
-    untimed: str | None = None
-    """Reason why events must not time this kind of device."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -100,31 +99,37 @@ class Device:
             return str(self.module.get_device_name(self.place))
         return self.kind
 
+    @property
+    def untimed(self) -> str | None:
+        """Reason why events must not time this device. None: events may be tried."""
+        return None
+
     def timing(self) -> Timing:
         """Return the clock for a fit that trains on the device now. Waits for the device for a moment, to try events.
 
         A context of the device is made, if the program has not made one.
         """
-        if self.untimed is not None:
-            return Timing(unstaged=self.untimed)
-        make = self._maker()
-        if make is None:
-            return Timing(unstaged=f"torch has no events that time {self.kind}")
-        record = recording_on(self.module, self.place)
+        why = self.untimed
+        if why is None:
+            with guard() as attempt:
+                return self._tried()
+            why = f"{self.kind} can't be timed: {attempt.reason}"
+        return Timing(unstaged=why)
+
+    def _tried(self) -> Timing:
+        make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
+        if place.index is None and current is not None:  # the program may turn to another device later
+            place = torch.device(self.kind, current())
+        record = recording_on(self.module, place)
         why = None if self._capturing() else why_unusable(make, record)
         if why is not None:
             return Timing(unstaged=f"{self.kind} can't be timed: {why}")
         return Timing(EventTimeline(make, record=record, capturing=self._capturing))
 
-    def _maker(self) -> Callable[[], Event] | None:
-        """Return the function that makes an event with timing. None: there is none."""
+    def _maker(self) -> Callable[[], Event]:
+        """Return the function that makes an event with timing."""
         own = getattr(self.module, "Event", None)
-        if own is not None:
-            return partial(own, enable_timing=True)
-        with suppress(Exception):  # this kind has no events
-            torch.Event(self.place, enable_timing=True)
-            return partial(torch.Event, self.place, enable_timing=True)
-        return None
+        return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
 
     @property
     def _capturing(self) -> Callable[[], bool]:
@@ -303,19 +308,34 @@ class Hpu(Device):
 
     pinned_copies = True
 
+    @property
+    def untimed(self) -> str | None:
+        """The lazy mode, which was the default for long."""
+        if os.environ.get("PT_HPU_LAZY_MODE") == "0":
+            return None
+        return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
+
 
 class Mps(Device):
     """An Apple GPU."""
 
     pinned_copies = False
-    untimed = "reading an event of mps waits for the device"
+
+    @property
+    def untimed(self) -> str | None:
+        """The cost of a reading: two projects report that the process hangs."""
+        return "reading an event of mps waits for the device"
 
 
 class Xla(Device):
     """A TPU, or another device by `torch_xla`."""
 
     pinned_copies = False
-    untimed = "xla only records operations, and computes them later"
+
+    @property
+    def untimed(self) -> str | None:
+        """The lazy way of computing."""
+        return "xla only records operations, and computes them later"
 
 
 KINDS: dict[str, type[Device]] = {
@@ -344,6 +364,8 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
 
     If the process drives a larger number of devices, as with DataParallel, return as many of the first devices.
     """
+    if place.type == "cpu":
+        return (of(place),)
     places = [place]
     for parameter in () if model is None else model.parameters():
         if parameter.device.type == place.type and parameter.device not in places:
@@ -363,7 +385,10 @@ def allocators(devices: Iterable[Device]) -> Allocator | None:
 
 
 def synchronize() -> None:
-    """Wait for the accelerator, if this process uses one."""
+    """Wait for the accelerator, if this process uses one that can be waited for."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is not None and getattr(torch.get_device_module(accelerator), "is_initialized", bool)():
-        torch.accelerator.synchronize()
+    if accelerator is None:
+        return
+    module = of(accelerator).module
+    if getattr(module, "is_initialized", bool)():
+        getattr(module, "synchronize", torch.accelerator.synchronize)()

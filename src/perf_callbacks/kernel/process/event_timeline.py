@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from perf_callbacks.kernel.clock import monotonic, sleep
-from perf_callbacks.kernel.engine.marks import END, Mark, StageTracker
+from perf_callbacks.kernel.engine.marks import BACK, END, WAIT, Begin, Mark, StageTracker
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import UNSEEN
-from perf_callbacks.kernel.failures import guard
+from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 CAPACITY = 4096
@@ -19,6 +19,9 @@ CAPACITY = 4096
 
 MOST_BEHIND = 1024
 """Most steps that the device may be behind the host. Earlier steps are lost: maybe their events never complete."""
+
+MOST_WAITS = 1024
+"""Most waits for other ranks in a step that get events. Later waits stay in the stage around them."""
 
 SAID_AFTER = 100
 """Number of lost steps in a row that causes a warning."""
@@ -83,18 +86,51 @@ class EventTimeline:
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
         """Steps that have ended: their events, and the event at the end or the reason why there is no time."""
         self._lost_in_row = 0
+        self._failed = False
+        """True: the device raised an error. From then on all steps are lost, and the device is left alone."""
+        self._waits, self._left_out = 0, list[bool]()
+        """Waits of the open step, and for each `Begin` without its `BACK`, whether the timeline leaves it out."""
 
     def mark(self, mark: Mark) -> None:
-        """Begin a stage or step. Work that is queued after this call belongs to this stage or step."""
-        if self.capturing():
-            self._broken = CAPTURED
-            if mark is END:
-                self._close(CAPTURED)
-                self._broken = CAPTURED  # the next step begins with no event
-        elif mark is END:
-            self._cut()
-        elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):
-            self._boundary(mark)
+        """Begin a stage or step. Work that is queued after this call belongs to this stage or step.
+
+        An error of the device never reaches the caller, which may be any code of torch.
+        """
+        try:
+            if self._failed:
+                self._miss(mark, LOST)
+            elif self.capturing():
+                self._miss(mark, CAPTURED)
+            elif mark is END:
+                self._cut()
+            elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark) and not self._leaves(mark):
+                self._boundary(mark)
+        except Exception as error:  # noqa: BLE001 the device is lost, say
+            self._fail(error)
+            self._miss(mark, LOST)
+
+    def _miss(self, mark: Mark, reason: str) -> None:
+        """Give no time to the open step. If the step ends here, the next step begins without an event."""
+        self._broken = reason
+        if mark is END:
+            self._close(reason)
+            self._broken = reason
+
+    def _leaves(self, mark: Mark) -> bool:
+        """Return True for a wait after the first `MOST_WAITS` of a step, and for the end of such a wait."""
+        if mark is BACK:
+            return self._left_out.pop() if self._left_out else False
+        if isinstance(mark, Begin):
+            self._waits += mark is WAIT
+            self._left_out.append(mark is WAIT and self._waits > MOST_WAITS)
+            return self._left_out[-1]
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        let_pass(error)
+        if not self._failed:
+            log.warning("perf_callbacks: the device gives no more times, so steps get lost: %s.", describe(error))
+        self._failed = True
 
     def _cut(self) -> None:
         """End a step, and begin the next step with the same event."""
@@ -114,26 +150,35 @@ class EventTimeline:
         finished, self._open = self._open, []
         self._closed.append((finished, self._broken or end))
         self._broken = None
+        self._waits = 0
+        self._left_out.clear()
 
     def ready(self) -> list[tuple[float, ...] | str]:
         """Return the stage seconds of the steps that finished since the last call, or the reason why there are none."""
         done: list[tuple[float, ...] | str] = []
-        if self._closed and self.capturing():
+        if self._closed and not self._failed and self._ask(self.capturing):
             return done
         while self._closed:
             marks, end = self._closed[0]
-            late = not isinstance(end, str) and not end.query()
-            if late and len(self._closed) <= MOST_BEHIND:
+            late = not isinstance(end, str) and (self._failed or not self._ask(end.query))
+            if late and not self._failed and len(self._closed) <= MOST_BEHIND:
                 break
             self._closed.popleft()
             found = LOST if late else _measure(marks, end)
             done.append(found)
             self._lost_in_row = self._lost_in_row + 1 if found is LOST else 0
-            if self._lost_in_row == SAID_AFTER:
+            if self._lost_in_row == SAID_AFTER and not self._failed:
                 log.warning("perf_callbacks: the device has given no times for %d steps in a row.", SAID_AFTER)
-            if not late:
-                self._free += [event for _, event in marks]
+            self._free += [event for _, event in marks]  # an event that is not done may be recorded anew
         return done
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        """Return the device's answer; False after an error."""
+        try:
+            return question()
+        except Exception as error:  # noqa: BLE001 the device is lost, say
+            self._fail(error)
+            return False
 
     def _boundary(self, mark: Mark) -> None:
         event = self._take()
@@ -158,14 +203,32 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | str) -> tuple[float, 
     seconds: list[float] = [UNSEEN] * len(Stage)
     tracker = StageTracker()
     tracker.turn(marks[0][0])
+    points = [*marks, (END, end)]
     try:
-        for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
-            # events of two streams may be in another order than their marks
-            seconds[tracker.turn(mark)] += max(0.0, start.elapsed_time(stop) / 1000)
-    except RuntimeError as error:  # an event that was recorded on another stream and is not done there
+        lengths = [start.elapsed_time(stop) / 1000 for (_, start), (_, stop) in pairwise(points)]
+    except Exception as error:  # noqa: BLE001 an event that was recorded on another stream and is not done there, say
         let_pass(error)
         return LOST
+    for (mark, _), length in zip(points[1:], _in_order(lengths), strict=True):
+        seconds[tracker.turn(mark)] += length
     return tuple(seconds[: len(STAGES)]) if 0 < sum(seconds[: len(STAGES)]) < math.inf else LOST
+
+
+def _in_order(lengths: list[float]) -> list[float]:
+    """Return lengths of which none is negative, with the same sum. Events of two streams may be out of order.
+
+    >>> _in_order([4.0, -1.0, 2.0])
+    [4.0, 0.0, 1.0]
+    """
+    if min(lengths) >= 0:
+        return lengths
+    end, point, latest = sum(lengths), 0.0, 0.0
+    ordered = []
+    for length in lengths:
+        point += length
+        before, latest = latest, min(max(latest, point), end)
+        ordered.append(latest - before)
+    return ordered
 
 
 def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
