@@ -39,7 +39,7 @@ def install(monkeypatch, **facts):
 
     monkeypatch.setattr(dataloader._BaseDataLoaderIter, "__init__", beginning)
     monkeypatch.setattr(_utils.pin_memory, "pin_memory", _pin)
-    facts = {"accelerator": "cuda", **facts}
+    facts = {"accelerator": "cuda", "pinned_copies": True, **facts}
     monkeypatch.setattr(environment, "read", lambda **found: dataclasses.replace(read(**found), **facts))
     monkeypatch.setattr(Pinned, "copies", [])
     return Pinned.copies

@@ -1,12 +1,15 @@
 """Stand-ins for the clock, for an accelerator and for a fit, driven by hand, and findings of a verdict."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Steps
 
 
@@ -30,6 +33,7 @@ class FakeStream:
         self.now = 0.0
         self._queue: deque = deque()
         self.waited = 0
+        self.capturing = False
 
     def work(self, seconds: float) -> None:
         self._queue.append(seconds)
@@ -40,8 +44,9 @@ class FakeStream:
     def enqueue(self, event: "FakeEvent") -> None:
         self._queue.append((event, event.recorded))
 
-    def run(self) -> None:
-        """Do everything that was queued."""
+    def run(self, late: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Do everything that was queued. `late`: seconds by which some events of these differ, by their number."""
+        number = 0
         while self._queue:
             item = self._queue.popleft()
             if isinstance(item, float | int):
@@ -49,7 +54,8 @@ class FakeStream:
                 continue
             event, recorded = item
             if event.recorded == recorded:  # else it was recorded again since, and only that counts
-                event.at = self.now
+                event.at = self.now + late.get(number, 0.0)
+            number += 1
 
 
 class FakeEvent:
@@ -61,11 +67,13 @@ class FakeEvent:
         self.recorded = 0
 
     def record(self) -> None:
+        assert not self._stream.capturing, "an event is recorded in a capture"
         self.at = None
         self.recorded += 1
         self._stream.enqueue(self)
 
     def query(self) -> bool:
+        assert not self._stream.capturing, "an event is asked for in a capture"
         return self.at is not None
 
     def synchronize(self) -> None:
@@ -148,6 +156,24 @@ class Fit:
         self.engine.flush(self.now)
         blocks = [{name: column for name, column in asdict(block).items() if column} for block in self.of(Steps)]
         return [dict(zip(block, step, strict=True)) for block in blocks for step in zip(*block.values(), strict=True)]
+
+
+class DeviceFit(Fit):
+    """A fit whose stages queue work on a stream, faster than the stream does it."""
+
+    def __init__(self, *, capacity=4096, **options):
+        self.stream = FakeStream()
+        self.made = 0
+        timeline = EventTimeline(self.event, capacity=capacity, capturing=lambda: self.stream.capturing)
+        super().__init__(device=timeline, **options)
+
+    def event(self):
+        self.made += 1
+        return self.stream.event()
+
+    def spend(self, stage, seconds):
+        super().spend(stage, 0.0625)
+        self.stream.work(seconds)
 
 
 LOADER = Finding(

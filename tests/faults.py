@@ -36,7 +36,7 @@ ONCE = {
     "kernel.fit.recorder": "opening earlier Recorder.__init__",
     "kernel.records.journal_file.FileJournal": "__init__ close",
     "kernel.process.gc_observer.GcObserver": "install",
-    "kernel.process.device": "timeline",
+    "kernel.process.device": "of_model Cpu.timing",
     "report.cards": "opening closing",
 }
 """Parts that a fit of every integration calls: four times or more, twice or more, once."""

@@ -1,19 +1,18 @@
-"""The device under test, and clocks and comparisons that owe nothing to the package."""
+"""The device under test, and a clock that owes nothing to the package."""
 
 import contextlib
-import operator
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from turns import SETTLE, interval
 
+from gpu.allowance import Allowance
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.codec import attempts
 from perf_callbacks.kernel.records.journal_file import read
@@ -23,10 +22,15 @@ DENSE_BF16 = 989.5e12
 """FLOP/s that the data sheets of H100 SXM and H200 promise: the peak of every table here."""
 
 NEEDS_CUDA = "needs CUDA"
+NEEDS_TWO = "skipped: needs two GPUs"
 
 Row = tuple[str, ...]
 After = Callable[[int], object]
 T = TypeVar("T")
+
+
+class MissingError(Exception):
+    """A case lacks a package or a capability. The message says which."""
 
 
 @dataclass(frozen=True)
@@ -36,32 +40,46 @@ class Bench:
     device: torch.device
     quick: bool
     directory: Path
+    second: torch.device | None = None
+    """Another device of the same kind. None: the machine has none."""
+    allowance: Allowance = field(default_factory=Allowance)
 
     @property
     def cuda(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def simulated(self) -> bool:
+        return self.device.type == "sim"
+
+    @property
+    def module(self) -> Any:
+        """Module of torch for this kind of device, if the device has events. None: the host's clock is right."""
+        return None if self.device.type == "cpu" else torch.get_device_module(self.device)
+
     def pick(self, whole: T, quick: T) -> T:
         return quick if self.quick else whole
 
     def synchronize(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize(self.device)
+        for place in (self.device, self.second):
+            if place is not None and self.module is not None:
+                self.module.synchronize(place)
 
     def stamp(self) -> Any:
-        """A point in time on the device's own clock; without a GPU, on the host's."""
-        if not self.cuda:
+        """A point in time on the current stream of the device under test; without a GPU, on the host's clock."""
+        module = self.module
+        if module is None:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event = module.Event(enable_timing=True)
+        event.record(module.current_stream(self.device))
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
         """Seconds between two stamps, once the device has passed both."""
-        return start.elapsed_time(end) / 1000 if self.cuda else end - start
+        return end - start if self.module is None else start.elapsed_time(end) / 1000
 
     def config(self, **settings: Any) -> PerfConfig:
-        """Settings with a journal of their own. A CPU's peak is given, since nothing here is about it."""
+        """Settings with a journal of their own. Without CUDA a peak is given, since nothing here is about it."""
         peak = {} if self.cuda else {"peak_tflops": f"{DENSE_BF16 / 1e12}"}
         return PerfConfig(**{"output_dir": tempfile.mkdtemp(dir=self.directory), **peak, **settings})
 
@@ -80,41 +98,24 @@ def train(
     return perf
 
 
-def turns(
-    bench: Bench, variants: Mapping[str, Callable[[int, After], object]], cycles: int, block: int
-) -> Iterator[Row]:
-    """Compare variants with the first one, which runs before and after each. A variant trains so many steps."""
-    base, *others = variants
-    names = [*[name for other in others for name in (base, other)] * (cycles + 1), base]
-    means = [_mean(bench, variants[name], block) for name in names]
-    warm = 2 * len(others)
-    around = [*zip(names, means, means[1:], means[2:], names[1:], strict=False)][warm:]
-    usual = statistics.median([mean for name, mean in zip(names, means, strict=True) if name == base])
-    for other in others:
-        added = [mean - (before + after) / 2 for _, before, mean, after, name in around if name == other]
-        low, high = (end * 1e6 for end in interval(added))
-        middle = statistics.median(added)
-        more = f"{middle * 1e6:+.1f} us ({middle / usual:+.3%})"
-        yield f"{usual * 1e6:.0f} us ({base})", other, more, f"[{low:.1f}, {high:.1f}] us"
-
-
-def _mean(bench: Bench, variant: Callable[[int, After], object], block: int) -> float:
-    """Seconds of a mean step, from a device that has nothing to do to one that has nothing to do any more."""
-    times = []
-
-    def after(number: int) -> None:
-        if number in {SETTLE, SETTLE + block}:
-            bench.synchronize()
-            times.append(time.perf_counter())
-
-    variant(SETTLE + block, after)
-    return operator.sub(*reversed(times)) / block
-
-
 def records(config: PerfConfig, kind: type[T]) -> list[T]:
     """The records of one kind in a journal."""
     journal = attempts(read(Path(config.output_dir or ".") / "perf_callbacks" / "rank0.jsonl"))
     return [entry.record for entry in journal[-1] if isinstance(entry.record, kind)]
+
+
+def attempted(bench: Bench, name: str, rows: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """The rows of a case. If it fails, the last row says why, and the next case can run."""
+    try:
+        yield from rows()
+    except MissingError as missing:
+        yield name, f"left out: {missing}"
+    except ImportError as error:
+        yield name, f"left out: {one_line(error)}"
+    except Exception as error:  # noqa: BLE001 the other cases go on
+        traceback.print_exc()
+        bench.allowance.failed.append(name)
+        yield name, f"failed: {one_line(error)}"
 
 
 def one_line(error: BaseException) -> str:

@@ -7,48 +7,60 @@ from functools import partial
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpu.bench import After, Bench, Row, train, turns
+from gpu.bench import After, Bench, Row, attempted, train
+from gpu.comparison import Variant, turns
 from gpu.models import Case, large, small, stack
 from perf_callbacks import PerfConfig
 
-COLUMNS = ("case", "step", "variant", "added to the mean step", "95 % interval")
+LONG_HOST, LONG_DEVICE = "the host takes long", "the device takes long, 5 ms"
+BLOCK = 256
+"""Steps of a turn: what the journal takes at once."""
 
 
-def _variant(bench: Bench, case: Case, config: PerfConfig | None) -> Callable[[int, After], object]:
-    return lambda steps, after: train(bench, case, [case.batch] * steps, config, after)
+def _variant(bench: Bench, case: Case, config: PerfConfig | None) -> Variant:
+    def trained(steps: int, after: After) -> None:
+        train(bench, case, [case.batch] * steps, config, after)
+
+    return Variant(trained, settle=32) if config is None else Variant(trained)
 
 
 def overhead(bench: Bench) -> Iterator[Row]:
-    """Measuring, where the host takes long and where the device does."""
-    for name, case, cycles in (
-        ("the host takes long", small(bench), bench.pick(40, 1)),
-        ("the device takes long", large(bench), bench.pick(8, 1)),
-    ):
-        configs = {"nothing": None, "nothing again": None, "ours": bench.config()}
-        configs['ours, checklist="off"'] = bench.config(checklist="off")
-        variants = {said: _variant(bench, case, config) for said, config in configs.items()}
-        for row in turns(bench, variants, cycles, bench.pick(128, 8)):
-            yield name, *row
+    """Measuring, where the host takes long and where the device does; "nothing again" is the control."""
+    kinds = ((LONG_HOST, small, bench.pick(40, 1)), (LONG_DEVICE, large, bench.pick(9, 1)))
+    for name, make, cycles in bench.allowance.each(kinds, operator.itemgetter(0)):
+        yield from attempted(bench, name, partial(_overhead, bench, name, make, cycles))
+
+
+def _overhead(bench: Bench, name: str, make: Callable[[Bench], Case], cycles: int) -> Iterator[Row]:
+    case = make(bench)
+    configs = {"nothing": None, "nothing again": None, "ours": bench.config()}
+    configs['ours, checklist="off"'] = bench.config(checklist="off")
+    variants = {said: _variant(bench, case, config) for said, config in configs.items()}
+    yield from turns(bench, name, variants, cycles, bench.pick(BLOCK, 8))
 
 
 def collections(bench: Bench) -> Iterator[Row]:
     """The item `gc`, in a process that holds many objects and makes some in each step."""
     held = [[number] for number in range(bench.pick(400_000, 20_000))]
-    for name, case in (("the host takes long", small(bench)), ("the device takes long", large(bench))):
-        case.made = []  # type: ignore[attr-defined]
-        plain = case.step
+    kinds = ((LONG_HOST, small, bench.pick(8, 1)), (LONG_DEVICE, large, bench.pick(3, 1)))
+    for name, make, cycles in bench.allowance.each(kinds, operator.itemgetter(0)):
+        titled = f"{name}, {len(held):,} objects"
+        yield from attempted(bench, name, partial(_collections, bench, titled, make, cycles))
 
-        def step(
-            batch: dict[str, torch.Tensor], case: Case = case, plain: Callable[..., torch.Tensor] = plain
-        ) -> torch.Tensor:
-            case.made = [*case.made[-50:], [[number] for number in range(2000)]]  # type: ignore[attr-defined]
-            return plain(batch)
 
-        case.step = step  # type: ignore[method-assign]
-        configs = {said: bench.config(gc=said, flops="off") for said in ("observe", "sync")}
-        variants = {f'gc="{said}"': _variant(bench, case, config) for said, config in configs.items()}
-        for row in turns(bench, variants, bench.pick(5, 1), bench.pick(400, 8)):
-            yield f"{name}, {len(held):,} objects", *row
+def _collections(bench: Bench, name: str, make: Callable[[Bench], Case], cycles: int) -> Iterator[Row]:
+    case = make(bench)
+    made: list[object] = []
+    plain = case.step
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        made[:] = [*made[-50:], [[number] for number in range(2000)]]
+        return plain(batch)
+
+    case.step = step  # type: ignore[method-assign]
+    configs = {said: bench.config(gc=said, flops="off") for said in ("observe", "sync")}
+    variants = {f'gc="{said}"': _variant(bench, case, config) for said, config in configs.items()}
+    yield from turns(bench, name, variants, cycles, bench.pick(400, 8))
 
 
 class Batches(Dataset[dict[str, torch.Tensor]]):
@@ -77,6 +89,5 @@ def loaders(bench: Bench) -> Iterator[Row]:
         loader = DataLoader(batches, num_workers=2, collate_fn=operator.itemgetter(0))
         train(bench, case, loader, bench.config(loaders=loaders, flops="off"), after)
 
-    variants = {f'loaders="{said}"': partial(loop, said) for said in ("off", "apply")}
-    for row in turns(bench, variants, bench.pick(8, 1), bench.pick(100, 4)):
-        yield case.name, *row
+    variants = {f'loaders="{said}"': Variant(partial(loop, said)) for said in ("off", "apply")}
+    yield from turns(bench, case.name, variants, bench.pick(8, 1), bench.pick(100, 4))

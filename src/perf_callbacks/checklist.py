@@ -269,8 +269,7 @@ def _fit(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Fit:
     found = environment.read(
-        accelerator=None if place_device.type == "cpu" else place_device.type,
-        device_properties=functools.partial(torch.cuda.get_device_properties, place_device),
+        device=device.of(place_device),
         devices=batches.devices,
         affinity=settings.config.affinity,
         workers=max([batches.workers, *map(workers, batches.loaders)]),
@@ -278,8 +277,13 @@ def _fit(
         loaders_pin=batches.pinned,
         copies_go_on=batches.copied_aside,
     )
-    measure = resident_memory.reading(lambda: device.allocated_bytes(place_device))
+    measure = resident_memory.reading(functools.partial(_allocated, device.of(place_device)))
     return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+
+
+def _allocated(found: device.Device) -> int | None:
+    allocator = found.allocator()
+    return None if allocator is None else allocator.allocated_bytes
 
 
 def workers(loader: object) -> int:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.process import device, terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
@@ -153,6 +154,8 @@ class Session:
         """
         self.end("another fit began")
         self.recorder = None
+        if place.devices == 1:
+            place = replace(place, devices=len(device.of_model(model, place.device)))
         ranks = exchange.meet(place, self.settings.config)
         recorder = self.recorder = Recorder(self.settings, place, ranks=ranks, training=of_training(model, setup))
         try:

@@ -58,28 +58,28 @@ SILENT = {
     ),
     "reasons that are nobody's fault": ("throttle", clocks(*HALF, reason="sync boost"), summary(), CUDA),
     "deterministic on a CPU": ("precision", Facts(deterministic=True), None, machine()),
-    "uncached on a CPU": ("memory", Facts(uncached=True), None, machine()),
-    "cached": ("memory", Facts(expandable=True), summary(), CUDA),
+    "uncached on a CPU": ("memory", Facts(uncached="PYTORCH_NO_CUDA_MEMORY_CACHING"), None, machine()),
+    "cached": ("memory", Facts(expandable="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), summary(), CUDA),
     "compiled": (
         "compile",
-        Facts(tensor_cores=True, work=replace(PLAIN, compiled=True)),
+        Facts(half="bf16", work=replace(PLAIN, compiled=True)),
         replace(summary(), **RATED),
         CUDA,
     ),
     "busy without a compiler": (
         "compile",
-        Facts(tensor_cores=True, work=PLAIN),
+        Facts(half="bf16", work=PLAIN),
         replace(summary(), flops=replace(RATED["flops"], peak_flops_per_second=200.0)),
         CUDA,
     ),
     "busy but for the loader": (
         "compile",
-        Facts(tensor_cores=True, work=PLAIN),
+        Facts(half="bf16", work=PLAIN),
         replace(summary(data=1.0), **RATED),
         CUDA,
     ),
-    "no peak": ("compile", Facts(tensor_cores=True, work=PLAIN), summary(), CUDA),
-    "no tensor cores": ("compile", Facts(work=PLAIN), replace(summary(), **RATED), CUDA),
+    "no peak": ("compile", Facts(half="bf16", work=PLAIN), summary(), CUDA),
+    "no fast 16-bit products": ("compile", Facts(work=PLAIN), replace(summary(), **RATED), CUDA),
     "reads on a CPU": ("sync", Facts(work=replace(PLAIN, reads=READS)), summary(), machine()),
     "reads of packages": (
         "sync",
@@ -151,7 +151,7 @@ def test_no_complaint_about_sizes_that_are_right_or_do_not_matter(facts):
     assert found("shape", facts, summary(), TENSOR_CORES) is None
 
 
-@pytest.mark.parametrize("facts", [Facts(work=LLAMA, tensor_cores=True), Facts(work=PLAIN), Facts(tensor_cores=True)])
+@pytest.mark.parametrize("facts", [Facts(work=LLAMA, half="bf16"), Facts(work=PLAIN), Facts(half="bf16")])
 def test_a_format_that_is_right_or_does_not_matter_is_no_finding(facts):
     assert found("precision", facts, summary(), TENSOR_CORES) is None
 

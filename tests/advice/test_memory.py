@@ -14,7 +14,7 @@ LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
 PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
 
 
-def found(*, available=None, expandable=False, **known):
+def found(*, available=None, expandable=None, **known):
     use = MemoryUse()
     for name, value in known.items():
         setattr(use, name, value)

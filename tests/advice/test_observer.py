@@ -16,11 +16,12 @@ from perf_callbacks.advice.observer import read
 from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.kernel.fit.setup import Setup, flat
+from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.cpu_time import CpuTime
 
 
-def facts(model=None, **setup):
-    return read(model, Setup(**setup), integration="loop", device=torch.device("cpu"))
+def facts(model=None, *, place="cpu", **setup):
+    return read(model, Setup(**setup), integration="loop", device=torch.device(place))
 
 
 class Wrapper(torch.nn.Module):
@@ -98,28 +99,51 @@ def test_a_model_that_needs_eager_attention_is_not_told_to_leave_it():
 def test_switches_of_torch_and_of_the_environment(monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    found = facts(place="cuda")
+    assert (found.deterministic, found.uncached, found.blocking) == (
+        True,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "CUDA_LAUNCH_BLOCKING",
+    )
+    assert found.expandable == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    assert facts(place="cuda").expandable is None
+
+
+def test_switches_of_gpus_do_not_matter_on_a_cpu(monkeypatch):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     found = facts()
-    assert (found.deterministic, found.uncached, found.expandable) == (True, True, True)
+    assert (found.uncached, found.blocking, found.expandable, found.clocks) == (None, None, None, None)
 
 
+@pytest.fixture
+def an_a100(monkeypatch):
+    monkeypatch.setattr(devices.Cuda, "features", lambda _: devices.Features(half="bf16", tf32=True))
+
+
+@pytest.mark.usefixtures("an_a100")
 @pytest.mark.parametrize("fp32", ["tf32", "ieee"])
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="from torch 2.9 on")
 def test_tf32_is_known_by_the_setting_of_a_backend(fp32):
     matmul = torch.backends.cuda.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, fp32
     try:
-        assert facts().tf32 == (fp32 == "tf32")
+        assert facts(place="cuda").tf32 == (fp32 == "tf32")
+        assert not facts().tf32
     finally:
         matmul.fp32_precision = before
 
 
+@pytest.mark.usefixtures("an_a100")
 @pytest.mark.parametrize(("precision", "tf32"), [("highest", False), ("high", True)])
 def test_tf32_is_known_by_the_precision_of_products(precision, tf32):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        assert facts().tf32 == tf32
+        found = facts(place="cuda")
+        assert (found.tf32, found.tf32_possible) == (tf32, True)
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -416,7 +416,8 @@ def test_eager_attention_is_known_before_the_run():
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause"), [({"blocking": True}, "sync"), ({"anomalies": True}, "host"), ({"threads": 16}, "threads")]
+    ("facts", "cause"),
+    [({"blocking": "CUDA_LAUNCH_BLOCKING"}, "sync"), ({"anomalies": True}, "host"), ({"threads": 16}, "threads")],
 )
 def test_advice_that_needs_no_run(facts, cause):
     (finding,) = table.findings(machine(), Facts(**facts))
@@ -510,7 +511,9 @@ def test_more_threads_are_not_advised(facts, of, on):
 
 
 def test_the_finding_that_could_win_most_comes_first():
-    every = table.findings(machine(), Facts(workers=0, work=PLAIN, blocking=True), summary(data=1.0, other=3.0))
+    every = table.findings(
+        machine(), Facts(workers=0, work=PLAIN, blocking="CUDA_LAUNCH_BLOCKING"), summary(data=1.0, other=3.0)
+    )
     assert [one.cause for one in every] == ["host", "data", "sync"]
 
 

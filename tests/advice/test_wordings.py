@@ -21,7 +21,7 @@ from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSumma
 from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import Leak, MemoryUse
 
-CPU, CUDA = machine(), machine(accelerator="cuda")
+CPU, CUDA, NPU = machine(), machine(accelerator="cuda"), machine(accelerator="npu")
 RUN = summary()
 
 
@@ -96,7 +96,10 @@ EAGER = Facts(work=PLAIN, attention="eager", sdpa=True)
 ADAMW = Facts(optimizer="AdamW", tensors=1234, elements=4096.0, update_seconds=1.1)
 STARVED = Facts(workers=0, starved_share=0.4)
 DRIFT = Drift(first=0.04, last=0.06, share=0.2, stage="other")
-UNCOMPILED = Facts(tensor_cores=True, work=work())
+IN_TF32 = replace(PLAIN, by_dtype={"tfloat32": 100})
+TF32 = {"tf32_possible": True, "tf32": True, "device_type": "cuda"}
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+UNCOMPILED = Facts(half="bf16", work=work())
 SLOW = replace(RUN, flops=FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0))
 LLAMA = work(("[8192, 4096] x [4096, 10922]", 60), ("[8192, 4096] x [4096, 4096]", 40))
 GPT2 = work(("[8192, 768] x [768, 50257]", 60), ("[8192, 768] x [768, 3072]", 40))
@@ -146,7 +149,8 @@ CASES = {
     },
     "drift": {
         "in a stage of the model": (Facts(drift=DRIFT), RUN, CPU),
-        "on a device": (Facts(drift=DRIFT._replace(stage="forward")), RUN, CUDA),
+        "on a GPU": (Facts(drift=DRIFT._replace(stage="forward"), clocks="nvidia-smi -q -d PERFORMANCE"), RUN, CUDA),
+        "on a device": (Facts(drift=DRIFT._replace(stage="forward")), RUN, NPU),
         "in the loader": (Facts(drift=DRIFT._replace(stage="data")), RUN, CPU),
         "in collections": (Facts(drift=DRIFT._replace(stage="gc")), RUN, CPU),
     },
@@ -182,7 +186,8 @@ CASES = {
             RUN,
             CUDA,
         ),
-        "blocking": (Facts(blocking=True), None, CPU),
+        "blocking": (Facts(blocking="CUDA_LAUNCH_BLOCKING"), None, CUDA),
+        "blocking, Ascend": (Facts(blocking="ASCEND_LAUNCH_BLOCKING"), None, NPU),
     },
     "stall": {
         "over": (Facts(), replace(RUN, stalls=StallSummary(count=1, seconds=30.0, where=HUNG)), CPU),
@@ -262,18 +267,24 @@ CASES = {
     "memory": {
         "leak": (Facts(memory=memory(leak=LEAK)), RUN, machine(memory_available=None)),
         "leak that fills the host": (Facts(memory=memory(leak=LEAK)), RUN, machine(memory_available=11 * 10**9)),
-        "full device": (Facts(memory=memory(retries=3, parts=PARTS)), RUN, CUDA),
-        "full device, parts unknown": (Facts(memory=memory(retries=1)), RUN, CUDA),
-        "full device, expandable": (Facts(memory=memory(retries=1), expandable=True), RUN, CUDA),
-        "uncached": (Facts(uncached=True), None, CUDA),
+        "full device": (Facts(memory=memory(retries=3, parts=PARTS), expandable=EXPANDABLE), RUN, CUDA),
+        "full device, parts unknown": (Facts(memory=memory(retries=1), expandable=EXPANDABLE), RUN, CUDA),
+        "full device, expandable": (Facts(memory=memory(retries=1)), RUN, CUDA),
+        "uncached": (Facts(uncached="PYTORCH_NO_CUDA_MEMORY_CACHING"), None, CUDA),
+        "uncached, ROCm": (Facts(uncached="PYTORCH_NO_HIP_MEMORY_CACHING"), None, CUDA),
     },
     "precision": {
         "deterministic": (Facts(deterministic=True), None, CUDA),
         "deterministic, Lightning": (Facts(deterministic=True, **LIGHTNING), None, CUDA),
-        "float32": (Facts(work=PLAIN, tensor_cores=True), RUN, CUDA),
-        "TF32": (Facts(work=PLAIN, tensor_cores=True, tf32=True), RUN, CUDA),
-        "TF32, Trainer": (Facts(work=PLAIN, tensor_cores=True, tf32=True, **TRAINER), RUN, CUDA),
-        "TF32, Lightning": (Facts(work=PLAIN, tensor_cores=True, tf32=True, **LIGHTNING), RUN, CUDA),
+        "float32": (Facts(work=PLAIN, half="bf16", tf32_possible=True), RUN, CUDA),
+        "TF32": (Facts(work=IN_TF32, half="bf16", **TF32), RUN, CUDA),
+        "TF32, Trainer": (Facts(work=IN_TF32, half="bf16", **TF32, **TRAINER), RUN, CUDA),
+        "TF32, Lightning": (Facts(work=IN_TF32, half="bf16", **TF32, **LIGHTNING), RUN, CUDA),
+        "float32, T4": (Facts(work=PLAIN, half="fp16", device_type="cuda"), RUN, CUDA),
+        "float32, T4, Trainer": (Facts(work=PLAIN, half="fp16", **TRAINER), RUN, CUDA),
+        "float32, T4, Lightning": (Facts(work=PLAIN, half="fp16", **LIGHTNING), RUN, CUDA),
+        "float32, T4, Accelerate": (Facts(work=PLAIN, half="fp16", integration="accelerate"), RUN, CUDA),
+        "float32, XPU": (Facts(work=PLAIN, half="bf16", device_type="xpu"), RUN, machine(accelerator="xpu")),
     },
     "compile": {
         "slow": (UNCOMPILED, SLOW, CUDA),

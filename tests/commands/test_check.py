@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 
 import pytest
+import torch
 from launching import PATHS
 from tiny import unwrapped
 
@@ -36,7 +37,8 @@ def check(monkeypatch, capsys):
 def accelerator(monkeypatch):
     """One that copies from pinned memory, as far as items can tell."""
     read = environment.read
-    monkeypatch.setattr(environment, "read", lambda **known: dataclasses.replace(read(**known), accelerator="cuda"))
+    facts = {"accelerator": "cuda", "pinned_copies": True}
+    monkeypatch.setattr(environment, "read", lambda **known: dataclasses.replace(read(**known), **facts))
 
 
 def test_a_switch_without_effect_has_a_line(check, monkeypatch):
@@ -66,11 +68,11 @@ def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
 
 
 def test_advice_that_needs_no_run_is_left_to_do(check, monkeypatch):
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setattr(torch, "is_anomaly_enabled", lambda: True)
     status, printed = check(_PEAK_TFLOPS="989.5")
     assert status == 1
     (finding,) = json.loads(check("--json", _PEAK_TFLOPS="989.5")[1])["findings"]
-    assert (finding["cause"], finding["share"]) == ("sync", None)
+    assert (finding["cause"], finding["share"]) == ("host", None)
     assert f"  advice: {finding['evidence']}; try {finding['remedy']}" in " ".join(printed.split("\n    "))
 
 

@@ -105,7 +105,7 @@ def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench)
 
 
 def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
-    monkeypatch.setattr(module.devices, "name", lambda device: "Imaginary 9000")
+    monkeypatch.setattr(module.devices.Device, "name", "Imaginary 9000")
     peaks = bench.peaks(device=torch.device("meta"), local_rank=1)
     assert peaks.source.startswith("measured on Imaginary 9000: ")
 
@@ -182,12 +182,18 @@ class Properties:
     """Properties of a device, which its module in torch returns."""
 
     def __init__(self, monkeypatch, name, **properties):
-        monkeypatch.setattr(module.devices, "name", lambda device: name)
+        self._properties, self._name = SimpleNamespace(**properties), name
         monkeypatch.setattr(torch, "get_device_module", lambda device: self)
-        self._properties = SimpleNamespace(**properties)
+        for kind in (torch.cuda, torch.xpu):
+            monkeypatch.setattr(kind, "get_device_properties", self.get_device_properties)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+        monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _: {})
 
     def get_device_properties(self, device):
         return self._properties
+
+    def get_device_name(self, device):
+        return self._name
 
 
 @pytest.mark.parametrize(
@@ -202,6 +208,7 @@ class Properties:
     ],
 )
 def test_a_device_is_looked_up_by_its_name_and_how_it_is_built(monkeypatch, kind, name, properties, tflops):
+    monkeypatch.setattr(torch.version, "hip", "7.0" if "gcnArchName" in properties else None)
     Properties(monkeypatch, name, **properties)
     peaks = module.find(torch.device(kind), ["bfloat16"], PerfConfig(measure_peak="off"))
     assert (None if peaks is None else peaks.by_dtype["bfloat16"] / 1e12) == tflops

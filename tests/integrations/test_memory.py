@@ -19,7 +19,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.process.counters import DeviceUse
-from perf_callbacks.kernel.process.device import Allocator
+from perf_callbacks.kernel.process.device import Allocator, Features
 from perf_callbacks.kernel.process.processes import Processes
 from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.kernel.records.metric_table import GPU
@@ -341,12 +341,12 @@ def test_an_error_in_the_watch_ends_no_measuring(tmp_path, ticks, monkeypatch):
 
 
 def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypatch):
-    monkeypatch.setattr(memory.device, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1))
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1, 10**9))
     use = DeviceUse(
         utilization=0.75, memory_bytes=6 * 10**9, own_bytes=5 * 10**9, watts=300.0, throttled_by=("power cap",)
     )
     monkeypatch.setattr(memory, "Monitor", lambda _: SimpleNamespace(read=lambda: use, close=lambda: None))
-    monkeypatch.setattr(memory, "_uuid", lambda _: "a-uuid")
+    monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid="a-uuid"))
     model = a_model()
     train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), after_step=lambda _: ticks.pass_seconds(10))
     (parts,) = recorded(tmp_path, Memory)
@@ -367,7 +367,8 @@ def on_the_stub(tmp_path, monkeypatch, ticks, steps=31, **has):
     """A fit on a GPU of the stand-in of NVML, with a reading after each ten steps."""
     stub = load(monkeypatch)
     stub.has(**has)
-    monkeypatch.setattr(memory, "_uuid", lambda _: INSTANCE if has.get("mig") else uuid(3))
+    number = INSTANCE if has.get("mig") else uuid(3)
+    monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid=number))
     model = a_model()
     summary = train(
         tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=steps, after_step=lambda _: ticks.pass_seconds(1)
@@ -401,7 +402,7 @@ def test_heat_is_a_finding_and_a_power_cap_at_the_default_limit_is_none(tmp_path
 
 def test_a_fit_that_nobody_ends_leaves_nothing_open_in_nvml(tmp_path, ticks, monkeypatch):
     stub = load(monkeypatch)
-    monkeypatch.setattr(memory, "_uuid", lambda _: uuid(3))
+    monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid=uuid(3)))
     config = PerfConfig(output_dir=str(tmp_path), flops="off")
 
     def left_alone():
@@ -427,7 +428,7 @@ def test_energy_is_unknown_where_it_is_not_that_of_the_fit(tmp_path, ticks, monk
 
 
 def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory.device, "allocator", lambda _: Allocator(10**9, 10**9, 0))
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(10**9, 10**9, 0, 10**9))
     model = a_model()
     train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), flops="off")
     (parts,) = recorded(tmp_path, Memory)
@@ -435,7 +436,7 @@ def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypat
     assert parts.activations_gb == pytest.approx(1 - 3 * ALL / GB)
 
 
-def rows_of_a_fit(directory):
+def rows_of_a_fit(directory, before_row=lambda _: None):
     model = a_model()
     optimizer, rows = sgd(model), []
     config = PerfConfig(output_dir=str(directory))
@@ -443,14 +444,15 @@ def rows_of_a_fit(directory):
         for batch in perf.loader:
             model(batch).sum().backward()
             optimizer.step()
+            before_row(len(rows))
             rows.append(perf.row())
     return [row for row in rows if row]
 
 
 def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
-    states = iter(Allocator(2 * 10**9, 3 * 10**9, retries) for retries in [5, *[5] * 5, 8, 8, 8, 8, 8, 8])
-    monkeypatch.setattr(memory.device, "allocator", lambda _: next(states))
-    found = rows_of_a_fit(tmp_path)
+    retries = [5]
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(2 * 10**9, 3 * 10**9, retries[-1], 10**9))
+    found = rows_of_a_fit(tmp_path, lambda row: retries.append(8 if row > 4 else 5))
     assert [row["perf/memory_allocated_peak_gb"] for row in found] == [2.0] * len(found)
     assert [row["perf/memory_reserved_gb"] for row in found] == [3.0] * len(found)
     assert [row["perf/allocator_retries"] for row in found] == [0, 0, 0, 3, 0, 0][: len(found)]

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.loop import measurement
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.device import Allocator, EventTimeline
+from perf_callbacks.kernel.process.device import Allocator, Timing
+from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Row
 from perf_callbacks.kernel.records.metric_table import (
     CLOCK,
@@ -49,8 +50,8 @@ def journaled(directory, monkeypatch, met):
     """Keys in the last row of a real fit that meets these needs alone."""
     place = measurement.of_loop
     monkeypatch.setattr(measurement, "of_loop", lambda *args: replace(place(*args), devices=1 + (DEVICES in met)))
-    monkeypatch.setattr(device, "timeline", lambda _: None if CLOCK in met else EventTimeline(HostEvent))
-    monkeypatch.setattr(device, "allocator", lambda _: Allocator(1, 1, 0) if GPU in met else None)
+    monkeypatch.setattr(device.Cpu, "timing", lambda _: Timing(None if CLOCK in met else EventTimeline(HostEvent)))
+    monkeypatch.setattr(device.Cpu, "allocator", lambda _: Allocator(1, 1, 0, 1) if GPU in met else None)
     settings = {
         "gc": "sync" if GC in met else "off",
         "flops": "count" if FLOPS in met else "off",

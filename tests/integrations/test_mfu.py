@@ -14,6 +14,8 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.flops import count_records
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.peaks.peak_rates import Peaks
+from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process.device import Features
 from perf_callbacks.kernel.records.fit_records import Flops, Row, Summary
 from perf_callbacks.kernel.records.metric_table import PEAK
 from perf_callbacks.loop import measure
@@ -64,8 +66,9 @@ def test_a_model_in_two_formats_is_rated_by_the_heavier_one_and_by_both(tmp_path
 
 
 @pytest.fixture
-def knobs():
-    """Of float32 on GPUs; afterwards as before."""
+def knobs(monkeypatch):
+    """Of float32 on an A100; afterwards as before."""
+    monkeypatch.setattr(device.Cuda, "features", lambda _: Features(tf32=True))
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield torch.backends
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
@@ -77,6 +80,14 @@ def test_float32_on_a_gpu_is_tfloat32_where_the_knob_says_so(knobs, allowed, dty
     with FakeTensorMode(), FlopCounter() as counter:
         _ = torch.empty(4, 8, device="cuda") @ torch.empty(8, 2, device="cuda")
     assert counter.work().by_dtype == {dtype: 2 * 4 * 8 * 2}
+
+
+def test_float32_on_a_gpu_without_tfloat32_is_float32(knobs, monkeypatch):
+    monkeypatch.setattr(device.Cuda, "features", lambda _: Features(half="fp16", tensor_cores=True))  # a T4
+    knobs.cuda.matmul.allow_tf32 = True
+    with FakeTensorMode(), FlopCounter() as counter:
+        _ = torch.empty(4, 8, device="cuda") @ torch.empty(8, 2, device="cuda")
+    assert counter.work().by_dtype == {"float32": 2 * 4 * 8 * 2}
 
 
 @pytest.mark.parametrize(("allowed", "dtype"), [(False, "float32"), (True, "tfloat32")])

@@ -138,15 +138,15 @@ def test_more_ranks_than_devices_divide_the_cores_by_rank(on):
     assert [chosen(facts, "exclusive") for facts in found] == ["8-9,24-25", "2-3,18-19", "12-13,28-29", "6-7,22-23"]
 
 
-def test_only_a_cuda_device_is_asked_where_it_is(tmp_path, monkeypatch):
+def test_a_device_is_asked_where_it_is_only_if_it_may_know(tmp_path, monkeypatch):
     def no(*_):
         raise AssertionError("nobody may start CUDA")
 
     monkeypatch.setattr(cpu_facts, "AFFINITY", SimpleNamespace(found=parse("0-31")))
     root = BY_NAME["desktop, crossed nodes"].lay(tmp_path)
     sources = {"root": root, "environ": {}, "inventory": no}
-    assert cpu_facts.read("auto", None, no, **sources).gpu is None
-    assert choose("auto", cpu_facts.read("auto", "xpu", no, **sources)).why == (
+    assert cpu_facts.read("auto", None, None, **sources).gpu is None
+    assert choose("auto", cpu_facts.read("auto", "xpu", None, **sources)).why == (
         "the system does not report the NUMA node of xpu devices"
     )
     assert choose("auto", cpu_facts.read("auto", "cuda", no, devices=2, **sources)).why == (

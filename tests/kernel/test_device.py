@@ -1,243 +1,352 @@
-"""Steps and stages on a stream's own clock. Milliseconds in quarters, so that every sum is exact."""
+"""What the classes of devices know, with fakes of torch's modules for CUDA, ROCm and other accelerators."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import FakeStream, Fit
+from fakes import FakeEvent, FakeStream
 
 from perf_callbacks.kernel.engine.marks import END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.device import EventTimeline
-from perf_callbacks.kernel.records.fit_records import Gc
-
-STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.25}
-
-
-class DeviceFit(Fit):
-    """A fit whose stages queue work on a stream, faster than the stream does it."""
-
-    def __init__(self, *, capacity=4096, **options):
-        self.stream = FakeStream()
-        self.made = 0
-        super().__init__(device=EventTimeline(self.event, capacity=capacity), **options)
-
-    def event(self):
-        self.made += 1
-        return self.stream.event()
-
-    def spend(self, stage, seconds):
-        super().spend(stage, 0.0625)
-        self.stream.work(seconds)
+from perf_callbacks.kernel.process.device import (
+    Allocator,
+    Cuda,
+    Device,
+    Features,
+    Hpu,
+    Mps,
+    Npu,
+    Rocm,
+    Timing,
+    Xla,
+    Xpu,
+)
 
 
-def times(step):
-    return {name.removesuffix("_time"): value for name, value in step.items() if name.endswith("_time") and value}
+class Streams:
+    """torch's module of an accelerator with two devices, whose streams work when an event is asked for."""
+
+    def __init__(self, current=0):
+        self.current = current
+        self.streams = [FakeStream(), FakeStream()]
+        self.asked_for_stream = 0
+
+    def current_device(self):
+        return self.current
+
+    def current_stream(self, place):
+        self.asked_for_stream += 1
+        return self.streams[place.index]
+
+    def Event(self, *, enable_timing):  # noqa: N802 as in torch
+        assert enable_timing
+        return Recorded(self)
+
+
+class Recorded(FakeEvent):
+    """An event that is recorded on a given stream, or else on the stream of the current device."""
+
+    def __init__(self, module):
+        self._module = module
+        super().__init__(module.streams[module.current])
+
+    def record(self, stream=None):
+        self._stream = stream or self._module.streams[self._module.current]
+        super().record()
+
+    def query(self):
+        self._stream.run()
+        return super().query()
 
 
 @pytest.fixture
-def fit():
-    return DeviceFit()
+def streams(monkeypatch):
+    found = Streams()
+    monkeypatch.setattr(Device, "module", found)
+    return found
 
 
-def test_steps_and_stages_are_time_on_the_stream(fit):
-    for _ in range(3):
-        fit.feed(4, 32)
-        fit.step(**STAGES)
-    fit.stream.run()
-    assert [times(step) for step in fit.steps()] == [STAGES | {"step": 2.0}] * 3
-    row = fit.engine.row(3)
-    assert (row["perf/step_time"], row["perf/backward_time"], row["perf/samples_per_second"]) == (2.0, 1.0, 2.0)
+def one_step(timeline, stream):
+    """The seconds of a step with 4 s of forward and 8 s of backward on a stream."""
+    timeline.mark(Stage.FORWARD)
+    stream.work(4.0)
+    timeline.mark(Stage.BACKWARD)
+    stream.work(8.0)
+    timeline.mark(END)
+    (step,) = timeline.ready()
+    return step
 
 
-def test_steps_are_handed_out_once_the_stream_has_done_them(fit):
-    fit.step(**STAGES)
-    assert not fit.engine.step_reader.collect()
-    assert fit.steps() == []
-    fit.stream.run()
-    fit.step(**STAGES)  # is not done yet
-    assert not fit.engine.step_reader.collect()
-    assert [step["step"] for step in fit.steps()] == [1]
-    fit.stream.run()
-    assert fit.engine.step_reader.collect()
-    assert [step["step"] for step in fit.steps()] == [1, 2]
+@pytest.mark.parametrize("index", [0, 1])
+def test_events_are_on_the_device_of_the_fit_whichever_is_current(streams, index):
+    timeline = Cuda(torch.device("cuda", index)).timing().timeline
+    for streams.current in (0, 1):
+        step = one_step(timeline, streams.streams[index])
+        assert (step[Stage.FORWARD], step[Stage.BACKWARD]) == (4.0, 8.0)
 
 
-def test_rows_wait_for_nobody(fit):
-    for _ in range(2):
-        fit.step(**STAGES)
-    assert fit.engine.row(2) == {}
-    fit.stream.run()
-    assert fit.engine.row(2)["perf/step_time"] == 2.0
-    assert fit.stream.waited == 0
+def test_the_stream_is_looked_up_only_if_another_device_is_current(streams):
+    timeline = Cuda(torch.device("cuda:0")).timing().timeline
+    one_step(timeline, streams.streams[0])
+    assert streams.asked_for_stream == 0
 
 
-def test_micro_batches_add_up(fit):
-    fit.step(other=1)
-    for _ in range(3):
-        for stage, seconds in STAGES.items():
-            fit.spend(stage, seconds)
-    fit.end_step()
-    fit.stream.run()
-    assert times(fit.steps()[1]) == {stage: 3 * seconds for stage, seconds in STAGES.items()} | {"step": 6.0}
+def test_a_place_without_a_number_is_the_device_that_is_current_at_the_start(streams):
+    streams.current = 1
+    timeline = Cuda(torch.device("cuda")).timing().timeline
+    streams.current = 0
+    assert one_step(timeline, streams.streams[1])[Stage.FORWARD] == 4.0
 
 
-@pytest.mark.parametrize(("follows", "owner"), [("optimizer", "optimizer"), ("forward", "other")])
-def test_what_follows_a_backward_is_decided_by_what_comes_next(fit, follows, owner):
-    fit.step(backward=1, undecided=0.5, **{follows: 0.0})
-    fit.stream.run()
-    assert times(fit.steps()[0]) == {"backward": 1, owner: 0.5, "step": 1.5}
+def test_a_capture_at_the_start_is_left_alone(streams):
+    streams.is_current_stream_capturing = lambda: True
+    for stream in streams.streams:
+        stream.capturing = True
+    timing = Cuda(torch.device("cuda:0")).timing()
+    assert timing.unstaged is None
+    timing.timeline.mark(Stage.FORWARD)
+    timing.timeline.mark(END)
+    assert timing.timeline.ready() == []
+    streams.is_current_stream_capturing = lambda: False
 
 
-def test_a_span_is_part_of_no_step(fit):
-    fit.spend("forward", 1)
-    fit.engine.begin_span("evaluation", fit.now)
-    fit.spend("forward", 8)
-    fit.engine.end_span(fit.now)
-    fit.step(backward=1)
-    fit.stream.run()
-    assert times(fit.steps()[0]) == {"forward": 1, "backward": 1, "step": 2}
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (None, "nonsense can't be timed: its events fail: RuntimeError: meta backend doesn't support events."),
+        (lambda **_: 1 / 0, "nonsense can't be timed: its events fail: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_device_without_usable_events_has_no_stages_and_a_reason(monkeypatch, event, why):
+    monkeypatch.setattr(Device, "module", SimpleNamespace(Event=event))
+    nonsense = Device(torch.device("meta"))
+    nonsense.kind = "nonsense"
+    assert nonsense.timing() == Timing(unstaged=why)
 
 
-def test_a_collection_is_told_and_is_no_stage(fit):
-    fit.step(other=1)
-    fit.pause(0.5)
-    fit.step(**STAGES)
-    fit.stream.run()
-    row = fit.engine.row(2)
-    assert "perf/gc_time" not in row
-    assert (row["perf/gc_pause"], row["perf/step_time"]) == (0.5, 2.0)
-    assert not [name for name in fit.steps()[0] if name == "gc_time"]
-    assert [(gc.step, gc.stage, gc.seconds) for gc in fit.of(Gc)] == [(2, "other", 0.5)]
+def test_a_question_that_fails_at_the_start_is_a_reason_too(streams):
+    def fail():
+        raise RuntimeError("no driver")
+
+    streams.is_current_stream_capturing = fail
+    assert Cuda(torch.device("cuda:0")).timing() == Timing(unstaged="cuda can't be timed: RuntimeError: no driver")
 
 
-def test_events_are_used_again(fit):
-    for _ in range(1000):
-        fit.step(**STAGES)
-        fit.stream.run()
-    assert fit.made <= 64
-    assert len(fit.steps()) == 1000
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Mps, "reading an event of mps waits for the device"),
+        (Xla, "xla only records operations, and computes them later"),
+        (Hpu, "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"),
+    ],
+)
+def test_a_kind_that_events_must_not_time_is_not_tried(kind, why):
+    found = kind(torch.device(kind.__name__.lower()))
+    assert found.timing() == Timing(unstaged=why)
 
 
-def test_a_step_that_finds_no_event_is_lost_and_no_other():
-    fit = DeviceFit(capacity=16)
-    micro_batches = {1: 1, 2: 1, 3: 9, 4: 1, 5: 1}
-    for count in micro_batches.values():
-        for _ in range(count):
-            for stage, seconds in STAGES.items():
-                fit.spend(stage, seconds)
-        fit.feed(4, 32)
-        fit.end_step()
-        fit.stream.run()
-    steps = fit.steps()
-    assert [step["excluded"] for step in steps] == ["first", None, "lost", None, None]
-    assert [step["step_time"] for step in steps] == [2.0, 2.0, None, 2.0, 2.0]
-    assert fit.made <= 16
-    summary = fit.engine.stop(fit.now)
-    assert (summary.steps, summary.lost_steps, summary.included_steps) == (5, 1, 3)
-    assert (summary.samples, summary.included_samples) == (20, 12)
+@pytest.mark.usefixtures("streams")
+def test_gaudi_is_timed_without_its_lazy_mode(monkeypatch):
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
+    assert Hpu(torch.device("hpu:0")).timing().timeline is not None
 
 
-def test_a_stream_that_falls_far_behind_loses_steps_until_it_catches_up():
-    fit = DeviceFit(capacity=20)
-    for _ in range(20):
-        fit.step(**STAGES)
-    fit.stream.run()
-    for _ in range(3):
-        fit.step(**STAGES)
-        fit.stream.run()
-    steps = fit.steps()
-    assert [step["step"] for step in steps] == list(range(1, 24))
-    assert {step["step_time"] for step in steps if step["excluded"] != "lost"} == {2.0}
-    assert [step["excluded"] for step in steps[:3] + steps[-1:]] == ["first", None, None, None]
-    assert fit.made <= 20
+def test_the_cpu_is_timed_by_the_clock_of_the_host():
+    cpu = device.of(torch.device("cpu"))
+    assert (cpu.name, cpu.timing(), cpu.allocator(), cpu.features()) == ("cpu", Timing(), None, Features())
 
 
-def test_what_follows_a_lost_step_is_in_the_stage_that_was_turned_to():
-    fit = DeviceFit(capacity=4)
-    for stage, seconds in STAGES.items():
-        fit.spend(stage, seconds)
-    fit.end_step()  # turns to other, and finds no event for it
-    fit.stream.work(1.0)
-    fit.end_step()
-    fit.stream.run()
-    lost, step = fit.steps()
-    assert (lost["excluded"], times(step)) == ("lost", {"other": 1.0, "step": 1.0})
+def test_a_kind_without_a_class_is_any_accelerator():
+    found = device.of(torch.device("meta"))
+    assert (type(found), found.name, found.pinned_copies) == (Device, "meta", None)
 
 
-def test_a_step_whose_begin_found_no_event_is_lost_too():
-    fit = DeviceFit(capacity=2)
-    fit.end_step()
-    fit.end_step()  # its end is the begin of the next one
-    for _ in range(2):
-        fit.stream.run()
-        fit.engine.step_reader.collect()
-        fit.stream.work(1.0)
-        fit.end_step()
-    fit.stream.run()
-    assert [(step["excluded"], step["step_time"]) for step in fit.steps()] == [
-        ("first", 0.0),
-        ("lost", None),
-        ("lost", None),
-        (None, 1.0),
+@pytest.fixture
+def gpu(monkeypatch):
+    """Make a GPU of CUDA or ROCm by its facts."""
+
+    def make(capability=(8, 0), hip=None, **facts):
+        facts = {"multi_processor_count": 108, "uuid": "a-uuid"} | facts
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**facts))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        return device.of(torch.device("cuda:0"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("capability", "half", "tensor_cores", "tf32"),
+    [
+        ((6, 0), None, False, False),  # P100
+        ((7, 0), "fp16", True, False),  # V100
+        ((7, 5), "fp16", True, False),  # T4
+        ((8, 0), "bf16", True, True),  # A100
+        ((9, 0), "bf16", True, True),  # H100
+        ((12, 0), "bf16", True, True),  # RTX 5090
+    ],
+)
+def test_nvidia_gpus_are_known_by_their_capability(gpu, capability, half, tensor_cores, tf32):
+    found = gpu(capability)
+    assert type(found) is Cuda
+    assert found.features() == Features(
+        half=half, tensor_cores=tensor_cores, tf32=tf32, multiprocessors=108, uuid="a-uuid"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "tf32"),
+    [
+        ("gfx906:sramecc+:xnack-", None, False),  # MI50
+        ("gfx908:sramecc+:xnack-", "fp16", False),  # MI100
+        ("gfx90a:sramecc+:xnack-", "bf16", False),  # MI250X
+        ("gfx942:sramecc+:xnack-", "bf16", True),  # MI300X
+        ("gfx950:sramecc+:xnack-", "bf16", False),  # MI355X
+        ("gfx1100", None, False),  # Radeon
+    ],
+)
+def test_amd_gpus_are_known_by_their_architecture(gpu, name, half, tf32):
+    found = gpu((9, 4), hip="6.4", gcnArchName=name)
+    assert type(found) is Rocm
+    assert found.features() == Features(half=half, tf32=tf32, multiprocessors=108, architecture=name.partition(":")[0])
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_tf32_needs_a_device_that_has_it(gpu, capability):
+    found, matmul = gpu(capability), torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for matmul.allow_tf32 in (True, False):
+            assert found.multiplies_in_tf32() == (matmul.allow_tf32 and capability == (8, 0))
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
+    capability = {"has_subgroup_matrix_multiply_accumulate": True}
+    monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _: capability)
+    xpu = Xpu(torch.device("xpu:0"))
+    assert xpu.features() == Features(half="bf16")
+    capability.clear()
+    assert xpu.features() == Features()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA starts here")
+def test_facts_of_a_gpu_that_does_not_start_are_unknown():
+    found = Cuda(torch.device("cuda:0"))
+    assert (found.features(), found.name, found.allocator(), found.peak_memory_share) == (
+        Features(),
+        "cuda",
+        None,
+        None,
+    )
+    assert found.timing().unstaged is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocking", "uncached", "expandable"),
+    [
+        (Cuda, "CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_CUDA_ALLOC_CONF"),
+        (Rocm, "AMD_SERIALIZE_KERNEL", "PYTORCH_NO_HIP_MEMORY_CACHING", None),
+        (Npu, "ASCEND_LAUNCH_BLOCKING", "PYTORCH_NO_NPU_MEMORY_CACHING", "PYTORCH_NPU_ALLOC_CONF"),
+        (Xpu, None, None, None),
+        (Device, None, None, None),
+    ],
+)
+def test_words_of_a_vendor(kind, blocking, uncached, expandable, monkeypatch):
+    found = kind(torch.device("cuda:0"))
+    for variable in filter(None, (blocking, uncached, expandable)):
+        monkeypatch.delenv(variable, raising=False)
+    setting = None if expandable is None else f"{expandable}=expandable_segments:True"
+    assert (found.blocking, found.uncached, found.expandable) == (None, None, setting)
+    for variable in filter(None, (blocking, uncached)):
+        monkeypatch.setenv(variable, "1")
+    if expandable is not None:
+        monkeypatch.setenv(expandable, "max_split_size_mb:64,expandable_segments:True")
+    assert (found.blocking, found.uncached, found.expandable) == (blocking, uncached, None)
+
+
+def test_a_variable_that_is_0_makes_nobody_wait(monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert Cuda(torch.device("cuda:0")).blocking is None
+
+
+FLAT = {
+    "allocated_bytes.all.current": 1,
+    "allocated_bytes.all.peak": 3,
+    "reserved_bytes.all.current": 4,
+    "reserved_bytes.all.peak": 5,
+    "num_alloc_retries": 2,
+}
+NESTED = {
+    "allocated_bytes": {"all": {"current": 1, "peak": 3}},
+    "reserved_bytes": {"all": {"current": 4, "peak": 5}},
+    "num_alloc_retries": 2,
+}
+
+
+def broken(_):
+    raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ({"memory_stats": lambda _: FLAT}, Allocator(3, 4, 2, 1)),
+        ({"memory_stats_as_nested_dict": lambda _: NESTED, "memory_stats": broken}, Allocator(3, 4, 2, 1)),
+        ({"memory_stats": broken}, None),
+        ({"memory_stats_as_nested_dict": broken}, None),
+        ({"memory_stats": lambda _: {"InUse": 1}}, None),
+        ({"memory_stats_as_nested_dict": lambda _: {}}, None),
+        ({}, None),
+    ],
+)
+def test_statistics_of_an_allocator_are_read_or_unknown(monkeypatch, module, expected):
+    found = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(total_memory=30), **module)
+    monkeypatch.setattr(Device, "module", found)
+    gpu = Cuda(torch.device("cuda:0"))
+    assert gpu.allocator() == expected
+    assert gpu.peak_memory_share == (None if expected is None else 0.1)
+
+
+def a_model(*places):
+    return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(place)) for place in places])
+
+
+@pytest.mark.parametrize(
+    ("place", "parameters", "number", "expected"),
+    [
+        ("cuda:0", ["cuda:0", "cuda:1", "cuda:0"], 1, ["cuda:0", "cuda:1"]),
+        ("cuda", ["cuda:0"], 1, ["cuda:0"]),
+        ("cuda", [], 1, ["cuda"]),
+        ("cuda:1", ["cuda:0"], 1, ["cuda:1", "cuda:0"]),
+        ("cuda:0", ["cpu", "meta", "cuda:0"], 1, ["cuda:0"]),
+        ("cuda:0", ["cuda:0"], 2, ["cuda:0", "cuda:1"]),
+        ("cpu", ["cpu"], 1, ["cpu"]),
+        ("cpu:0", ["cpu"], 1, ["cpu:0"]),
+    ],
+)
+def test_the_devices_of_a_model_are_those_of_its_parameters(place, parameters, number, expected):
+    found = device.of_model(a_model(*parameters), torch.device(place), number)
+    assert [str(one.place) for one in found] == expected
+
+
+def test_allocators_of_several_devices_are_summed_up():
+    one, two = [
+        SimpleNamespace(allocator=lambda of=of: of) for of in (Allocator(1, 2, 3, 4), Allocator(10, 20, 30, 40))
     ]
+    assert device.allocators([one, two]) == Allocator(11, 22, 33, 44)
+    assert device.allocators([one, SimpleNamespace(allocator=lambda: None)]) is None
 
 
-def test_what_the_stream_still_owes_at_the_end_is_lost(fit):
-    fit.step(**STAGES)
-    fit.stream.run()
-    fit.step(**STAGES)
-    summary = fit.engine.stop(fit.now)
-    assert (summary.steps, summary.lost_steps) == (2, 1)
-    assert [step["excluded"] for step in fit.steps()] == ["first", "lost"]
-
-
-def test_an_event_on_another_stream_loses_its_step(fit):
-    other = FakeStream()
-    fit.step(other=1)
-    fit.stream, main = other, fit.stream
-    fit.engine._device._free.append(other.event())
-    fit.spend("forward", 1)
-    fit.stream = main
-    fit.step(backward=1)
-    fit.step(**STAGES)
-    main.run()
-    assert [step["excluded"] for step in fit.steps()] == ["first", "lost", None]
-
-
-def test_the_timeline_names_stages_by_their_place():
-    stream = FakeStream()
-    timeline = EventTimeline(stream.event)
-    for stage in Stage:
-        timeline.mark(stage)
-        stream.work(1.0)
-    timeline.mark(END)
-    stream.run()
-    assert timeline.ready() == [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]  # what was undecided became other
-
-
-def test_marking_a_stage_again_takes_no_event():
-    stream = FakeStream()
-    timeline = EventTimeline(stream.event)
-    for _ in range(1000):
-        timeline.mark(Stage.FORWARD)
-        stream.work(0.25)
-    timeline.mark(END)
-    stream.run()
-    assert timeline.ready() == [(0, 250, 0, 0, 0, 0, 0)]
-    assert len(timeline._free) == 63  # the one that begins the next step is out
-
-
-@pytest.mark.parametrize("kind", ["cpu", "meta"])
-def test_a_device_without_a_clock_of_its_own_has_no_timeline(kind):
-    assert device.timeline(torch.device(kind)) is None
-    assert device.name(torch.device(kind)) == kind
-
-
-def test_the_longest_step_is_as_the_stream_saw_it_and_not_an_early_one(fit):
-    for seconds, reason in ((9.0, "first"), (0.5, None), (2.0, None), (1.0, None)):
-        if reason:
-            fit.engine.exclude(reason)
-        fit.step(forward=seconds)
-    assert (fit.engine.step_reader.collect(), fit.engine.step_reader.longest_step) == (False, 0.0)
-    fit.stream.run()
-    assert (fit.engine.step_reader.collect(), fit.engine.step_reader.longest_step) == (True, 2.0)
+@pytest.mark.parametrize("started", [True, False])
+def test_only_a_device_in_use_is_waited_for(monkeypatch, started):
+    waited = []
+    module = SimpleNamespace(is_initialized=lambda: started, synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(Device, "module", module)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    device.synchronize()
+    assert bool(waited) == started

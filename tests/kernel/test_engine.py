@@ -16,7 +16,7 @@ from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, Pause
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import BLOCK
-from perf_callbacks.kernel.process.device import EventTimeline
+from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import SCHEDULED, STARTUP, Amounts, Gc, Row, Run, Span, Steps, Summary
 
 STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}

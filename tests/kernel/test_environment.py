@@ -5,10 +5,12 @@ import os
 import sysconfig
 
 import pytest
+import torch
 from collector import FakeGc, put
 
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.process import processes
+from perf_callbacks.kernel.process.device import Xpu
 
 
 def lay(root, files):
@@ -45,12 +47,12 @@ def test_memory_is_what_the_machine_and_the_control_group_leave(tmp_path, files,
 
 
 def test_the_interpreter_is_as_it_says_itself():
-    found = environment.read(accelerator="cuda")
+    found = environment.read(device=Xpu(torch.device("xpu")))
     assert (found.gc_enabled, found.gc_thresholds) == (
         gc.isenabled(),
         gc.get_threshold(),
     )
-    assert found.accelerator == "cuda"
+    assert (found.accelerator, found.pinned_copies) == ("xpu", True)
     assert 1 <= found.cpus <= os.cpu_count()
 
 

@@ -29,7 +29,7 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
     evidence += f", at {facts.host_line}" if found.stage == "other" and facts.host_line else ""
     remedy = REMEDIES.get(found.stage, GROWS)
     if machine.accelerator is not None and found.stage not in REMEDIES:
-        remedy += ", and for throttling (nvidia-smi -q -d PERFORMANCE)"
+        remedy += ", and for throttling" + (f" ({facts.clocks})" if facts.clocks else "")
     return finding(CAUSE, share, evidence, remedy)
 
 

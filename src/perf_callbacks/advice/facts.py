@@ -155,14 +155,22 @@ class Facts:
     """Number of tokens that the model knows."""
     head: int | None = None
     """Size of an attention head."""
+    device_type: str = "cpu"
+    """Name of the device's kind, as torch calls it."""
+    half: str | None = None
+    """16-bit format that the device multiplies faster than float32: "bf16" or "fp16". None: unknown, or none."""
     tensor_cores: bool = False
-    """True: the device multiplies matrices in tensor cores."""
+    """True: the device has NVIDIA's tensor cores, for which sizes of products matter."""
     multiprocessors: int | None = None
     """Number of the device's multiprocessors."""
     tf32: bool = False
-    """True: float32 products use tensor cores too."""
-    blocking: bool = False
-    """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
+    """True: products of float32 use TF32."""
+    tf32_possible: bool = False
+    """True: the device can multiply float32 numbers as TF32."""
+    clocks: str | None = None
+    """Command that shows the device's clocks. None: unknown."""
+    blocking: str | None = None
+    """Variable that is set, so that each kernel launch waits for the device."""
     anomalies: bool = False
     """True: autograd's anomaly detection is on."""
     memory: MemoryUse | None = None
@@ -171,10 +179,10 @@ class Facts:
     """Clocks of the device, as far as known."""
     deterministic: bool = False
     """True: torch uses deterministic algorithms only."""
-    uncached: bool = False
-    """True: device memory is not cached (`PYTORCH_NO_CUDA_MEMORY_CACHING`)."""
-    expandable: bool = False
-    """True: segments of device memory can grow (`expandable_segments:True`)."""
+    uncached: str | None = None
+    """Variable that is set, so that device memory is not cached."""
+    expandable: str | None = None
+    """Setting that makes segments of device memory grow. None: it is on, or there is none."""
     free_cpus: float | None = None
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     left_cpus: float | None = None

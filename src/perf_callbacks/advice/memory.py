@@ -5,8 +5,6 @@ from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-
 SOON_HOURS = 100
 """A leak that fills memory within this many hours is reported with the hours left."""
 
@@ -29,15 +27,15 @@ def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> F
         return None
     if facts.memory.leak is not None:
         return _leak(facts.memory.leak, machine.memory_available)
-    return _full(facts.memory, expandable=facts.expandable) if facts.memory.retries else None
+    return _full(facts.memory, facts.expandable) if facts.memory.retries else None
 
 
 def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Name the setting that turns off the cache of device memory. The rule needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None
-    evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch asks the driver for the memory of each tensor"
-    return finding("memory", None, evidence, "unsetting PYTORCH_NO_CUDA_MEMORY_CACHING")
+    evidence = f"{facts.uncached} is set: torch asks the driver for the memory of each tensor"
+    return finding("memory", None, evidence, f"unsetting {facts.uncached}")
 
 
 @timed
@@ -86,8 +84,8 @@ def _leak(found: Leak, available: int | None) -> Finding | None:
     return finding("memory", None, evidence, "keeping no tensor from step to step: losses.append(loss.item())")
 
 
-def _full(use: MemoryUse, *, expandable: bool) -> Finding | None:
-    first = "" if expandable else f"{EXPANDABLE}, or "
+def _full(use: MemoryUse, expandable: str | None) -> Finding | None:
+    first = "" if expandable is None else f"{expandable}, or "
     times = "once" if use.retries == 1 else f"{use.retries:,} times"
     evidence = f"The memory of the device was full {times}: its allocator freed cached memory and tried again"
     parts = use.parts

@@ -56,10 +56,16 @@ SIZES = (1024, 16_384, math.inf)
 
 _COMPILED = {"transformers": "TrainingArguments(torch_compile=True)"}
 _MIXED = {
-    "transformers": "TrainingArguments(bf16=True)",
-    "lightning": 'Trainer(precision="bf16-mixed")',
-    "accelerate": 'Accelerator(mixed_precision="bf16")',
+    "transformers": "TrainingArguments({half}=True)",
+    "lightning": 'Trainer(precision="{number}-mixed")',
+    "accelerate": 'Accelerator(mixed_precision="{half}")',
 }
+_AUTOCAST = {
+    "bf16": 'torch.autocast("{device}", torch.bfloat16)',
+    "fp16": 'torch.autocast("{device}", torch.float16) with torch.amp.GradScaler',
+}
+_NUMBERS = {"bf16": "bf16", "fp16": "16"}
+"""Names of 16-bit formats in Lightning."""
 _REPEATED = {
     "transformers": "TrainingArguments(full_determinism=False)",
     "lightning": "Trainer(deterministic=False)",
@@ -159,8 +165,8 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
 
 @timed
 def compiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise torch.compile on a device with tensor cores if nothing is compiled and HFU is low."""
-    if not facts.tensor_cores or facts.work is None or facts.work.compiled:
+    """Advise torch.compile on a device with fast 16-bit products if nothing is compiled and HFU is low."""
+    if facts.half is None or facts.work is None or facts.work.compiled:
         return None
     hfu, working = measured.summary.hfu, measured.computing
     if hfu is None or not working or hfu * measured.step_seconds / working >= LOW:
@@ -170,18 +176,20 @@ def compiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
 
 
 def precision(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Advise a 16-bit format, or TF32, if most FLOPs on a device with tensor cores are float32."""
+    """Advise a 16-bit format, or TF32, if most FLOPs are float32 on a device that is faster in these formats."""
     work = facts.work
-    if not facts.tensor_cores or work is None or not work.by_dtype:
+    if facts.half is None or work is None or not work.by_dtype:
         return None
-    share = work.by_dtype.get("float32", 0) / sum(work.by_dtype.values())
+    single = work.by_dtype.get("float32", 0) + work.by_dtype.get("tfloat32", 0)
+    share = single / sum(work.by_dtype.values())
     if share < 1 / 2:
         return None
     evidence = f"{share:.0%} of the FLOPs are float32"
-    if facts.tf32:
-        remedy = _MIXED.get(facts.integration, 'bf16: torch.autocast("cuda", torch.bfloat16)')
-        return finding("precision", None, f"{evidence}, in TF32", remedy)
-    return finding("precision", None, f"{evidence}, without TF32", 'torch.set_float32_matmul_precision("high")')
+    if facts.tf32_possible and not facts.tf32:
+        return finding("precision", None, f"{evidence}, without TF32", 'torch.set_float32_matmul_precision("high")')
+    mixed = _MIXED.get(facts.integration, _AUTOCAST[facts.half])
+    remedy = mixed.format(half=facts.half, number=_NUMBERS[facts.half], device=facts.device_type)
+    return finding("precision", None, f"{evidence}, in TF32" if facts.tf32 else evidence, remedy)
 
 
 def saved_by_fused(optimizer: str | None, elements: float) -> float:

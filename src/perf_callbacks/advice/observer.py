@@ -1,6 +1,5 @@
 """Advice on a fit: reads facts when the fit begins, and applies the rules to each summary."""
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -27,7 +26,7 @@ from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import compilations, cpu_time, processes
+from perf_callbacks.kernel.process import compilations, cpu_time, device as devices, processes
 from perf_callbacks.kernel.process.processes import read as read_processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
@@ -43,16 +42,13 @@ QUOTA_PART = 0.5
 MOST_WANTED = 3.0
 """Largest assumed CPU time that other programs need, relative to the CPU time that these programs had."""
 
-TENSOR_CORES = (7, 0)
-"""Compute capability of the first devices with tensor cores (V100)."""
-
 
 def begin(recorder: Recorder, training: Training) -> "Advice | None":
     """Give advice on this fit. None: the facts can't be read; measuring goes on."""
     try:
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
-        machine = environment.read(accelerator=_accelerator(recorder.device))
+        machine = environment.read(device=devices.of(recorder.device))
         since = _Since(machine.cpus, machine.local_world_size)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
         updates = _updates(recorder, training.setup(), facts)
@@ -126,16 +122,15 @@ def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | No
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
     """Return the findings that need no run."""
-    return table.findings(
-        environment.read(accelerator=_accelerator(device)), read(None, Setup(), integration="", device=device)
-    )
+    machine = environment.read(device=devices.of(device))
+    return table.findings(machine, read(None, Setup(), integration="", device=device))
 
 
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
     """Read the facts about a fit. The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
-    allocator = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    cores = _has_tensor_cores(device)
+    found = devices.of(device)
+    features = found.features()
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
@@ -162,24 +157,24 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         weights=Counter([tuple(one.shape) for one in _parameters(model) if one.dim() > 1]),
         vocabulary=_size(config, "vocab_size"),
         head=_head(config),
-        tensor_cores=cores,
-        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if cores else None,
-        tf32=_tf32(),
-        blocking=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
+        device_type=found.kind,
+        half=features.half,
+        tensor_cores=features.tensor_cores,
+        multiprocessors=features.multiprocessors,
+        tf32=found.multiplies_in_tf32(),
+        tf32_possible=features.tf32,
+        clocks=found.words.clocks,
+        blocking=found.blocking,
         anomalies=torch.is_anomaly_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        uncached="PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ,
-        expandable="expandable_segments:True" in allocator,
+        uncached=found.uncached,
+        expandable=found.expandable,
     )
 
 
 def _persists(loader: Any) -> bool:
     """Return True if workers persist already, or if the data set is iterable, and begins anew in each epoch."""
     return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
-
-
-def _accelerator(device: torch.device) -> str | None:
-    return None if device.type == "cpu" else device.type
 
 
 class _Since:
@@ -263,21 +258,6 @@ def _size(config: Any, name: str) -> int | None:
 def _head(config: Any) -> int | None:
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     return _size(config, "head_dim") or (hidden // heads if hidden and heads else None)
-
-
-def _has_tensor_cores(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
-
-
-def _tf32() -> bool:
-    """Return True if products of float32 may use TF32.
-
-    Since torch 2.9, each backend has its own setting. The older function raises an error once that setting was used.
-    """
-    matmul: Any = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):
-        return bool(matmul.fp32_precision == "tf32")
-    return torch.get_float32_matmul_precision() != "highest"
 
 
 def _inner(outer: Any) -> Any:

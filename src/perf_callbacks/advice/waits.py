@@ -64,10 +64,10 @@ def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -
 
 
 def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the variable `CUDA_LAUNCH_BLOCKING` if it is set to 1."""
-    if not facts.blocking:
+    """Name the variable that makes the host wait for each kernel."""
+    if facts.blocking is None:
         return None
-    return finding("sync", None, "CUDA_LAUNCH_BLOCKING=1 waits for each kernel", "unsetting CUDA_LAUNCH_BLOCKING")
+    return finding("sync", None, f"{facts.blocking} makes the host wait for each kernel", f"unsetting {facts.blocking}")
 
 
 def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands import status
 from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
-from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding
+from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.report import bindings_table, cards
 from perf_callbacks.report.layout import wrapped
@@ -75,16 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
     off = "PERF_CALLBACKS=0" if not config.enabled else "flops=off" if config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     may_measure = arguments.measure or here.type == "cpu"
-    name, findings = here.type, tuple[Finding, ...]()
-    with guard() as attempt:  # a driver may list GPUs that CUDA can't use
-        name, findings = device.name(here), advising.without_run(here)
-    refused = f"{here.type} can't be used" if attempt.reason else None
+    reason = device.of(here).refuses()  # a driver may list GPUs that CUDA can't use
+    name, findings = device.of(here).name, advising.without_run(here)
+    refused = f"{here.type} can't be used" if reason else None
     asked = config if may_measure else replace(config, measure_peak="off")
     peak = None if off or refused else peak_source.find(here, dtypes, asked)
     later = not (off or refused or may_measure or config.peak_tflops) and (
         config.measure_peak == "on" or (peak is None and config.measure_peak == "auto")
     )
-    notes = [*_device_notes(here, attempt.reason)]
+    notes = [*_device_notes(here, reason)]
     if arguments.json:
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
         items = [asdict(row) for row in rows]
@@ -113,13 +111,13 @@ def run(arguments: argparse.Namespace) -> int:
     return LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
 
 
-def _device_notes(here: "torch.device", refused: str) -> Iterator[str]:
+def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
     """Yield sentences about GPUs that are hidden, lost, divided or refuse to start."""
-    import torch  # noqa: PLC0415 other commands do without torch
+    from perf_callbacks.kernel.process import device  # noqa: PLC0415 other commands do without torch
 
-    if here.type not in {"cpu", "cuda"} or torch.version.hip is not None:
+    if not device.may_be_nvidia(here):
         return
-    found, built = nvml.inventory(), torch.version.cuda
+    found, built = nvml.inventory(), device.cuda_version()
     gpus, lost = len(found.gpus), len(found.unanswered)
     lists = f"NVML lists {_gpus(gpus)}" if gpus else "NVML lists no GPU"
     lists += f": {found.missing}" if found.missing is not None else ""

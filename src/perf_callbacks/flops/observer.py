@@ -29,9 +29,9 @@ from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
-from perf_callbacks.kernel.process.device import peak_memory_share
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.weak_calls import weakly
 
@@ -229,7 +229,8 @@ class Counting(Observer, Listener):
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
         alone = self._recorder.run.world_size == 1 or not self._schedule.done
-        return not anything_compiled() or (alone and (peak_memory_share(self._recorder.device) or 0) <= EAGER_MEMORY)
+        used = device.of(self._recorder.device).peak_memory_share or 0
+        return not anything_compiled() or (alone and used <= EAGER_MEMORY)
 
     def _await(self) -> None:
         """Make the reader report the next batch of each waiting shape again."""

@@ -20,9 +20,6 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
-PINNING = frozenset({"cuda", "xpu"})
-"""Accelerators that copy asynchronously from pinned memory."""
-
 MOST_PINNED = 0.1
 """Share of the available memory that pinned batches may take. Pinned memory can't be swapped out."""
 
@@ -58,13 +55,15 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
         return SKIPPED, "loaders=off"
     if environment.accelerator is None:
         return NOT_APPLICABLE, "there is no accelerator to copy to"
-    if environment.accelerator not in PINNING:
+    if environment.pinned_copies is False:
         return NOT_APPLICABLE, f"{environment.accelerator} does not copy from pinned memory"
     if environment.loaders_pin is False:
         return SKIPPED, "the trainer is configured not to pin batches"
     if environment.loaders_pin and environment.copies_go_on is not False:
         return ALREADY, WHY
-    return (ADVISED if config.loaders == "advise" else APPLIED), WHY
+    known = environment.pinned_copies is not None
+    why = WHY if known else f"{WHY}; it is unknown if {environment.accelerator} copies safely from pinned memory"
+    return (APPLIED if known and config.loaders != "advise" else ADVISED), why
 
 
 def _line(environment: Environment) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from perf_callbacks.kernel.engine.observer import Observer
@@ -61,12 +60,13 @@ class MemoryWatch(Observer):
         self._next = 0.0
         self._noted: tuple[float, processes.Processes] | None = None
         self._monitor: Counters | None = None
-        self._uuid = _uuid(recorder.device)
+        self._devices = device.of_model(model, recorder.device, recorder.run.devices)
+        self._uuid = device.of(recorder.device).features().uuid
         self._ended = False
         self.use = MemoryUse()
         """The parts of memory and its growth, so far."""
         self._readings = DeviceReadings()
-        found = device.allocator(recorder.device)
+        found = device.allocators(self._devices)
         if found is not None:
             self.use.begin(found.retries)
 
@@ -106,7 +106,7 @@ class MemoryWatch(Observer):
             if measuring.optimizer_seen or not measuring.hooked or self._tries == TRIES:
                 if not measuring.hooked:
                     measuring.look([one for one in (reference() for reference in self.optimizers) if one is not None])
-                parts = measuring.parts(self._model, step, device.allocator(self._recorder.device))
+                parts = measuring.parts(self._model, step, device.allocators(self._devices))
                 self.use.parts = self._unwritten = parts
                 self._tries = TRIES
                 if self._uuid is None:
@@ -122,7 +122,7 @@ class MemoryWatch(Observer):
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
         """Return the peak, the reserved memory and the retries of the device's allocator. Empty: no allocator."""
-        found = device.allocator(self._recorder.device)
+        found = device.allocators(self._devices)
         if found is None:
             return {}
         return {
@@ -208,7 +208,7 @@ class MemoryWatch(Observer):
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
-        allocator = device.allocator(self._recorder.device)
+        allocator = device.allocators(self._devices)
         if own_bytes is not None and allocator is not None:
             parts = replace(parts, context_gb=max(0, own_bytes - allocator.reserved_bytes) / GB)
             self.use.parts = parts
@@ -236,12 +236,3 @@ def _between(
     if now[1].read_bytes is None or before[1].read_bytes is None:
         return load, None
     return load, max(0, now[1].read_bytes - before[1].read_bytes) / MB
-
-
-def _uuid(place: torch.device) -> str | None:
-    """Return the UUID of an NVIDIA GPU; None for other devices."""
-    if place.type != "cuda" or torch.version.hip is not None:
-        return None
-    with suppress(RuntimeError, AttributeError):  # an older torch
-        return str(torch.cuda.get_device_properties(place).uuid)
-    return None

@@ -55,6 +55,7 @@ _EXCLUDING = {
 """Parts of the wall time whose steps count in no rate, and their names on the card."""
 
 TIMELINES = {"host": "host clock", "device": "device events"}
+"""Clocks of a fit, in words."""
 
 
 def opening(
@@ -76,8 +77,12 @@ def opening(
         garbage collection not timed, attempt 2 from step 40,
         set by environment: gc, no journal
     """
-    measured = f"step time, stages and throughput on {run.device}"
+    several = f"{run.devices} devices of type " if run.devices > 1 else ""
+    stages = "step time, stages and throughput" if run.unstaged is None else "step time and throughput"
+    measured = f"{stages} on {several}{run.device}"
     parts = [
+        f"no stages: {run.unstaged}" if run.unstaged is not None else "",
+        "stages of the first device" if several and run.timeline == "device" else "",
         "garbage collection timed" if run.config["gc"] != "off" else "garbage collection not timed",
         f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else "",
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
@@ -280,7 +285,7 @@ def _stages(summary: Summary) -> Iterable[str]:
         step = seconds / summary.included_steps if summary.included_steps else None
         stage = name.removesuffix("_time")
         yield f"{stage:<{width}}{duration(step):>10}{DASH if share is None else f'{share:.1%}':>8}"
-    for part, seconds in summary.other_seconds.items() if summary.included_seconds else ():
+    for part, seconds in summary.other_seconds.items() if summary.included_seconds and summary.stage_seconds else ():
         mean = duration(seconds / summary.included_steps)
         yield f"  {part:<10}{mean:>8}{seconds / summary.included_seconds:>8.1%}"
 

@@ -47,9 +47,12 @@ MOST_TOLD = 8
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
-    """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks."""
+    """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks.
+
+    A slow step of a single process needs stages: without them its cause is unknown.
+    """
     if recorder.run.world_size == 1:
-        if recorder.config.stragglers == "off":
+        if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
             return None
         alone = SingleWatch(recorder)
         with suppress(RuntimeError):  # no thread available
@@ -134,18 +137,18 @@ class RanksWatch(Observer, WindowReader):
 
     def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
         self._recorder, model = recorder, training.model
-        self._device = recorder.run.timeline == "device"
+        self._device, self._staged = recorder.run.timeline == "device", recorder.run.unstaged is None
         self._sharded = gradient_moments.sharded(model)
         self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
         self._parameters = gradient_moments.size_of(model)
         self._found = _Found(
-            recorder, model_compared=not (self._sharded and self._device), waits_timed=not self._device
+            recorder, model_compared=not (self._sharded and self._device), waits_timed=self._staged and not self._device
         )
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """First step of this rank's newest window, and first step after the analysed windows."""
         self._failed, self._compares = False, True
-        if not self._device:
+        if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
         ranks.add_reader(self)
 
@@ -192,6 +195,9 @@ class RanksWatch(Observer, WindowReader):
         self._made = steps.number[0]
         transfers, self._transfers = self._transfers < WAITS.transfers, WAITS.transfers
         self._ranks.role = {**self._coordinates, KIND: kind(steps.stages, self._parameters, transfers=transfers)}
+        if not self._staged:
+            self._found.untimed_steps += len(steps.number)
+            return {}
         if self._local is None:
             return signals.of_stages(steps, sharded=self._sharded)
         times, found = self._local.take(steps.number), self._found

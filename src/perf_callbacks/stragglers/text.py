@@ -39,6 +39,9 @@ NOT_COMPARABLE = (
 )
 """Line of a job in which a slow rank can't be found."""
 
+UNSTAGED = "ranks not comparable: stages are not timed on this device"
+"""Line of a job whose devices give no times."""
+
 DIFFERENT_WORK = (
     "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, and no device mesh says "
     "which ranks do the same work"
@@ -145,7 +148,7 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
 def _not_comparable(found: StragglerSummary | None) -> Iterator[str]:
     """Yield why no ranks were compared, if this is known."""
     if found is not None and not found.comparable:
-        yield NOT_COMPARABLE
+        yield NOT_COMPARABLE if found.waits_timed else UNSTAGED
     elif found is not None and found.other_work > 1:
         yield DIFFERENT_WORK
 
@@ -156,7 +159,7 @@ def _not_compared(found: StragglerSummary) -> Iterator[str]:
         some = "1 rank was" if found.other_work == 1 else f"{found.other_work:,} ranks were"
         yield f"{some} not compared: no other rank does the same work"
     if not found.waits_timed:
-        yield "waits for other ranks are unknown: the host doesn't wait for the device. Backward was not compared"
+        yield "waits for other ranks within the backward are unknown on a device. Backward was not compared"
     if not found.model_compared:
         yield "forward and optimizer were not compared: parameters are sharded, so ranks wait for each other there"
 

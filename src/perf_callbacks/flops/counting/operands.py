@@ -8,6 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from perf_callbacks.flops.work import Kind
+from perf_callbacks.kernel.process import device as devices
 
 _MATRIX = 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -55,18 +56,10 @@ def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
     """Return the format of the multiplied numbers, or of the parts of complex numbers."""
     operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
     dtype = operand.dtype.to_real()
-    if dtype is torch.float32 and operand.device.type == "cuda" and _is_tf32(kind):
+    single = dtype is torch.float32 and not operand.is_cpu
+    if single and devices.of(operand.device).multiplies_in_tf32(convolution=kind == "convolution"):
         return "tfloat32"
     return str(dtype).removeprefix("torch.")
-
-
-def _is_tf32(kind: Kind) -> bool:
-    """Return True if float32 is multiplied in tfloat32. torch 2.9 has new switches for this."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    older: Any = cudnn if kind == "convolution" else matmul
-    knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul
-    precision = getattr(knobs, "fp32_precision", None)
-    return bool(older.allow_tf32) if precision is None else precision == "tf32"
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:

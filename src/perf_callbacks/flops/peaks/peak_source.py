@@ -19,7 +19,7 @@ from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.fit.cache import cache_directory
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -32,22 +32,13 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     """Return the dense peaks of a device; None if unknown and not to be measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
-    known = None if device.type == "cpu" else peaks.lookup(devices.name(device), *_built(device))
+    here = devices.of(device)
+    built = here.features()
+    known = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
     if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto"):
         return known
     local_rank = os.environ.get("LOCAL_RANK", "")
     return measured_peaks(device, dtypes, local_rank=int(local_rank) if local_rank.isdecimal() else 0) or known
-
-
-def _built(device: torch.device) -> tuple[int | None, str | None]:
-    """Return the number of multiprocessors and ROCm's name of the architecture, as far as the device has them."""
-    try:
-        properties = torch.get_device_module(device).get_device_properties(device)
-    except (RuntimeError, AttributeError, TypeError) as error:  # a device without properties
-        let_pass(error)
-        return None, None
-    processors = getattr(properties, "max_compute_units", None) or getattr(properties, "multi_processor_count", None)
-    return processors, getattr(properties, "gcnArchName", None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +59,7 @@ def conditions(device: torch.device) -> Conditions:
     """Return the conditions of this process."""
     return Conditions(
         node=platform.node(),
-        device=devices.name(device),
+        device=devices.of(device).name,
         threads=torch.get_num_threads(),
         cpus=allowed_cpus(),
         torch=str(torch.__version__),

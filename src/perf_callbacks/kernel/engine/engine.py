@@ -67,6 +67,7 @@ class Engine:
         *,
         earlier: Amounts | None = None,
         device: DeviceTimeline | None = None,
+        staged: bool = True,
         ranks: Ranks | None = None,
         devices: int = 1,
         data_parallel: int | None = None,
@@ -82,7 +83,8 @@ class Engine:
         self._shown = KnownParts(
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
-            waits_timed=device is None and run.world_size > 1,
+            waits_timed=staged and run.world_size > 1,
+            staged=staged,
             processes=run.world_size,
             devices=None if ambiguous else devices * run.world_size / data_parallel,
         )

@@ -29,8 +29,12 @@ class DeviceTimeline(Protocol):
     def mark(self, mark: Mark) -> None:
         """Put a mark into the stream, between earlier and later work."""
 
-    def ready(self) -> list[tuple[float, ...] | None]:
-        """Return the stage seconds of the steps that finished since the last call; None for a lost step."""
+    def ready(self) -> list[tuple[float, ...] | str]:
+        """Return the stage seconds of the steps that finished since the last call, or the reason why there are none."""
+        ...
+
+    def capturing(self) -> bool:
+        """Return True while a graph is captured: then no step gets ready."""
         ...
 
 
@@ -62,6 +66,8 @@ class StepReader:
         """Steps whose times are still on the device."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
+        self.longest_timed = 0.0
+        """Seconds of the longest step so far, with the first step."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by observers
         self._lock = RLock()
         self._reading = False
@@ -69,6 +75,11 @@ class StepReader:
         self._with_tokens: Callable[[Batch], Batch] | None = None
         self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
         self._unlooked = 0
+
+    @property
+    def capturing(self) -> bool:
+        """True: a graph is being captured, and the device must not be asked."""
+        return self._device is not None and self._device.capturing()
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
@@ -134,7 +145,7 @@ class StepReader:
 
     def lose_outstanding(self) -> None:
         """Enter the steps whose times are still on the device into the ledger, as lost steps."""
-        self._enter(self._timed([None] * len(self.passed)))
+        self._enter(self._timed(["lost"] * len(self.passed)))
 
     def _collect(self) -> None:
         written = self._tape.take()
@@ -164,9 +175,11 @@ class StepReader:
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
-                known = zip(times, steps.excluded, strict=True)
+                known = [*zip(times, steps.excluded, strict=True)]
+                self.longest_timed = max([self.longest_timed, *[time for time, _ in known if time is not None]])
                 times = [time for time, reason in known if time is not None and reason not in BEGINNING]
             self.longest_step = max(self.longest_step, *times) if times else self.longest_step
+            self.longest_timed = max(self.longest_timed, self.longest_step)
         return steps
 
     def _finish(self, past: Past) -> Columns:
@@ -208,8 +221,8 @@ class StepReader:
             self.passed.append(Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, None))
         self.work.settle()
 
-    def _timed(self, times: Sequence[tuple[float, ...] | None]) -> Columns | None:
-        """Take the first queued steps, with their times from the device. None in `times` stands for a lost step."""
+    def _timed(self, times: Sequence[tuple[float, ...] | str]) -> Columns | None:
+        """Take the first queued steps, with their times from the device, or the reasons why there are none."""
         return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def _early(self, past: Past) -> Columns | None:
@@ -277,6 +290,8 @@ def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
     return (None, None, None) if calls.backwards else nothing(last)
 
 
-def _with_times(step: Step, seconds: tuple[float, ...] | None) -> Step:
-    """Return a step with its times from the device. Without times the step is excluded as lost."""
-    return step._replace(seconds=seconds, excluded=step.excluded if seconds else "lost")
+def _with_times(step: Step, seconds: tuple[float, ...] | str) -> Step:
+    """Return a step with its times from the device. A step without times is excluded, and the reason is given."""
+    if isinstance(seconds, str):
+        return step._replace(seconds=None, excluded=seconds)
+    return step._replace(seconds=seconds)

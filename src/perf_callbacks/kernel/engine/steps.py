@@ -260,7 +260,9 @@ class KnownParts:
     gc_staged: bool
     """True: the time of collections is a separate stage. On a device's clock, collections are no stage."""
     waits_timed: bool
-    """True: waits in collectives are measured. On a device, the host doesn't wait."""
+    """True: waits in collectives are measured. On a device, the stream that trains waits."""
+    staged: bool = True
+    """False: the device computes asynchronously, and has no clock. Then only whole steps have times."""
     processes: int
     """Number of processes that train. If there are several, the windows of all ranks give the rates of the job."""
     devices: float | None
@@ -274,7 +276,8 @@ class KnownParts:
         watch.
         """
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
-        return [(stage, _TIMES[stage]) for stage in STAGES if timed.get(stage) or isinstance(seconds[stage], float)]
+        shown = STAGES if self.staged else ()
+        return [(stage, _TIMES[stage]) for stage in shown if timed.get(stage) or isinstance(seconds[stage], float)]
 
 
 def record(steps: Columns, shown: KnownParts) -> Steps:

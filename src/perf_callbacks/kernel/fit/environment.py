@@ -1,16 +1,18 @@
 """Environment of a fit, read once: the facts by which the startup checklist decides."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import cpu_facts, processes, topology
 from perf_callbacks.kernel.process.collector import COLLECTOR, generational
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts
+
+if TYPE_CHECKING:  # this module does without torch
+    from perf_callbacks.kernel.process.device import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +28,9 @@ class Environment:
     gc_generational: bool
     """True: young objects can be collected separately."""
     accelerator: str | None
-    """Kind of accelerator in use, such as "cuda". None: there is none."""
+    """Kind of accelerator in use, as torch calls it. None: there is none."""
+    pinned_copies: bool | None
+    """True: copies from pinned memory go on beside the accelerator's work. None: unknown, or no accelerator."""
     cpus: int | None
     """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine, and no more than its
     mask has."""
@@ -46,8 +50,7 @@ class Environment:
 
 def read(
     *,
-    accelerator: str | None = None,
-    device_properties: Callable[[], Any] | None = None,
+    device: "Device | None" = None,
     devices: int = 1,
     affinity: str = "off",
     workers: int = 0,
@@ -57,14 +60,15 @@ def read(
     root: Path = Path("/"),
 ) -> Environment:
     """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
+    device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = max(1, int(local)) if local.isdecimal() else 1
     found = None
     with guard() as attempt:  # other items of the checklist need no CPU facts
         found = cpu_facts.read(
             affinity,
-            accelerator,
-            device_properties,
+            None if device is None else device.kind,
+            None if device is None else device.properties(),
             devices=devices,
             workers=workers,
             local=local_ranks,
@@ -75,7 +79,8 @@ def read(
         gc_thresholds=COLLECTOR.thresholds,
         gc_frozen=COLLECTOR.frozen,
         gc_generational=generational(),
-        accelerator=accelerator,
+        accelerator=None if device is None else device.kind,
+        pinned_copies=None if device is None else device.pinned_copies,
         cpus=_cpus(ranks, root),
         memory_available=memory_available(root),
         local_world_size=ranks,

@@ -51,7 +51,7 @@ class Place:
     none."""
 
 
-def opening(settings: Settings, place: Place, timeline: str, training: Mapping[str, Any]) -> Run:
+def opening(settings: Settings, place: Place, timing: device.Timing, training: Mapping[str, Any]) -> Run:
     """Make the record that opens a fit. A resumed fit keeps its id."""
     carried = place.carried or {}
     return Run(
@@ -60,8 +60,10 @@ def opening(settings: Settings, place: Place, timeline: str, training: Mapping[s
         step=place.step,
         rank=place.rank,
         world_size=place.world_size,
-        device=device.name(place.device),
-        timeline=timeline,
+        device=device.of(place.device).name,
+        devices=place.devices,
+        timeline="host" if timing.timeline is None else "device",
+        unstaged=timing.unstaged,
         door=place.integration,
         versions={
             "perf_callbacks": __version__,

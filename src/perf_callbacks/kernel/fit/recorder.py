@@ -39,8 +39,9 @@ from perf_callbacks.kernel.weak_calls import weakly
 EMPTY_ROWS = 3
 """Number of empty rows in sequence that cause a warning. A single empty row is no loss."""
 
-DRAIN_SECONDS = 1.0
-"""Longest time that the end of a fit waits for the device's last events."""
+DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
+"""Longest wait for the device's last events at the end of a fit: these seconds, or if longer, the time of so many
+longest steps. After a failure, no longer than these seconds."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -78,8 +79,8 @@ class Recorder:
         self._empty_rows, self._warned = 0, False
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
-        timeline = device.timeline(place.device)
-        self.run = opening(settings, place, "host" if timeline is None else "device", training)
+        timing = device.of(place.device).timing()
+        self.run = opening(settings, place, timing, training)
         self.ranks = ranks
         job_settings = ranks.agree() if ranks is not None else None
         if job_settings is not None:
@@ -95,7 +96,8 @@ class Recorder:
             self.run,
             self.write,
             earlier=earlier(place),
-            device=timeline,
+            device=timing.timeline,
+            staged=timing.unstaged is None,
             ranks=ranks,
             devices=place.devices,
             data_parallel=place.data_parallel,
@@ -352,8 +354,11 @@ class Recorder:
         self._abandon.detach()  # after an interrupt the finalizer stays, and does the rest when we are freed
 
     def _drain(self) -> None:
-        deadline = self.clock() + DRAIN_SECONDS
-        while not self.engine.step_reader.collect() and self.clock() < deadline:
+        reader, began = self.engine.step_reader, self.clock()
+        while not reader.collect() and not reader.capturing:
+            steps = 0 if self.failure is not None else DRAIN_STEPS
+            if self.clock() - began > max(DRAIN_SECONDS, steps * reader.longest_timed):
+                return
             sleep(0.001)
 
     def _finish(self) -> None:

@@ -39,7 +39,8 @@ def read(
     Args:
         mode: Setting `affinity`.
         accelerator: Kind of accelerator that the process trains on. None: the CPU.
-        properties: Returns torch's properties of a CUDA device. Called for CUDA only, because the call starts CUDA.
+        properties: Returns torch's properties of the device, with the PCI id. The call may start the device. None: the
+            id is unknown.
         devices: Number of devices that the process drives.
         workers: Number of the loaders' worker processes, as far as known.
         local: Rank on this machine and number of ranks there, if the integration knows. None: read the environment.
@@ -58,7 +59,7 @@ def read(
     gpu = unknown = None
     if devices > 1:
         unknown = f"the process drives {devices} devices, which may be on several NUMA nodes"
-    elif accelerator == "cuda" and properties is not None:
+    elif properties is not None:
         gpu, unknown = _gpu(properties(), machine, root, size, inventory, exclusive=mode == "exclusive")
     elif accelerator is not None:
         unknown = f"the system does not report the NUMA node of {accelerator} devices"
@@ -99,7 +100,7 @@ def _gpu(
     *,
     exclusive: bool,
 ) -> tuple[Gpu | None, str | None]:
-    """Return the location of a CUDA device by its properties, or the reason why the location is unknown.
+    """Return the location of a GPU by its properties, or the reason why the location is unknown.
 
     torch gives the PCI id of the device, or else its UUID. So CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter.
     NVML gives the other devices at the same node, and the PCI id of a UUID, which older versions of torch don't have.

@@ -1,40 +1,27 @@
-"""The device that training runs on, and the device's clock if any."""
+"""All knowledge of kinds of devices: a class per kind, and a class for any other accelerator that torch knows.
 
-from collections import deque
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+No other file names a kind of device. Importing this file starts no device, and reading facts makes no context, except
+where a docstring says so.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from perf_callbacks.kernel.engine.marks import END, Mark, StageTracker
-from perf_callbacks.kernel.engine.stages import STAGES, Stage
-from perf_callbacks.kernel.engine.steps import UNSEEN
-from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.failures import guard
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
 
-CAPACITY = 4096
-"""Most events in flight. A step that needs more is lost."""
-
-EVENT_DEVICES = ("cuda", "xpu")
-
-
-class Event(Protocol):
-    """Point on a stream, like `torch.Event`."""
-
-    def record(self) -> None:
-        """Record the point at the current end of the stream."""
-
-    def query(self) -> bool:
-        """Return True if the stream has passed the point."""
-        ...
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later point."""
-        ...
+EXPANDABLE = "expandable_segments:True"
 
 
 class Allocator(NamedTuple):
-    """State of a device's allocator."""
+    """State of a device's allocator, or the sums over several devices."""
 
     peak_bytes: int
     """Largest sum of all tensors since the program started or reset this value. The callback never resets it."""
@@ -42,93 +29,348 @@ class Allocator(NamedTuple):
     """Memory that the allocator holds, used or free."""
     retries: int
     """Number of times that the device was full, so that the allocator returned memory and tried again."""
+    allocated_bytes: int
+    """Sum of all tensors now."""
 
 
-class EventTimeline:
-    """Steps and stages as differences between neighbouring events on the training stream; the stages sum to the step.
+class Timing(NamedTuple):
+    """Clock of a fit's steps and stages."""
 
-    The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
-    of the batch. A loader that works while the device is busy adds no data time.
+    timeline: EventTimeline | None = None
+    """None: the host's clock."""
+    unstaged: str | None = None
+    """Reason why there are no stages: the device computes asynchronously, and can't be timed. None: stages are timed.
     """
 
-    def __init__(self, make: Callable[[], Event], *, capacity: int = CAPACITY) -> None:
-        self._make = make
-        self._capacity = capacity
-        self._free: list[Event] = [make() for _ in range(min(64, capacity))]
-        self._made = len(self._free)
-        self._open: list[tuple[Mark, Event]] = []
-        self._broken = False
-        self._closed: deque[tuple[list[tuple[Mark, Event]], Event | None]] = deque()
 
-    def mark(self, mark: Mark) -> None:
-        """Begin a stage or step. Work that is queued after this call belongs to this stage or step."""
-        if mark is END:
-            self._cut()
-        elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):
-            self._boundary(mark)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """Words for advice. None or empty: the vendor has no such word, or it is unknown."""
 
-    def _cut(self) -> None:
-        """End a step, and begin the next step with the same event."""
-        finished, self._open = self._open, []
-        end = self._boundary(END)
-        if end is None and len(finished) > 1:  # the step is lost; an event of the lost step begins the next step
-            end = finished.pop()[1]
-            end.record()
-            self._open.append((END, end))
-        self._closed.append((finished, None if self._broken else end))
-        self._broken = end is None
+    blocking: tuple[str, ...] = ()
+    """Variables that make the host wait for each kernel."""
+    uncached: tuple[str, ...] = ()
+    """Variables that turn off the cache of device memory."""
+    allocator: tuple[str, ...] = ()
+    """Variables with settings of the allocator. The first is advised, if segments can expand."""
+    clocks: str | None = None
+    """Command that shows clocks and throttling."""
 
-    def ready(self) -> list[tuple[float, ...] | None]:
-        """Return the stage seconds of the steps that finished since the last call; None for a lost step."""
-        done: list[tuple[float, ...] | None] = []
-        while self._closed:
-            marks, end = self._closed[0]
-            if end is not None and not end.query():
-                break
-            self._closed.popleft()
-            done.append(_measure(marks, end))
-            self._free += [event for _, event in marks]
-        return done
 
-    def _boundary(self, mark: Mark) -> Event | None:
-        event = self._take()
-        if event is None:
-            self._broken = True
+class Features(NamedTuple):
+    """What a device can do, and what it is. None: unknown, or there is none."""
+
+    half: str | None = None
+    """16-bit format that the device multiplies faster than float32: "bf16" or "fp16"."""
+    tensor_cores: bool = False
+    """True: the device has NVIDIA's tensor cores, for which sizes of products matter."""
+    tf32: bool = False
+    """True: the device can multiply float32 numbers as TF32."""
+    multiprocessors: int | None = None
+    """Number of multiprocessors, or of compute units."""
+    uuid: str | None = None
+    """UUID for NVML."""
+    architecture: str | None = None
+    """Architecture, such as "gfx942", if names of devices may be ambiguous."""
+
+
+class Device:
+    """A device. The methods of this class work for any accelerator of torch with the usual functions and events."""
+
+    words = Words()
+    pinned_copies: bool | None = None
+    """True: copies from pinned memory go on beside the device's work. None: unknown, so pinning is only advised."""
+
+    def __init__(self, place: torch.device) -> None:
+        self.place = place
+        self.kind = place.type
+
+    @property
+    def module(self) -> Any:
+        """Module of torch for this kind, such as `torch.cuda`. None: there is none."""
+        with suppress(RuntimeError):
+            return torch.get_device_module(self.place)
+        return None
+
+    @property
+    def name(self) -> str:
+        """The device's own name, or else its kind."""
+        with suppress(Exception):  # no such function, or a driver that doesn't answer
+            return str(self.module.get_device_name(self.place))
+        return self.kind
+
+    @property
+    def untimed(self) -> str | None:
+        """Reason why events must not time this device. None: events may be tried."""
+        return None
+
+    def timing(self) -> Timing:
+        """Return the clock for a fit that trains on the device now. Waits for the device for a moment, to try events.
+
+        A context of the device is made, if the program has not made one.
+        """
+        why = self.untimed
+        if why is None:
+            with guard() as attempt:
+                return self._tried()
+            why = f"{self.kind} can't be timed: {attempt.reason}"
+        return Timing(unstaged=why)
+
+    def _tried(self) -> Timing:
+        make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
+        if place.index is None and current is not None:  # the program may turn to another device later
+            place = torch.device(self.kind, current())
+        record = recording_on(self.module, place)
+        why = None if self._capturing() else why_unusable(make, record)
+        if why is not None:
+            return Timing(unstaged=f"{self.kind} can't be timed: {why}")
+        return Timing(EventTimeline(make, record=record, capturing=self._capturing))
+
+    def _maker(self) -> Callable[[], Event]:
+        """Return the function that makes an event with timing."""
+        own = getattr(self.module, "Event", None)
+        return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
+
+    @property
+    def _capturing(self) -> Callable[[], bool]:
+        """Function that returns True while a graph is captured on the current stream."""
+        found: Callable[[], bool] = getattr(self.module, "is_current_stream_capturing", bool)
+        return found
+
+    def allocator(self) -> Allocator | None:
+        """Read the statistics of the allocator; None without any. Doesn't wait for the device."""
+        try:
+            module = self.module
+            if hasattr(module, "memory_stats_as_nested_dict"):  # seven times as fast as `memory_stats`
+                stats = module.memory_stats_as_nested_dict(self.place)
+                allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            else:
+                stats = module.memory_stats(self.place)
+                allocated, reserved = [
+                    {time: stats[f"{kind}_bytes.all.{time}"] for time in ("current", "peak")}
+                    for kind in ("allocated", "reserved")
+                ]
+            return Allocator(
+                peak_bytes=allocated["peak"],
+                reserved_bytes=reserved["current"],
+                retries=stats.get("num_alloc_retries", 0),
+                allocated_bytes=allocated["current"],
+            )
+        except Exception as error:  # noqa: BLE001 an allocator that is not torch's, or none
+            let_pass(error)
             return None
-        event.record()
-        self._open.append((mark, event))
-        return event
 
-    def _take(self) -> Event | None:
-        if self._free:
-            return self._free.pop()
-        if self._made >= self._capacity:
+    @property
+    def peak_memory_share(self) -> float | None:
+        """Largest share of the device's memory that tensors have held so far; None if unknown."""
+        with suppress(Exception):  # as above
+            found = self.allocator()
+            return (
+                None if found is None else found.peak_bytes / self.module.get_device_properties(self.place).total_memory
+            )
+        return None
+
+    def features(self) -> Features:
+        """Return what is known of the device. Makes a context, if the program has not made one."""
+        return Features()
+
+    def properties(self) -> Callable[[], Any] | None:
+        """Return the function that returns torch's properties with the PCI id. None: there is no PCI id."""
+        return None
+
+    def refuses(self) -> str | None:
+        """Return the reason why the device doesn't start; None if it starts, or if nothing can be asked."""
+        ask = self.properties()
+        with guard() as attempt:
+            if ask is not None:
+                ask()
+        return attempt.reason or None
+
+    def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:  # noqa: ARG002 for other kinds
+        """Return True if products of float32, or convolutions, use TF32."""
+        return False
+
+    @property
+    def blocking(self) -> str | None:
+        """Variable that is set, so that the host waits for each kernel."""
+        return next((name for name in self.words.blocking if os.environ.get(name, "0") not in {"", "0"}), None)
+
+    @property
+    def uncached(self) -> str | None:
+        """Variable that is set, so that device memory is not cached."""
+        return next((name for name in self.words.uncached if name in os.environ), None)
+
+    @property
+    def expandable(self) -> str | None:
+        """Setting that makes segments of memory grow. None: it is on, or there is none."""
+        names = self.words.allocator
+        if not names or any(EXPANDABLE in os.environ.get(name, "") for name in names):
             return None
-        self._made += 1
-        return self._make()
+        return f"{names[0]}={EXPANDABLE}"
 
 
-def _measure(marks: list[tuple[Mark, Event]], end: Event | None) -> tuple[float, ...] | None:
-    if end is None:
+class Cpu(Device):
+    """The CPU: the host's clock times stages too."""
+
+    @property
+    def name(self) -> str:
+        """The word "cpu"."""
+        return self.kind
+
+    def timing(self) -> Timing:
+        """Return the host's clock."""
+        return Timing()
+
+    def allocator(self) -> Allocator | None:
+        """Return None: the host's allocator has no statistics."""
         return None
-    seconds: list[float] = [UNSEEN] * len(Stage)
-    tracker = StageTracker()
-    tracker.turn(marks[0][0])
-    try:
-        for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
-            seconds[tracker.turn(mark)] += start.elapsed_time(stop) / 1000
-    except RuntimeError as error:  # an event that was recorded on another stream and is not done there
-        let_pass(error)
-        return None
-    return tuple(seconds[: len(STAGES)])
 
 
-def timeline(device: torch.device) -> EventTimeline | None:
-    """Return the device's own clock; None if the host's clock is to be used."""
-    if device.type not in EVENT_DEVICES:
-        return None
-    module = torch.get_device_module(device)
-    return EventTimeline(lambda: module.Event(enable_timing=True))
+class Cuda(Device):
+    """An NVIDIA GPU."""
+
+    pinned_copies = True
+    words = Words(
+        blocking=("CUDA_LAUNCH_BLOCKING",),
+        uncached=("PYTORCH_NO_CUDA_MEMORY_CACHING",),
+        allocator=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+        clocks="nvidia-smi -q -d PERFORMANCE",
+    )
+
+    def properties(self) -> Callable[[], Any]:
+        """Return the function that returns torch's properties. Its call makes a context."""
+        return partial(torch.cuda.get_device_properties, self.place)
+
+    def features(self) -> Features:
+        """Return the features by compute capability: tensor cores since V100, TF32 and bf16 since A100."""
+        with suppress(Exception):  # CUDA doesn't start
+            found, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
+            uuid = getattr(found, "uuid", None)  # an older torch has none
+            return Features(
+                half="bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else None,
+                tensor_cores=capability >= (7, 0),
+                tf32=capability >= (8, 0),
+                multiprocessors=int(found.multi_processor_count),
+                uuid=None if uuid is None else str(uuid),
+            )
+        return Features()
+
+    def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:
+        """Return True if the device has TF32, and torch's switch is on."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        newer, older = (getattr(cudnn, "conv", None), cudnn) if convolution else (matmul, matmul)
+        precision = getattr(newer, "fp32_precision", None)  # since torch 2.9; then the older switch may raise an error
+        return (bool(older.allow_tf32) if precision is None else precision == "tf32") and self.features().tf32
+
+
+class Rocm(Cuda):
+    """An AMD GPU, which torch calls by CUDA's names."""
+
+    words = Words(
+        blocking=("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
+        uncached=("PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+        clocks="rocm-smi --showclocks",
+    )
+
+    def features(self) -> Features:
+        """Return the features by architecture: fp16 since MI100, bf16 since MI200, TF32 in MI300."""
+        with suppress(Exception):  # as above
+            found = self.properties()()
+            name = str(found.gcnArchName).partition(":")[0]
+            return Features(
+                half="bf16" if name.startswith(("gfx90a", "gfx94", "gfx95")) else "fp16" if name == "gfx908" else None,
+                tf32=name.startswith("gfx94"),
+                multiprocessors=int(found.multi_processor_count),
+                architecture=name,
+            )
+        return Features()
+
+
+class Xpu(Device):
+    """An Intel GPU."""
+
+    pinned_copies = True
+
+    def features(self) -> Features:
+        """Return bf16 if the device has matrix engines."""
+        with suppress(Exception):  # as above
+            found = torch.xpu.get_device_capability(self.place)
+            units = getattr(torch.xpu.get_device_properties(self.place), "max_compute_units", None)
+            return Features(
+                half="bf16" if found.get("has_subgroup_matrix_multiply_accumulate") else None,
+                multiprocessors=units,
+            )
+        return Features()
+
+
+class Npu(Device):
+    """An Ascend NPU, by `torch_npu`."""
+
+    pinned_copies = True
+    words = Words(
+        blocking=("ASCEND_LAUNCH_BLOCKING",),
+        uncached=("PYTORCH_NO_NPU_MEMORY_CACHING",),
+        allocator=("PYTORCH_NPU_ALLOC_CONF",),
+        clocks="npu-smi info",
+    )
+
+
+class Hpu(Device):
+    """A Gaudi, by `habana_frameworks`."""
+
+    pinned_copies = True
+
+    @property
+    def untimed(self) -> str | None:
+        """The lazy mode, which was the default for long."""
+        if os.environ.get("PT_HPU_LAZY_MODE") == "0":
+            return None
+        return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
+
+
+class Mps(Device):
+    """An Apple GPU."""
+
+    pinned_copies = False
+
+    @property
+    def untimed(self) -> str | None:
+        """The cost of a reading: two projects report that the process hangs."""
+        return "reading an event of mps waits for the device"
+
+
+class Xla(Device):
+    """A TPU, or another device by `torch_xla`."""
+
+    pinned_copies = False
+
+    @property
+    def untimed(self) -> str | None:
+        """The lazy way of computing."""
+        return "xla only records operations, and computes them later"
+
+
+KINDS: dict[str, type[Device]] = {
+    "cpu": Cpu, "cuda": Cuda, "xpu": Xpu, "npu": Npu, "hpu": Hpu, "mps": Mps, "xla": Xla,
+}  # fmt: skip
+"""Kinds with a class of their own."""
+
+
+def of(place: torch.device) -> Device:
+    """Return a device by its place."""
+    if getattr(torch.version, "hip", None) is not None and place.type == "cuda":
+        return Rocm(place)
+    return KINDS.get(place.type, Device)(place)
+
+
+def may_be_nvidia(place: torch.device) -> bool:
+    """Return True for an NVIDIA GPU, and for a CPU, beside which an NVIDIA GPU may be."""
+    return getattr(torch.version, "hip", None) is None and place.type in {"cpu", "cuda"}
+
+
+def cuda_version() -> str | None:
+    """Return the version of CUDA that torch is built for. None: torch is built without CUDA."""
+    return torch.version.cuda
 
 
 def default(local_rank: int = 0) -> torch.device:
@@ -139,39 +381,36 @@ def default(local_rank: int = 0) -> torch.device:
     return torch.device(accelerator.type, local_rank if local_rank < torch.accelerator.device_count() else 0)
 
 
-def name(device: torch.device) -> str:
-    """Return the device's own name."""
-    if device.type not in EVENT_DEVICES:
-        return device.type
-    return str(torch.get_device_module(device).get_device_name(device))
+def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
+    """Return the devices of a model's parameters that are of the same kind as `place`; `place` itself comes first.
+
+    If the process drives a larger number of devices, as with DataParallel, return as many of the first devices.
+    """
+    if place.type == "cpu":
+        return (of(place),)
+    places = [place]
+    for parameter in () if model is None else model.parameters():
+        if parameter.device.type == place.type and parameter.device not in places:
+            places.append(parameter.device)
+    if place.index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
+        del places[0]
+    if len(places) < number:
+        places = [torch.device(place.type, index) for index in range(number)]
+    return tuple(map(of, places))
 
 
-def allocator(device: torch.device) -> Allocator | None:
-    """Read the allocator statistics of a device; None without any. Doesn't wait for the device."""
-    if device.type not in EVENT_DEVICES:
-        return None
-    try:
-        stats = torch.get_device_module(device).memory_stats(device)
-        return Allocator(
-            peak_bytes=stats["allocated_bytes.all.peak"],
-            reserved_bytes=stats["reserved_bytes.all.current"],
-            retries=stats.get("num_alloc_retries", 0),
-        )
-    except (RuntimeError, KeyError, AttributeError) as error:  # an allocator that is not torch's
-        let_pass(error)
-        return None
+def allocators(devices: Iterable[Device]) -> Allocator | None:
+    """Return the sums over the allocators of some devices; None if an allocator is unknown."""
+    found = [device.allocator() for device in devices]
+    known = [one for one in found if one is not None]
+    return Allocator(*map(sum, zip(*known, strict=True))) if known and len(known) == len(found) else None
 
 
-def allocated_bytes(device: torch.device) -> int | None:
-    """Return the bytes that tensors hold on the device; None if unknown. Doesn't wait for the device."""
-    if device.type not in EVENT_DEVICES:
-        return None
-    return int(torch.get_device_module(device).memory_allocated(device))
-
-
-def peak_memory_share(device: torch.device) -> float | None:
-    """Return the largest share of the device's memory that tensors have held so far; None if unknown."""
-    if device.type != "cuda":
-        return None
-    total = torch.cuda.get_device_properties(device).total_memory
-    return torch.cuda.max_memory_allocated(device) / total
+def synchronize() -> None:
+    """Wait for the accelerator, if this process uses one that can be waited for."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        return
+    module = of(accelerator).module
+    if getattr(module, "is_initialized", bool)():
+        getattr(module, "synchronize", torch.accelerator.synchronize)()

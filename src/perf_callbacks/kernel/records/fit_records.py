@@ -46,8 +46,12 @@ class Run:
     world_size: int
     device: str
     """Name of the measured device, such as "cpu" or "NVIDIA H200"."""
+    devices: int = 1
+    """Number of devices that the rank drives. If there are several, the stages are those of the first."""
     timeline: str
     """Clock behind steps and stages: "host" or "device"."""
+    unstaged: str | None = None
+    """Reason why stages are not timed. None: they are timed."""
     door: str
     """The integration, such as "transformers" or "loop"."""
     versions: Mapping[str, str]

@@ -122,8 +122,7 @@ class StragglerSummary:
     model_compared: bool = True
     """False: ranks on devices wait for each other within the model, so only time outside of the model was compared."""
     waits_timed: bool = True
-    """False: the host doesn't wait for the device, so waits for other ranks are unknown. Only the stages on the device
-    outside of backward were compared."""
+    """False: on a device, waits for other ranks within the backward are unknown. The other stages were compared."""
     comparable: bool = True
     """False: waits of this rank for other ranks were not seen, so ranks can't be compared."""
     other_work: int = 0

@@ -1,0 +1,274 @@
+"""A device's own clock: events on the stream that trains, whose differences are the times of stages."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.engine.marks import BACK, END, WAIT, Begin, Mark, StageTracker
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.steps import UNSEEN
+from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+CAPACITY = 4096
+"""Most events in flight. A step that needs more is lost."""
+
+MOST_BEHIND = 1024
+"""Most steps that the device may be behind the host. Earlier steps are lost: maybe their events never complete."""
+
+MOST_WAITS = 1024
+"""Most waits for other ranks in a step that get events. Later waits stay in the stage around them."""
+
+SAID_AFTER = 100
+"""Number of lost steps in a row that causes a warning."""
+
+PROBE_SECONDS = 2.0
+"""Longest wait for the two events of `why_unusable`."""
+
+LOST: Final = "lost"
+"""Reason of a step that the device gave no time for."""
+
+CAPTURED: Final = "captured"
+"""Reason of a step in which a graph was captured. A capture may contain neither our events nor questions about them."""
+
+log = logging.getLogger("perf_callbacks")
+
+
+class Event(Protocol):
+    """Point on a stream, like `torch.Event`."""
+
+    def record(self) -> None:
+        """Record the point at the current end of the current stream."""
+
+    def query(self) -> bool:
+        """Return True if the stream has passed the point."""
+        ...
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the milliseconds from this point to a later point."""
+        ...
+
+
+class EventTimeline:
+    """Steps and stages as differences between neighbouring events on the training stream; the stages sum to the step.
+
+    The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
+    of the batch. A loader that works while the device is busy adds no data time.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Event],
+        *,
+        record: Callable[[Event], object] = lambda event: event.record(),
+        capturing: Callable[[], bool] = lambda: False,
+        capacity: int = CAPACITY,
+    ) -> None:
+        """Make some events.
+
+        Args:
+            make: Makes an event.
+            record: Records an event on the stream that trains.
+            capturing: Returns True while a graph is captured on that stream.
+            capacity: Most events in flight.
+        """
+        self._make, self._record, self._capacity = make, record, capacity
+        self.capturing = capturing
+        self._free: list[Event] = [make() for _ in range(min(64, capacity))]
+        self._made = len(self._free)
+        self._open: list[tuple[Mark, Event]] = []
+        self._broken: str | None = None
+        """Reason why the open step has no time. None: so far it has a time."""
+        self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
+        """Steps that have ended: their events, and the event at the end or the reason why there is no time."""
+        self._lost_in_row = 0
+        self._failed = False
+        """True: the device raised an error. From then on all steps are lost, and the device is left alone."""
+        self._waits, self._left_out = 0, list[bool]()
+        """Waits of the open step, and for each `Begin` without its `BACK`, whether the timeline leaves it out."""
+
+    def mark(self, mark: Mark) -> None:
+        """Begin a stage or step. Work that is queued after this call belongs to this stage or step.
+
+        An error of the device never reaches the caller, which may be any code of torch.
+        """
+        try:
+            if self._failed:
+                self._miss(mark, LOST)
+            elif self.capturing():
+                self._miss(mark, CAPTURED)
+            elif mark is END:
+                self._cut()
+            elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark) and not self._leaves(mark):
+                self._boundary(mark)
+        except Exception as error:  # noqa: BLE001 the device is lost, say
+            self._fail(error)
+            self._miss(mark, LOST)
+
+    def _miss(self, mark: Mark, reason: str) -> None:
+        """Give no time to the open step. If the step ends here, the next step begins without an event."""
+        self._broken = reason
+        if mark is END:
+            self._close(reason)
+            self._broken = reason
+
+    def _leaves(self, mark: Mark) -> bool:
+        """Return True for a wait after the first `MOST_WAITS` of a step, and for the end of such a wait."""
+        if mark is BACK:
+            return self._left_out.pop() if self._left_out else False
+        if isinstance(mark, Begin):
+            self._waits += mark is WAIT
+            self._left_out.append(mark is WAIT and self._waits > MOST_WAITS)
+            return self._left_out[-1]
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        let_pass(error)
+        if not self._failed:
+            log.warning("perf_callbacks: the device gives no more times, so steps get lost: %s.", describe(error))
+        self._failed = True
+
+    def _cut(self) -> None:
+        """End a step, and begin the next step with the same event."""
+        event = self._take()
+        if event is None and len(self._open) > 1:  # the step is lost; an event of the lost step begins the next step
+            event = self._open.pop()[1]
+            self._broken = self._broken or LOST
+        if event is not None:
+            self._record(event)
+        self._close(LOST if event is None else event)
+        if event is not None:
+            self._open.append((END, event))
+        else:
+            self._broken = LOST
+
+    def _close(self, end: Event | str) -> None:
+        finished, self._open = self._open, []
+        self._closed.append((finished, self._broken or end))
+        self._broken = None
+        self._waits = 0
+        self._left_out.clear()
+
+    def ready(self) -> list[tuple[float, ...] | str]:
+        """Return the stage seconds of the steps that finished since the last call, or the reason why there are none."""
+        done: list[tuple[float, ...] | str] = []
+        if self._closed and not self._failed and self._ask(self.capturing):
+            return done
+        while self._closed:
+            marks, end = self._closed[0]
+            late = not isinstance(end, str) and (self._failed or not self._ask(end.query))
+            if late and not self._failed and len(self._closed) <= MOST_BEHIND:
+                break
+            self._closed.popleft()
+            found = LOST if late else _measure(marks, end)
+            done.append(found)
+            self._lost_in_row = self._lost_in_row + 1 if found is LOST else 0
+            if self._lost_in_row == SAID_AFTER and not self._failed:
+                log.warning("perf_callbacks: the device has given no times for %d steps in a row.", SAID_AFTER)
+            self._free += [event for _, event in marks]  # an event that is not done may be recorded anew
+        return done
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        """Return the device's answer; False after an error."""
+        try:
+            return question()
+        except Exception as error:  # noqa: BLE001 the device is lost, say
+            self._fail(error)
+            return False
+
+    def _boundary(self, mark: Mark) -> None:
+        event = self._take()
+        if event is None:
+            self._broken = self._broken or LOST
+        else:
+            self._record(event)
+            self._open.append((mark, event))
+
+    def _take(self) -> Event | None:
+        if self._free:
+            return self._free.pop()
+        if self._made >= self._capacity:
+            return None
+        self._made += 1
+        return self._make()
+
+
+def _measure(marks: list[tuple[Mark, Event]], end: Event | str) -> tuple[float, ...] | str:
+    if isinstance(end, str):
+        return end
+    seconds: list[float] = [UNSEEN] * len(Stage)
+    tracker = StageTracker()
+    tracker.turn(marks[0][0])
+    points = [*marks, (END, end)]
+    try:
+        lengths = [start.elapsed_time(stop) / 1000 for (_, start), (_, stop) in pairwise(points)]
+    except Exception as error:  # noqa: BLE001 an event that was recorded on another stream and is not done there, say
+        let_pass(error)
+        return LOST
+    for (mark, _), length in zip(points[1:], _in_order(lengths), strict=True):
+        seconds[tracker.turn(mark)] += length
+    return tuple(seconds[: len(STAGES)]) if 0 < sum(seconds[: len(STAGES)]) < math.inf else LOST
+
+
+def _in_order(lengths: list[float]) -> list[float]:
+    """Return lengths of which none is negative, with the same sum. Events of two streams may be out of order.
+
+    >>> _in_order([4.0, -1.0, 2.0])
+    [4.0, 0.0, 1.0]
+    """
+    if min(lengths) >= 0:
+        return lengths
+    end, point, latest = sum(lengths), 0.0, 0.0
+    ordered = []
+    for length in lengths:
+        point += length
+        before, latest = latest, min(max(latest, point), end)
+        ordered.append(latest - before)
+    return ordered
+
+
+def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
+    """Return the function that records an event on the current stream of a device.
+
+    Without a stream, an event is recorded on the current device, which may be another.
+
+    Args:
+        module: Module of torch for this kind of device.
+        place: The `torch.device`.
+    """
+    if place.index is None:
+        return lambda event: event.record()
+    current, index = getattr(module, "current_device", None), place.index
+
+    def record(event: Any) -> None:
+        if current is None or current() == index:
+            event.record()
+        else:
+            event.record(module.current_stream(place))
+
+    return record
+
+
+def why_unusable(make: Callable[[], Event], record: Callable[[Event], object]) -> str | None:
+    """Return the reason why a device's events can't time steps; None if two events show that they can.
+
+    The call waits for the work that is queued on the device, at most two seconds.
+    """
+    with guard() as attempt:
+        first, second = make(), make()
+        record(first)
+        record(second)
+        deadline = monotonic() + PROBE_SECONDS
+        while not second.query():
+            if monotonic() > deadline:
+                return f"its events did not complete within {PROBE_SECONDS:.0f} s"
+            sleep(0.001)
+        between = first.elapsed_time(second)
+        if 0 <= between < math.inf:
+            return None
+        return f"two of its events in a row were {between} ms apart"
+    return f"its events fail: {attempt.reason}"
