@@ -248,6 +248,7 @@ def install(
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_module(events, memory, graphs))
     torch.library.impl("aten::empty.memory_format", "PrivateUse1")(_empty)
     torch.library.impl("aten::empty_strided", "PrivateUse1")(_empty_strided)
+    torch.library.impl("aten::_copy_from", "PrivateUse1")(_copy_from)
     return DEVICE
 
 
@@ -307,3 +308,8 @@ def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any)
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Tensor:
     return Tensor(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 as in torch
+    _host(target).copy_(_host(source), non_blocking=non_blocking)
+    return target

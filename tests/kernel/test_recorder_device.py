@@ -1,0 +1,134 @@
+"""A recorder on a device: the end of a fit waits for the device's last steps, with a limit."""
+
+import pytest
+import torch
+from fakes import FakeClock, FakeEvent, FakeStream
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit import recorder as recorders
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process.device import Timing
+from perf_callbacks.kernel.process.event_timeline import CAPTURED, EventTimeline
+from perf_callbacks.kernel.settings.in_force import resolve
+
+
+class Worker(FakeStream):
+    """A stream that works as time goes by on a clock."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.now = clock, clock.now
+        self.hangs = False
+
+    def event(self):
+        return Point(self)
+
+    def go_on(self):
+        """Do the work that ends by now."""
+        while self._queue and not self.hangs:
+            item = self._queue[0]
+            if isinstance(item, float):
+                if self.now + item > self.clock.now:
+                    return
+                self.now += item
+            elif item[0].recorded == item[1]:
+                item[0].at = self.now
+            self._queue.popleft()
+
+
+class Point(FakeEvent):
+    """An event of a worker."""
+
+    def query(self):
+        self._stream.go_on()
+        return super().query()
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    clock = FakeClock()
+    worker = Worker(clock)
+    timeline = EventTimeline(worker.event, capturing=lambda: worker.capturing)
+    monkeypatch.setattr(device.Cpu, "timing", lambda _: Timing(timeline))
+    monkeypatch.setattr(recorders, "sleep", lambda _: clock.sleep(0.125))
+    return worker
+
+
+@pytest.fixture
+def recorder(tmp_path, worker):
+    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    made = Recorder(resolve(PerfConfig(gc="off"), {}), place, clock=worker.clock)
+    yield made
+    made.close()
+
+
+def train(recorder, worker, steps, seconds):
+    """Queue steps, much faster than the device works."""
+    for number in range(1, steps + 1):
+        recorder.enter(Stage.FORWARD)
+        worker.work(seconds)
+        recorder.end_step(number)
+
+
+def test_the_last_steps_are_waited_for(recorder, worker):
+    train(recorder, worker, 6, 0.8)
+    recorder.close()
+    summary = recorder.summary
+    assert (summary.steps, summary.lost_steps, summary.included_steps) == (6, 0, 5)
+    assert summary.step_time == pytest.approx(0.8)
+
+
+def test_the_row_of_the_whole_fit_waits_too(recorder, worker):
+    train(recorder, worker, 6, 0.8)
+    assert recorder.whole(6)["perf/run/step_time"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("seconds", "longest"), [(0.01, 1.0), (0.5, 20 * 0.5)])
+def test_a_device_that_hangs_is_waited_for_20_steps_or_a_second(recorder, worker, seconds, longest):
+    train(recorder, worker, 3, seconds)
+    worker.clock.sleep(3 * seconds)
+    recorder.row(3)
+    worker.hangs = True
+    recorder.enter(Stage.FORWARD)
+    recorder.end_step(4)
+    began = worker.clock.now
+    recorder.close()
+    assert longest < worker.clock.now - began <= longest + 0.25
+    assert (recorder.summary.steps, recorder.summary.lost_steps) == (4, 1)
+
+
+def test_after_a_failure_a_second_is_enough(recorder, worker):
+    train(recorder, worker, 3, 0.5)
+    worker.clock.sleep(1.5)
+    recorder.row(3)
+    worker.hangs = True
+    recorder.end_step(4)
+    began = worker.clock.now
+    recorder.close("KeyboardInterrupt")
+    assert 1.0 < worker.clock.now - began <= 1.25
+
+
+def test_a_fit_that_ends_in_a_capture_asks_and_waits_for_nothing(recorder, worker):
+    train(recorder, worker, 2, 0.5)
+    worker.clock.sleep(1.0)
+    recorder.row(2)
+    worker.capturing = True
+    recorder.end_step(3)
+    began = worker.clock.now
+    recorder.close()
+    worker.capturing = False
+    assert worker.clock.now == began
+    assert (recorder.summary.steps, recorder.summary.included_steps, recorder.summary.failure) == (3, 1, None)
+
+
+def test_a_fit_of_captured_steps_has_a_summary(recorder, worker):
+    worker.capturing = True
+    train(recorder, worker, 3, 0.5)
+    worker.capturing = False
+    recorder.close()
+    summary = recorder.summary
+    assert (summary.steps, summary.included_steps, summary.lost_steps, summary.failure) == (3, 0, 3, None)
+    assert recorder.engine.why_empty in (None, f"3 {CAPTURED}")
