@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.loop import measurement
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.device import Allocator, Timing
+from perf_callbacks.kernel.process.device_facts import Allocator, Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Row
 from perf_callbacks.kernel.records.metric_table import (

@@ -9,19 +9,8 @@ from fakes import FakeEvent, FakeStream
 from perf_callbacks.kernel.engine.marks import END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.device import (
-    Allocator,
-    Cuda,
-    Device,
-    Features,
-    Hpu,
-    Mps,
-    Npu,
-    Rocm,
-    Timing,
-    Xla,
-    Xpu,
-)
+from perf_callbacks.kernel.process.device import Cuda, Device, Hpu, Mps, Npu, Rocm, Xla, Xpu
+from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing
 
 
 class Streams:
@@ -227,10 +216,11 @@ def test_tf32_needs_a_device_that_has_it(gpu, capability):
 def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
     capability = {"has_subgroup_matrix_multiply_accumulate": True}
     monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: SimpleNamespace(max_compute_units=512))
     xpu = Xpu(torch.device("xpu:0"))
-    assert xpu.features() == Features(half="bf16")
+    assert xpu.features() == Features(half="bf16", multiprocessors=512)
     capability.clear()
-    assert xpu.features() == Features()
+    assert xpu.features() == Features(multiprocessors=512)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA starts here")

@@ -10,7 +10,7 @@ from perf_callbacks.kernel.fit import recorder as recorders
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.device import Timing
+from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.process.event_timeline import CAPTURED, EventTimeline
 from perf_callbacks.kernel.settings.in_force import resolve
 

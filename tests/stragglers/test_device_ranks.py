@@ -16,7 +16,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.device import Timing
+from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.settings.in_force import resolve

@@ -15,6 +15,7 @@ import torch
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.fit import identity, meshes
 from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -51,7 +52,7 @@ class Place:
     none."""
 
 
-def opening(settings: Settings, place: Place, timing: device.Timing, training: Mapping[str, Any]) -> Run:
+def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
     """Make the record that opens a fit. A resumed fit keeps its id."""
     carried = place.carried or {}
     return Run(

@@ -6,72 +6,18 @@ where a docstring says so.
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing, Words
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
 
 EXPANDABLE = "expandable_segments:True"
-
-
-class Allocator(NamedTuple):
-    """State of a device's allocator, or the sums over several devices."""
-
-    peak_bytes: int
-    """Largest sum of all tensors since the program started or reset this value. The callback never resets it."""
-    reserved_bytes: int
-    """Memory that the allocator holds, used or free."""
-    retries: int
-    """Number of times that the device was full, so that the allocator returned memory and tried again."""
-    allocated_bytes: int
-    """Sum of all tensors now."""
-
-
-class Timing(NamedTuple):
-    """Clock of a fit's steps and stages."""
-
-    timeline: EventTimeline | None = None
-    """None: the host's clock."""
-    unstaged: str | None = None
-    """Reason why there are no stages: the device computes asynchronously, and can't be timed. None: stages are timed.
-    """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """Words for advice. None or empty: the vendor has no such word, or it is unknown."""
-
-    blocking: tuple[str, ...] = ()
-    """Variables that make the host wait for each kernel."""
-    uncached: tuple[str, ...] = ()
-    """Variables that turn off the cache of device memory."""
-    allocator: tuple[str, ...] = ()
-    """Variables with settings of the allocator. The first is advised, if segments can expand."""
-    clocks: str | None = None
-    """Command that shows clocks and throttling."""
-
-
-class Features(NamedTuple):
-    """What a device can do, and what it is. None: unknown, or there is none."""
-
-    half: str | None = None
-    """16-bit format that the device multiplies faster than float32: "bf16" or "fp16"."""
-    tensor_cores: bool = False
-    """True: the device has NVIDIA's tensor cores, for which sizes of products matter."""
-    tf32: bool = False
-    """True: the device can multiply float32 numbers as TF32."""
-    multiprocessors: int | None = None
-    """Number of multiprocessors, or of compute units."""
-    uuid: str | None = None
-    """UUID for NVML."""
-    architecture: str | None = None
-    """Architecture, such as "gfx942", if names of devices may be ambiguous."""
 
 
 class Device:
@@ -118,7 +64,7 @@ class Device:
 
     def _tried(self) -> Timing:
         make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
-        if place.index is None and current is not None:  # the program may turn to another device later
+        if _number(place) is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
         why = None if self._capturing() else why_unusable(make, record)
@@ -358,14 +304,14 @@ KINDS: dict[str, type[Device]] = {
 
 def of(place: torch.device) -> Device:
     """Return a device by its place."""
-    if getattr(torch.version, "hip", None) is not None and place.type == "cuda":
+    if _built_for_rocm() and place.type == "cuda":
         return Rocm(place)
     return KINDS.get(place.type, Device)(place)
 
 
 def may_be_nvidia(place: torch.device) -> bool:
     """Return True for an NVIDIA GPU, and for a CPU, beside which an NVIDIA GPU may be."""
-    return getattr(torch.version, "hip", None) is None and place.type in {"cpu", "cuda"}
+    return not _built_for_rocm() and place.type in {"cpu", "cuda"}
 
 
 def cuda_version() -> str | None:
@@ -392,7 +338,7 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
     for parameter in () if model is None else model.parameters():
         if parameter.device.type == place.type and parameter.device not in places:
             places.append(parameter.device)
-    if place.index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
+    if _number(place) is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
         del places[0]
     if len(places) < number:
         places = [torch.device(place.type, index) for index in range(number)]
@@ -414,3 +360,14 @@ def synchronize() -> None:
     module = of(accelerator).module
     if getattr(module, "is_initialized", bool)():
         getattr(module, "synchronize", torch.accelerator.synchronize)()
+
+
+def _built_for_rocm() -> bool:
+    version: Any = torch.version
+    return getattr(version, "hip", None) is not None
+
+
+def _number(place: Any) -> int | None:
+    """Return the number of a device. None: it is the current device."""
+    number: int | None = place.index
+    return number

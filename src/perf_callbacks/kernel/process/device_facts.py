@@ -1,0 +1,60 @@
+"""What is known of a device, whatever its kind."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perf_callbacks.kernel.process.event_timeline import EventTimeline
+
+
+class Allocator(NamedTuple):
+    """State of a device's allocator, or the sums over several devices."""
+
+    peak_bytes: int
+    """Largest sum of all tensors since the program started or reset this value. The callback never resets it."""
+    reserved_bytes: int
+    """Memory that the allocator holds, used or free."""
+    retries: int
+    """Number of times that the device was full, so that the allocator returned memory and tried again."""
+    allocated_bytes: int
+    """Sum of all tensors now."""
+
+
+class Timing(NamedTuple):
+    """Clock of a fit's steps and stages."""
+
+    timeline: EventTimeline | None = None
+    """None: the host's clock."""
+    unstaged: str | None = None
+    """Reason why there are no stages: the device computes asynchronously, and can't be timed. None: stages are timed.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """Words for advice. None or empty: the vendor has no such word, or it is unknown."""
+
+    blocking: tuple[str, ...] = ()
+    """Variables that make the host wait for each kernel."""
+    uncached: tuple[str, ...] = ()
+    """Variables that turn off the cache of device memory."""
+    allocator: tuple[str, ...] = ()
+    """Variables with settings of the allocator. The first is advised, if segments can expand."""
+    clocks: str | None = None
+    """Command that shows clocks and throttling."""
+
+
+class Features(NamedTuple):
+    """What a device can do, and what it is. None: unknown, or there is none."""
+
+    half: str | None = None
+    """16-bit format that the device multiplies faster than float32: "bf16" or "fp16"."""
+    tensor_cores: bool = False
+    """True: the device has NVIDIA's tensor cores, for which sizes of products matter."""
+    tf32: bool = False
+    """True: the device can multiply float32 numbers as TF32."""
+    multiprocessors: int | None = None
+    """Number of multiprocessors, or of compute units."""
+    uuid: str | None = None
+    """UUID for NVML."""
+    architecture: str | None = None
+    """Architecture, such as "gfx942", if names of devices may be ambiguous."""
