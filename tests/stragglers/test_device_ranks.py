@@ -123,7 +123,8 @@ def test_a_wait_of_torch_becomes_events_around_the_wait(monkeypatch):
     tape = Tape(timeline.mark)
     tape.begin(0.0)
     timeline.mark(Stage.OTHER)
-    leave = WAITS.watch(fit := Token(), tape, lambda: 0.0)
+    fit = Token()
+    leave = WAITS.watch(fit, tape, lambda: 0.0)
     try:
         for stage in (Stage.FORWARD, Stage.OPTIMIZER):
             tape.write((stage, 0.0))
@@ -136,4 +137,3 @@ def test_a_wait_of_torch_becomes_events_around_the_wait(monkeypatch):
     stream.run()
     ((_, forward, _, optimizer, communication, *_),) = timeline.ready()
     assert (forward, optimizer, communication) == (1.0, 1.0, 6.0)
-    del fit

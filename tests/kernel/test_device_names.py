@@ -1,0 +1,55 @@
+"""One file knows kinds of devices: no other file of the package names a kind, or torch's module of a kind."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import perf_callbacks
+
+SOURCE = Path(perf_callbacks.__file__).parent
+KINDS = {"cuda", "xpu", "mps", "npu", "hpu", "xla", "mtia", "hip"}
+OWNER = "kernel/process/device.py"
+
+
+def names(source):
+    """Kinds in a file, with their lines: text that equals a kind or begins with a kind's number, and `torch.cuda`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.partition(":")[0] in KINDS:
+                yield node.lineno, node.value
+        elif isinstance(node, ast.Attribute) and node.attr in KINDS:
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imported = [one.name for one in node.names] + [getattr(node, "module", None) or ""]
+            for name in imported:
+                if KINDS & {*name.split(".")}:
+                    yield node.lineno, name
+
+
+def test_only_one_file_names_kinds_of_devices():
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE).as_posix()
+        if file != OWNER and [*names(path.read_text(encoding="utf-8"))]:
+            found[file] = [*names(path.read_text(encoding="utf-8"))]
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("place.type == 'cuda'", True),
+        ("torch.device('cuda:0')", True),
+        ("torch.cuda.synchronize()", True),
+        ("torch.backends.cuda.matmul", True),
+        ("torch.version.hip", True),
+        ("from torch.cuda import Event", True),
+        ("import torch.xpu", True),
+        ("place.type == 'cpu'", False),
+        ("advice = 'a GPU of CUDA or xpu'", False),
+        ("'mpst'", False),
+    ],
+)
+def test_a_name_is_seen_in_each_way_of_writing(source, seen):
+    assert bool([*names(source)]) == seen
