@@ -83,6 +83,7 @@ class Device:
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
+        self.index: int | None = place.index  # typed as an int in torch
         self.kind = place.type
 
     @property
@@ -118,7 +119,7 @@ class Device:
 
     def _tried(self) -> Timing:
         make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
-        if place.index is None and current is not None:  # the program may turn to another device later
+        if self.index is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
         why = None if self._capturing() else why_unusable(make, record)
@@ -370,7 +371,7 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
     for parameter in () if model is None else model.parameters():
         if parameter.device.type == place.type and parameter.device not in places:
             places.append(parameter.device)
-    if place.index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
+    if of(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
         del places[0]
     if len(places) < number:
         places = [torch.device(place.type, index) for index in range(number)]
