@@ -123,8 +123,8 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost", "captured";
-    None: the step is in a row."""
+    """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost",
+    "captured"; None: the step is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
