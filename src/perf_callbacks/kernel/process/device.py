@@ -363,7 +363,8 @@ def default(local_rank: int = 0) -> torch.device:
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
     """Return the devices of a model's parameters that are of the same kind as `place`; `place` itself comes first.
 
-    If the process drives a larger number of devices, as with DataParallel, return as many of the first devices.
+    If the process drives a larger number of devices, as with DataParallel, return as many of the first devices. If
+    `place` is none of these, the numbers of the other devices are unknown, and only known devices are returned.
     """
     if place.type == "cpu":
         return (of(place),)
@@ -373,8 +374,9 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
             places.append(parameter.device)
     if of(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
         del places[0]
-    if len(places) < number:
-        places = [torch.device(place.type, index) for index in range(number)]
+    first = [torch.device(place.type, index) for index in range(number)]
+    if len(places) < number and places[0] in first:
+        places = [places[0], *[one for one in first if one != places[0]]]
     return tuple(map(of, places))
 
 
