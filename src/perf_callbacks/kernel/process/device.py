@@ -311,7 +311,7 @@ class Hpu(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The lazy mode, which was the default for long."""
+        """The lazy mode, unless the program turns it off: older versions of torch for Gaudi have it on by default."""
         if os.environ.get("PT_HPU_LAZY_MODE") == "0":
             return None
         return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
@@ -324,7 +324,7 @@ class Mps(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The cost of a reading: two projects report that the process hangs."""
+        """The wait in each reading, in which the process may also hang (reported with torch 2.10)."""
         return "reading an event of mps waits for the device"
 
 
@@ -335,7 +335,7 @@ class Xla(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The lazy way of computing."""
+        """The late computation: marks would time the tracing."""
         return "xla only records operations, and computes them later"
 
 
