@@ -1,5 +1,6 @@
 """A process that drives two devices: their memory is summed up, and the card says whose stages are shown."""
 
+import pytest
 import torch
 from fakes import FakeStream
 from tiny import records, unwrapped
@@ -9,7 +10,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device import Allocator, Cpu, Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
-from perf_callbacks.kernel.records.fit_records import Row, Run
+from perf_callbacks.kernel.records.fit_records import Row, Run, Summary
 from perf_callbacks.loop import measure
 
 
@@ -35,6 +36,10 @@ def train(directory, monkeypatch, *, number):
 def test_memory_is_summed_up_and_the_card_says_whose_stages(tmp_path, monkeypatch, capsys):
     run, metrics = train(tmp_path, monkeypatch, number=2)
     assert run.devices == 2
+    assert metrics["perf/mfu"] == pytest.approx(metrics["perf/tflops"], rel=1e-4)  # the peak is 1 TFLOPS
+    assert metrics["perf/tflops"] * 1e12 == pytest.approx(2 * (2 * 2 * 4) / 0.5 / 2)  # by hand: two products
+    summary = records(tmp_path, Summary)[-1]
+    assert summary.flops.mfu == pytest.approx(metrics["perf/mfu"], rel=1e-4)
     assert (metrics["perf/memory_allocated_peak_gb"], metrics["perf/memory_reserved_gb"]) == (4.0, 6.0)
     assert metrics["perf/samples_per_second_per_device"] == metrics["perf/samples_per_second"] / 2
     card = unwrapped(capsys.readouterr().out)

@@ -80,7 +80,7 @@ class CountRecords:
         record, work = self._with_apart(record), self._work
         self._recorder.write(record)
         peaks = work.rating.peaks if work.rating is not None else self._peaks(record)
-        work.rate(Rating.of(record, peaks, work.rating))
+        work.rate(Rating.of(record, peaks, work.rating, self._recorder.run.devices))
         if peaks is not None and work.rating is not None and work.rating.peak_flops_per_second is None:
             work.unknowns.peak = f"no peak is known for {work.rating.dtype} ({peaks.source})"
 

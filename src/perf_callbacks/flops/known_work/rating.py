@@ -18,12 +18,14 @@ class Rating:
     peaks: Peaks | None
     unmasked_share: float | None
     """Share of the executed FLOPs that is not masked attention. None: unknown, or different in some counts."""
+    devices: int = 1
+    """Number of devices that do the work."""
 
     @classmethod
-    def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None) -> "Rating":
+    def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None, devices: int = 1) -> "Rating":
         """Rate a count. `before` is the previous rating of the fit."""
         unmasked = 1 - count.masked_flops / count.hardware_flops if count.masked_flops else None
-        return cls(count, peaks, unmasked if before is None or before.unmasked_share == unmasked else None)
+        return cls(count, peaks, unmasked if before is None or before.unmasked_share == unmasked else None, devices)
 
     @property
     def dtype(self) -> str:
@@ -42,7 +44,8 @@ class Rating:
         return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
-        """Compute the metrics of work that took this long."""
+        """Compute the metrics of work that took this long, per device."""
+        seconds *= self.devices
         model, hardware, peak = (
             effort.model_flops / seconds,
             effort.hardware_flops / seconds,
@@ -63,6 +66,7 @@ class Rating:
             "lower_bound": self.count.lower_bound,
             "uncounted": tuple(sorted(self.count.uncounted)),
             "dtype": self.dtype,
+            "devices": self.devices,
             "unmasked_share": self.unmasked_share,
             "peak_flops_per_second": self.peak_flops_per_second,
             "peak_source": None if self.peaks is None else self.peaks.source,
@@ -72,7 +76,7 @@ class Rating:
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
         """Return the reason to drop the peak: this work exceeds it. None: the peak stands, or is unknown."""
         peak = self.peak_flops_per_second
-        if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:
+        if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds * self.devices:
             return None
         if self.peaks.measured:
             return "training ran faster than the measured peak"

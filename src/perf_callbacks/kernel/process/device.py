@@ -29,6 +29,7 @@ class Device:
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
+        self.index: int | None = place.index  # typed as an int in torch
         self.kind = place.type
 
     @property
@@ -64,7 +65,7 @@ class Device:
 
     def _tried(self) -> Timing:
         make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
-        if _number(place) is None and current is not None:  # the program may turn to another device later
+        if self.index is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
         why = None if self._capturing() else why_unusable(make, record)
@@ -268,7 +269,7 @@ class Hpu(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The lazy mode, which was the default for long."""
+        """The lazy mode, unless the program turns it off: older versions of torch for Gaudi have it on by default."""
         if os.environ.get("PT_HPU_LAZY_MODE") == "0":
             return None
         return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
@@ -281,7 +282,7 @@ class Mps(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The cost of a reading: two projects report that the process hangs."""
+        """The wait in each reading, in which the process may also hang (reported with torch 2.10)."""
         return "reading an event of mps waits for the device"
 
 
@@ -292,7 +293,7 @@ class Xla(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The lazy way of computing."""
+        """The late computation: marks would time the tracing."""
         return "xla only records operations, and computes them later"
 
 
@@ -330,7 +331,8 @@ def default(local_rank: int = 0) -> torch.device:
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
     """Return the devices of a model's parameters that are of the same kind as `place`; `place` itself comes first.
 
-    If the process drives a larger number of devices, as with DataParallel, return as many of the first devices.
+    If the process drives a larger number of devices, as with DataParallel, return as many of the first devices. If
+    `place` is none of these, the numbers of the other devices are unknown, and only known devices are returned.
     """
     if place.type == "cpu":
         return (of(place),)
@@ -338,10 +340,11 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
     for parameter in () if model is None else model.parameters():
         if parameter.device.type == place.type and parameter.device not in places:
             places.append(parameter.device)
-    if _number(place) is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
+    if of(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
         del places[0]
-    if len(places) < number:
-        places = [torch.device(place.type, index) for index in range(number)]
+    first = [torch.device(place.type, index) for index in range(number)]
+    if len(places) < number and places[0] in first:
+        places = [places[0], *[one for one in first if one != places[0]]]
     return tuple(map(of, places))
 
 
@@ -365,9 +368,3 @@ def synchronize() -> None:
 def _built_for_rocm() -> bool:
     version: Any = torch.version
     return getattr(version, "hip", None) is not None
-
-
-def _number(place: Any) -> int | None:
-    """Return the number of a device. None: it is the current device."""
-    number: int | None = place.index
-    return number

@@ -106,7 +106,7 @@ class EventTimeline:
             elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark) and not self._leaves(mark):
                 self._boundary(mark)
         except Exception as error:  # noqa: BLE001 the device is lost, say
-            self._fail(error)
+            self.fail(error)
             self._miss(mark, LOST)
 
     def _miss(self, mark: Mark, reason: str) -> None:
@@ -126,7 +126,8 @@ class EventTimeline:
             return self._left_out[-1]
         return False
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Give no more times after an error of the device. The first error is logged."""
         let_pass(error)
         if not self._failed:
             log.warning("perf_callbacks: the device gives no more times, so steps get lost: %s.", describe(error))
@@ -177,7 +178,7 @@ class EventTimeline:
         try:
             return question()
         except Exception as error:  # noqa: BLE001 the device is lost, say
-            self._fail(error)
+            self.fail(error)
             return False
 
     def _boundary(self, mark: Mark) -> None:

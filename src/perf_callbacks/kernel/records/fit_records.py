@@ -111,7 +111,7 @@ class Steps:
 
     step: tuple[int, ...]
     step_time: tuple[float | None, ...]
-    """Seconds of each step. Here and in the columns of stages, None stands for a step whose device events were lost."""
+    """Seconds of each step. Here and in the columns of stages, None stands for a step without times of the device."""
     data_time: tuple[float | None, ...] = ()
     forward_time: tuple[float | None, ...] = ()
     backward_time: tuple[float | None, ...] = ()
@@ -124,8 +124,8 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost";
-    None: the step is in a row."""
+    """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost",
+    "captured"; None: the step is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,7 +286,7 @@ class Summary:
     included_steps: int
     """Steps in rows: without the first step, and without steps during an evaluation or a checkpoint."""
     lost_steps: int = 0
-    """Steps without a time, because their device events were lost."""
+    """Steps without a time: their device events were lost, or a graph was captured."""
     included_seconds: float
     """Duration of the included steps."""
     stage_seconds: Mapping[str, float]

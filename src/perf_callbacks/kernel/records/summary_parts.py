@@ -34,6 +34,8 @@ class FlopsSummary:
     peak_flops_per_second: float | None = None
     peak_source: str | None = None
     peak_measured: bool = False
+    devices: int = 1
+    """Number of devices that the rank drives, and that share the FLOPs."""
 
     @property
     def mfu(self) -> float | None:
@@ -53,7 +55,7 @@ class FlopsSummary:
     def _of_peak(self, flops: int | None) -> float | None:
         if flops is None or not self.seconds or not self.peak_flops_per_second:
             return None
-        return flops / self.seconds / self.peak_flops_per_second
+        return flops / self.seconds / self.devices / self.peak_flops_per_second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
