@@ -88,8 +88,9 @@ class PerfConfig:
     report: bool = False
     """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
     output_dir: str | None = None
-    """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced; `{{` stands for a brace. None:
-    the trainer's output directory; in Lightning, the directory of rank 0's logger; or else the working directory."""
+    """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced; `{{` stands for a brace.
+    None: the trainer's output directory; in Lightning, the directory of rank 0's logger; or else the working
+    directory."""
     max_journal_mb: int = 256
     """Largest size of a rank's journal. Beyond this size, steps and short collections are no longer written."""
 
