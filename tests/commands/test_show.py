@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 from dataclasses import replace
+from random import Random
 
 import pytest
 from fakes import a_run
@@ -84,8 +86,8 @@ def test_a_damaged_summary_is_said_and_the_rest_is_shown(tmp_path, capsys):
     with (tmp_path / "perf_callbacks/rank0.jsonl").open("a") as file:
         file.write("rubbish\n")
     shown = " ".join(told(capsys, tmp_path).out.split())
-    assert "Note: the summary file beside the journal can't be read, of ranks 0." in shown
-    assert "Note: 1 lines of the journals can't be read." in shown
+    assert "Note: summary0.json can't be read, 1 of 1 such files." in shown
+    assert "Note: lines of the journals that can't be read: 1." in shown
     assert "no summary on disk" in shown
 
 
@@ -125,5 +127,27 @@ def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path, capsys):
     (tmp_path / "perf_callbacks/rank1.jsonl").write_text("rubbish\n")
     printed = told(capsys, tmp_path)
     assert printed.out.startswith("ended ")
-    assert "Note: ranks without a journal: 1." in printed.out
+    assert "Note: no journal of rank 1." in printed.out
     assert printed.err.endswith("rank1.jsonl: no `run` record can be read\n")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_number_in_a_record_ends_a_command(tmp_path, capsys, seed):
+    odd, number = Random(seed), re.compile(r"(?<=[:,\[])-?\d+(?:\.\d+)?(?=[,\]}])")
+    so_far = replace(a_summary(), stalls=StallSummary(count=1, seconds=61.0, under_way=odd.random() < 0.5))
+    a_recorded(tmp_path, ended=odd.random() < 0.5, so_far=so_far, ranks=2, hangs=True)
+
+    def changed(found):
+        return odd.choice(["0", "-1", "1e300", "-1e300", "1e-300", "9" * 90]) if odd.random() < 0.1 else found[0]
+
+    for path in (tmp_path / "perf_callbacks").iterdir():
+        first, *rest = path.read_text().splitlines()
+        path.write_text("\n".join([first if odd.random() < 0.7 else number.sub(changed, first), *[
+            number.sub(changed, line) for line in rest
+        ]]) + "\n")  # fmt: skip
+        os.utime(path, (NOW - 5.0, NOW - 5.0))
+    for command in ("show", "runs"):
+        assert main([command, str(tmp_path)]) in {0, 2}
+        capsys.readouterr()
+        if main([command, str(tmp_path), "--json"]) == 0:
+            json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

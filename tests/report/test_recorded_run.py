@@ -111,7 +111,7 @@ def test_a_job_runs_as_long_as_a_rank_does():
     silent = replace(ends(rank=1, world_size=3), signs=Signs(BEGAN - 600.0, None))
     run = at(ends(world_size=3), silent)
     assert run.state == "running"
-    assert [*notes(run)] == ["no summary and no sign of life of ranks 1", "ranks without a journal: 2"]
+    assert [*notes(run)] == ["rank 1 wrote no summary and gives no sign of life", "no journal of rank 2"]
     assert at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2)).state == "running"
 
 
@@ -123,7 +123,7 @@ def test_a_rank_that_failed_is_named():
 def test_a_rank_that_ended_beside_a_silent_rank_has_ended():
     run = at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2), later=99.0)
     assert run.state == "ended"
-    assert [*notes(run)] == ["no summary and no sign of life of ranks 1"]
+    assert [*notes(run)] == ["rank 1 wrote no summary and gives no sign of life"]
 
 
 def test_the_stack_is_that_of_the_rank_that_is_blamed():

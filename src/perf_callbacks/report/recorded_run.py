@@ -136,6 +136,11 @@ class RecordedRun:
         return sum(known) / len(known) if known else None
 
     @property
+    def lower_bound(self) -> bool:
+        """True: the step has more FLOPs than counted, so MFU is a lower bound."""
+        return self.summary is not None and self.summary.flops is not None and self.summary.flops.lower_bound
+
+    @property
     def silent_ranks(self) -> list[int]:
         """Ranks without a summary and without a sign of life."""
         return [ends.run.rank for ends in self.ranks if ends.final is None and not self.lives(ends)]
@@ -240,5 +245,6 @@ def facts(run: RecordedRun) -> dict[str, Any]:
         "step": run.last_step,
         "step_seconds": finite(run.step_seconds),
         "mfu": None if summary is None else finite(summary.mfu),
+        "mfu_is_lower_bound": run.lower_bound,
         "stall": stall,
     }

@@ -1,10 +1,11 @@
 """Card of a recorded run: its state first, then its title and the table of its summary."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
+from perf_callbacks.kernel.records.interim import path_of
 from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
 from perf_callbacks.report.recorded_run import RecordedRun, finite, where
@@ -98,20 +99,24 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 
 def notes(run: RecordedRun) -> Iterator[str]:
-    """Yield remarks on what is missing or can't be read."""
+    """Yield remarks on parts of a run that are missing or can't be read."""
     if run.state != "silent" and run.silent_ranks:
-        yield f"no summary and no sign of life of ranks {listed(run.silent_ranks)}"
+        yield f"{_ranks(run.silent_ranks)} wrote no summary and gives no sign of life"
     if run.missing:
-        yield f"ranks without a journal: {listed(run.missing)}"
-    damaged = [ends.run.rank for ends in run.ranks if ends.damaged_summary]
+        yield f"no journal of {_ranks(run.missing)}"
+    damaged = [ends for ends in run.ranks if ends.damaged_summary]
     if damaged:
-        yield f"the summary file beside the journal can't be read, of ranks {listed(damaged)}"
-    torn = sum(ends.unreadable for ends in run.ranks)
-    if torn:
-        yield f"{torn:,} lines of the journals can't be read"
+        yield f"{path_of(damaged[0].journal).name} can't be read, {len(damaged):,} of {len(run.ranks):,} such files"
+    lines = sum(ends.unreadable for ends in run.ranks)
+    if lines:
+        yield f"lines of the journals that can't be read: {lines:,}"
     schema = max(ends.run.schema for ends in run.ranks)
     if schema > SCHEMA:
-        yield f"a newer version wrote the journal (schema {schema}), and more than this is known there"
+        yield f"a newer version wrote the journal (schema {schema}); records that it added are not shown"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {listed(ranks)}"
 
 
 def _table(run: RecordedRun, columns: int) -> str:

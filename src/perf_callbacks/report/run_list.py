@@ -67,7 +67,7 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
         run.state,
         f"{run.last_step:,}",
         duration(step_seconds),
-        percent(mfu),
+        f"≥ {percent(mfu)}" if mfu is not None and run.lower_bound else percent(mfu),
         clean(record.job_id, 20),
         clean(record.host, 20),
         clean(run_title.subject(record)),

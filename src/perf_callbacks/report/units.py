@@ -39,15 +39,15 @@ def duration(seconds: float | None) -> str:
     return _in_unit(seconds, {"s": 1.0, "ms": 1e-3}) or f"{seconds * 1e6:.0f} us"
 
 
-def long_duration(seconds: float) -> str:
+def long_duration(seconds: float | None) -> str:
     """Format a duration that may be many hours or days.
 
     >>> long_duration(75.25), long_duration(7500.0), long_duration(360_000.0)
     ('75.2 s', '2 h 5 min', '4 days 4 h')
     """
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if seconds < 600:  # noqa: PLR2004 ten minutes
+    if seconds is None or seconds < 600:  # noqa: PLR2004 ten minutes
         return duration(seconds)
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
     if minutes < 60:  # noqa: PLR2004
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if hours < 72 else f"{hours // 24} days {hours % 24} h"  # noqa: PLR2004
