@@ -31,6 +31,8 @@ class HangingRank:
     rank: int
     stage: str
     stack: tuple[str, ...]
+    pid: int | None
+    """Process of the rank, if it is known and on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,12 @@ class RecordedRun:
             return []
         noticed, own = found
         named = [one.record.rank for one in ends.latest if isinstance(one.record, Stall) and one.t >= noticed]
-        causes = [
-            stall for other in self.ranks if other.run.rank in named and other is not ends for stall in _own(other)
-        ]
-        with_stack = [stall for stall in causes if stall.stack]
-        return [HangingRank(stall.rank, stall.stage, stall.stack) for stall in with_stack or [own]]
+        causes = []
+        for other in self.ranks:
+            stalled = _stall(other)
+            if other is not ends and other.run.rank in named and stalled is not None and stalled[1].stack:
+                causes.append(_hanging(other, stalled[1]))
+        return causes or [_hanging(ends, own)]
 
     @property
     def summary(self) -> Summary | None:
@@ -215,9 +218,8 @@ def _stall(ends: FitEnds) -> tuple[float, Stall] | None:
     return None
 
 
-def _own(ends: FitEnds) -> list[Stall]:
-    found = _stall(ends)
-    return [] if found is None else [found[1]]
+def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
+    return HangingRank(stall.rank, stall.stage, stall.stack, None if ends.signs is None else ends.signs.pid)
 
 
 def finite(value: float | None) -> float | None:
@@ -234,7 +236,9 @@ def facts(run: RecordedRun) -> dict[str, Any]:
         stall = {
             "seconds": finite(run.hung_seconds),
             "where": where(hung),
-            "ranks": [{"rank": one.rank, "stage": one.stage, "stack": list(one.stack)} for one in run.hanging],
+            "ranks": [
+                {"rank": one.rank, "stage": one.stage, "stack": list(one.stack), "pid": one.pid} for one in run.hanging
+            ],
         }
     return {
         "state": run.state,

@@ -40,7 +40,7 @@ def state(run: RecordedRun) -> str:
     lasted = long_duration(finite(run.lead.seconds))
     ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
     pid = None if run.lead.signs is None else run.lead.signs.pid
-    process = "" if pid is None else f" as process {pid}"
+    process = "" if pid is None or run.lead.run.world_size > 1 else f" as process {pid}"
     if run.state == "ended":
         return f"ended {ago}, after {step} and {lasted}"
     if run.state == "failed":
@@ -81,7 +81,8 @@ def _stacks(run: RecordedRun) -> Iterator[str]:
     for one in shown:
         if one.stack:
             who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
-            yield f"stack of {who}, innermost line last:"
+            process = "" if one.pid is None else f" (process {one.pid})"
+            yield f"stack of {who}{process}, innermost line last:"
             yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-MOST_FRAMES:])
     others = [one.rank for one in run.hanging[MOST_STACKS:]]
     if others:
