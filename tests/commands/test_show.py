@@ -56,6 +56,18 @@ def test_the_newest_run_is_shown_and_the_others_are_counted(tmp_path, capsys):
     assert printed.err == ""
 
 
+def test_ranks_of_several_hosts_are_shown_together(tmp_path, capsys):
+    a_recorded(tmp_path / "host0", ranks=4, run_id="a")
+    a_recorded(tmp_path / "host1", ranks=4, run_id="a")
+    for number in range(4):
+        (tmp_path / f"host{1 - number // 2}/perf_callbacks/rank{number}.jsonl").unlink()
+    printed = told(capsys, tmp_path)
+    assert "Note" not in printed.out
+    assert (printed.err, printed.out.count("4 ranks")) == ("", 1)
+    assert "Note: ranks without a journal: 0, 1." in told(capsys, tmp_path / "host1").out
+    assert "Note: ranks without a journal: 0, 1, 2." in told(capsys, tmp_path / "host1/perf_callbacks/rank3.jsonl").out
+
+
 def test_a_run_in_the_directory_goes_before_runs_below(tmp_path, capsys):
     a_recorded(tmp_path, age=900.0, run_id="here")
     a_recorded(tmp_path / "below", run_id="below")
@@ -127,7 +139,7 @@ def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path, capsys):
     (tmp_path / "perf_callbacks/rank1.jsonl").write_text("rubbish\n")
     printed = told(capsys, tmp_path)
     assert printed.out.startswith("ended ")
-    assert "Note: no journal of rank 1." in printed.out
+    assert "Note: ranks without a journal: 1." in printed.out
     assert printed.err.endswith("rank1.jsonl: no `run` record can be read\n")
 
 

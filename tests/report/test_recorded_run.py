@@ -13,7 +13,7 @@ from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.kernel.records.signs_of_life import Signs
 from perf_callbacks.kernel.records.summary_parts import StallSummary
-from perf_callbacks.report.recorded_run import RecordedRun, facts, gather
+from perf_callbacks.report.recorded_run import RecordedRun, facts, gather, merge
 from perf_callbacks.report.run_card import notes, render, state
 
 BEGAN = 1_000_000.0
@@ -111,7 +111,7 @@ def test_a_job_runs_as_long_as_a_rank_does():
     silent = replace(ends(rank=1, world_size=3), signs=Signs(BEGAN - 600.0, None))
     run = at(ends(world_size=3), silent)
     assert run.state == "running"
-    assert [*notes(run)] == ["rank 1 wrote no summary and gives no sign of life", "no journal of rank 2"]
+    assert [*notes(run)] == ["ranks without a summary and without a sign of life: 1", "ranks without a journal: 2"]
     assert at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2)).state == "running"
 
 
@@ -123,7 +123,7 @@ def test_a_rank_that_failed_is_named():
 def test_a_rank_that_ended_beside_a_silent_rank_has_ended():
     run = at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2), later=99.0)
     assert run.state == "ended"
-    assert [*notes(run)] == ["rank 1 wrote no summary and gives no sign of life"]
+    assert [*notes(run)] == ["ranks without a summary and without a sign of life: 1"]
 
 
 def test_the_stack_is_that_of_the_rank_that_is_blamed():
@@ -159,6 +159,12 @@ def test_runs_are_gathered_newest_first_by_their_last_attempt():
         BEGAN,
     )
     assert [(run.lead.run.run_id, run.lead.run.attempt, len(run.ranks)) for run in found] == [("b", 1, 1), ("a", 2, 1)]
+
+
+def test_ranks_in_several_directories_are_one_run_and_copies_are_several():
+    first, second = at(ends(world_size=2)), at(ends(rank=1, world_size=2))
+    assert [len(run.ranks) for run in merge([second, first])] == [2]
+    assert [len(run.ranks) for run in merge([first, first, second])] == [2, 1]
 
 
 def test_without_a_summary_the_last_steps_give_the_pace():

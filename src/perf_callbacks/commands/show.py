@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the card of the newest run, or of all runs."""
     top, locks = arguments.directory, read_locks()
     runs = below(top, locks) if arguments.all else _newest(top, locks)
-    found = [_whole(one, locks) for one in runs]
+    found = [_whole(one, locks) for one in runs] if top.is_dir() else runs
     if arguments.json:
         facts = [_facts(one) for one in found]
         print(json.dumps(facts if arguments.all else facts[0], indent=2, allow_nan=False))
@@ -73,14 +73,14 @@ def below(top: Path, locks: Locks) -> list[RecordedRun]:
         print(f"{printable(path)}: this directory can't be read", file=sys.stderr)
     if not found:
         raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
-    return sorted(found, key=lambda one: one.lead.run.started_unix, reverse=True)
+    return recorded_run.merge(found)
 
 
 def _newest(top: Path, locks: Locks) -> list[RecordedRun]:
     """Return the newest run in a directory, or else below the directory. Print how many others there are."""
     here = [folder for folder in (top, top / FOLDER) if top.is_dir() and files_of_lowest_rank(folder)]
     direct = [one for folder in here for one in _leads(files_of_lowest_rank(folder), locks)]
-    found = sorted(direct, key=lambda one: one.lead.run.started_unix, reverse=True) or below(top, locks)
+    found = recorded_run.merge(direct) or below(top, locks)
     if len(found) > 1:
         print(f"{printable(str(top))}: the newest of {len(found):,} runs. All: perf-callbacks runs", file=sys.stderr)
     return found[:1]
@@ -120,15 +120,14 @@ def files_of_lowest_rank(folder: Path) -> list[Path]:
     return [path for path in found if path.name.split(".")[0] == rank]
 
 
-def _whole(lead: RecordedRun, locks: Locks) -> RecordedRun:
+def _whole(found: RecordedRun, locks: Locks) -> RecordedRun:
     """Read the other ranks of a run."""
-    folder = lead.lead.journal.parent
-    journals = [path for path in files(folder) if path.parent == folder and path != lead.lead.journal]
-    record = lead.lead.run
-    if record.world_size == 1:
-        return lead
-    others = [ends for path in journals for ends in _ends(path, locks) if ends.run.run_id == record.run_id]
-    return recorded_run.gather([*lead.ranks, *others], unix_time())[0]
+    known = {ends.journal for ends in found.ranks}
+    run_id, others = found.lead.run.run_id, list[FitEnds]()
+    for folder in dict.fromkeys([path.parent for path in sorted(known)]) if found.lead.run.world_size > 1 else ():
+        journals = [path for path in files(folder) if path.parent == folder and path not in known]
+        others += [ends for path in journals for ends in _ends(path, locks) if ends.run.run_id == run_id]
+    return recorded_run.gather([*found.ranks, *others], found.now)[0]
 
 
 def _facts(found: RecordedRun) -> dict[str, Any]:

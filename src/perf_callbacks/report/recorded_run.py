@@ -185,6 +185,24 @@ def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
     return sorted(found, key=lambda run: run.lead.run.started_unix, reverse=True)
 
 
+def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
+    """Merge runs whose ranks write to several directories, and return all runs, newest first.
+
+    A copy of a run has the same ranks, and stays a run of its own.
+    """
+    found: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        same = found.setdefault(run.lead.run.run_id, [])
+        for place, known in enumerate(same):
+            if not {ends.run.rank for ends in known.ranks} & {ends.run.rank for ends in run.ranks}:
+                same[place] = gather([*known.ranks, *run.ranks], run.now)[0]
+                break
+        else:
+            same.append(run)
+    merged = [run for same in found.values() for run in same]
+    return sorted(merged, key=lambda run: run.lead.run.started_unix, reverse=True)
+
+
 def _of_last_attempt(ranks: dict[int, FitEnds]) -> Sequence[FitEnds]:
     """Return the ranks that take part in the job's last attempt, in order."""
     latest = max(ranks.values(), key=_order).run

@@ -1,7 +1,7 @@
 """Card of a recorded run: its state first, then its title and the table of its summary."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
@@ -102,9 +102,9 @@ def _about(run: RecordedRun) -> Iterator[str]:
 def notes(run: RecordedRun) -> Iterator[str]:
     """Yield remarks on parts of a run that are missing or can't be read."""
     if run.state != "silent" and run.silent_ranks:
-        yield f"{_ranks(run.silent_ranks)} wrote no summary and gives no sign of life"
+        yield f"ranks without a summary and without a sign of life: {listed(run.silent_ranks)}"
     if run.missing:
-        yield f"no journal of {_ranks(run.missing)}"
+        yield f"ranks without a journal: {listed(run.missing)}"
     damaged = [ends for ends in run.ranks if ends.damaged_summary]
     if damaged:
         yield f"{path_of(damaged[0].journal).name} can't be read, {len(damaged):,} of {len(run.ranks):,} such files"
@@ -114,10 +114,6 @@ def notes(run: RecordedRun) -> Iterator[str]:
     schema = max(ends.run.schema for ends in run.ranks)
     if schema > SCHEMA:
         yield f"a newer version wrote the journal (schema {schema}); records that it added are not shown"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {listed(ranks)}"
 
 
 def _table(run: RecordedRun, columns: int) -> str:

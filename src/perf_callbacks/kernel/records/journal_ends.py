@@ -36,7 +36,7 @@ class FitEnds:
     first: tuple[Entry, ...]
     """Records before the first steps, such as the checklist."""
     latest: tuple[Entry, ...]
-    """Last records, in order. They may overlap with `first`."""
+    """Last records, in order, with only the last steps. They may overlap with `first`."""
     interim: Entry | None
     """Summary in the file beside the journal. None: there is none of this attempt."""
     unreadable: int
@@ -73,7 +73,9 @@ class FitEnds:
     def last_step(self) -> int:
         """Number of the last step that ended, as far as the disk shows."""
         steps, summary = self.last(Steps), self.final or self.so_far
-        known = [self.run.step, *(steps.step[-1:] if steps is not None else ()), *([summary.step] if summary else ())]
+        known: list[int] = [self.run.step]
+        known += steps.step[-1:] if steps is not None else ()
+        known += [summary.step] if summary is not None else []
         return max(known)
 
     @property
@@ -137,11 +139,13 @@ class _EndReader:
             return None
         latest = [_entry(line) for line in tail]
         lines = zip(latest[:-1], tail, strict=False)
+        known = [entry for entry in latest if entry is not None]
+        steps = [entry for entry in known if isinstance(entry.record, Steps)][-1:]
         return FitEnds(
             journal=self._journal,
             run=run,
             first=tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries[1:])),
-            latest=tuple([entry for entry in latest if entry is not None]),
+            latest=tuple([entry for entry in known if not isinstance(entry.record, Steps) or entry is steps[0]]),
             interim=self.beside if _is_of(self.beside, run) else None,
             unreadable=sum([entry is None and line.strip() != b"" for entry, line in lines]),
         )

@@ -31,8 +31,9 @@ def signs(journal: Path, locks: Locks) -> Signs:
     written = found.st_mtime
     with suppress(OSError):
         written = max(written, interim.path_of(journal).stat().st_mtime)
-    device = (os.major(found.st_dev), os.minor(found.st_dev)) if hasattr(os, "major") else (-1, -1)
-    return Signs(written, locks.get((*device, found.st_ino)))
+    if not locks:  # also on Windows, where a device has no major number
+        return Signs(written, None)
+    return Signs(written, locks.get((os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)))
 
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
