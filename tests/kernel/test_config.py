@@ -10,7 +10,7 @@ from perf_callbacks.kernel.settings.config import rules
 PEAK = 'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None'
 COUNT = "a whole number from 1 on"
 FLAG = "true or false"
-TEXT = "text or None"
+DIRECTORY = "a directory, with {job}, {run} and {host} as placeholders and {{ or }} for a brace, or None"
 
 FIELDS = {
     "enabled": ([True, False], ["yes", 1, None], FLAG),
@@ -47,7 +47,11 @@ FIELDS = {
     "console": (["main", "all", "off"], ["none", False], "one of main, all, off"),
     "journal": ([True, False], ["true", 0], FLAG),
     "report": ([True, False], ["html", None], FLAG),
-    "output_dir": ([None, "out", "/somewhere/else"], [1, b"out"], TEXT),
+    "output_dir": (
+        [None, "", "out", "/somewhere/else", "out/{job}/{run}-{host}", "{{{job}}}", "{{any}}"],
+        [1, b"out", "out/{jobs}", "{", "out}", "{}", "{run", "{{{run}}", "{job.real}", "{0}", "\n{"],
+        DIRECTORY,
+    ),
     "max_journal_mb": ([1, 256], [0, 0.5, None], COUNT),
 }
 

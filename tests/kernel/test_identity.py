@@ -96,6 +96,13 @@ def test_the_batch_size_is_what_all_loaders_say():
     assert identity.batch_size([[1, 2]]) is None
 
 
+def test_a_model_is_named_without_its_wrappers():
+    model = nn.Linear(1, 1)
+    assert identity.model_name(torch.compile(nn.DataParallel(model), backend="eager")) == "Linear"
+    assert identity.model_name(nn.DataParallel(nn.Sequential())) == "Sequential"
+    assert identity.model_name(nn.Sequential(model)) == "Sequential"
+
+
 def test_a_setup_that_raises_leaves_the_batch_out():
     def setup():
         raise RuntimeError

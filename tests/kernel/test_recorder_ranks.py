@@ -23,15 +23,16 @@ def ranks(tmp_path, monkeypatch):
     """Both ranks of a job, as recorders of one process; what a step takes is told."""
     store, clock, opened = dist.HashStore(), FakeClock(), []
     monkeypatch.setattr(board, "default_store", lambda: store)
-    settings = resolve(PerfConfig(window=2, gc="off"), {})
 
-    def open_both(data_parallel, ambiguous=None):
+    def open_both(data_parallel, ambiguous=None, **config):
+        settings = resolve(PerfConfig(window=2, gc="off", **config), {})
         for rank in range(2):
             place = Place(
                 integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank,
                 world_size=2, data_parallel=data_parallel, ambiguous=ambiguous,
             )  # fmt: skip
-            opened.append(Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=clock))
+            others = exchange.meet(place, settings.config) if settings.config.exchange == "on" else None
+            opened.append(Recorder(settings, place, ranks=others, clock=clock))
         return opened, clock
 
     yield open_both
@@ -96,3 +97,13 @@ def test_there_are_no_rates_of_the_job_if_sharing_of_samples_is_unknown(tmp_path
         "perf_callbacks: rates of the whole job are unknown: a mesh dimension without a name says nothing; "
         "give the number of ranks with their own samples: measure(..., data_parallel=N)."
     )
+
+
+@pytest.mark.parametrize("exchange", ["on", "off"])
+def test_ranks_share_a_directory_that_is_named_after_job_and_run(ranks, tmp_path, monkeypatch, caplog, exchange):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    recorders, _ = ranks(None, output_dir=f"{tmp_path}/{{job}}/{{run}}", exchange=exchange)
+    run_id = recorders[0].run.run_id if exchange == "on" else "4711"
+    folder = tmp_path / "4711" / run_id / "perf_callbacks"
+    assert [recorder.journal_path for recorder in recorders] == [folder / "rank0.jsonl", folder / "rank1.jsonl"]
+    assert caplog.text.count("{run} in output_dir is the job's id") == (0 if exchange == "on" else 2)

@@ -269,6 +269,11 @@ def test_missing_ranks_other_fits_and_newer_journals_are_said():
     )
 
 
+def test_the_page_is_named_after_program_model_and_host():
+    known = {"program": "/home/me/train.py", "model": "Llama", "host": "node7"}
+    assert content([Entry(0.0, a_run(**known))])["title"]["name"] == "train.py · Llama · on node7"
+
+
 def test_an_empty_fit_has_a_page_that_says_so():
     found = content([Entry(0.0, a_run())])
     assert found["verdict"] == "No step was measured."

@@ -8,7 +8,7 @@ from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import Flops, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
-from perf_callbacks.report import machine, slow_steps, tables
+from perf_callbacks.report import machine, run_title, slow_steps, tables
 from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.heat_map import heat_map
@@ -25,7 +25,7 @@ from perf_callbacks.report.series import (
     short,
 )
 from perf_callbacks.report.tables import Table, distinct_stalls, stalled_seconds
-from perf_callbacks.report.units import duration, percent, rate, speed
+from perf_callbacks.report.units import duration, long_duration, percent, rate, speed
 
 
 def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = None) -> dict[str, Any]:
@@ -93,6 +93,7 @@ def _title(fit: FitHistory) -> dict[str, str]:
     parts = [run.door, run.device, ranks, attempts, TIMELINES.get(run.timeline, run.timeline)]
     return {
         "run": run.run_id,
+        "name": run_title.title(run),
         "details": " · ".join(part for part in parts if part),
         "started": tables.when(fit.first[0].run.started_unix),
         "version": f"perf_callbacks {version}".strip(),
@@ -114,7 +115,9 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
             "All other figures cover the whole run."
         )
     if fit.summary is None or fit.summary is fit.first[-1].interim:
-        so_far = "" if fit.summary is None else f" The summary here covers the first {_long(fit.first[-1].seconds)}."
+        so_far = (
+            "" if fit.summary is None else f" The summary here covers the first {long_duration(fit.first[-1].seconds)}."
+        )
         yield f"Rank 0 wrote no summary at its end: the run was killed, or is still going on.{so_far}"
     elif fit.summary.failure:
         yield f"Measuring stopped early: {fit.summary.failure}."
@@ -174,20 +177,8 @@ def _figures(fit: FitHistory, drawn: StepSeries, peak: float | None) -> list[dic
     attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
     repeated = sum(count for _, count in fit.restarts)
     attempts += f", {repeated:,} of them repeated after restarts" if repeated else ""
-    figures.append(("run time", _long(wall), f"{done:,} steps done{attempts}"))
+    figures.append(("run time", long_duration(wall), f"{done:,} steps done{attempts}"))
     return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
-
-
-def _long(seconds: float) -> str:
-    """Render a duration that may be many hours.
-
-    >>> _long(75.25), _long(7500.0), _long(360_000.0)
-    ('75.2 s', '2 h 5 min', '100 h 0 min')
-    """
-    minutes = round(seconds / 60)
-    if seconds < 600:  # noqa: PLR2004 ten minutes
-        return duration(seconds)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
 
 
 def _rates(fit: FitHistory) -> Iterable[tuple[str, str, str]]:

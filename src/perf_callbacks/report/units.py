@@ -48,6 +48,20 @@ def energy(joules: float) -> str:
     return _in_unit(joules, {"MJ": 1e6, "kJ": 1e3, "J": 1.0, "mJ": 1e-3}) or f"{joules * 1e6:.0f} uJ"
 
 
+def long_duration(seconds: float | None) -> str:
+    """Format a duration that may be many hours or days.
+
+    >>> long_duration(75.25), long_duration(7500.0), long_duration(360_000.0)
+    ('75.2 s', '2 h 5 min', '4 days 4 h')
+    """
+    if seconds is None or seconds < 600:  # noqa: PLR2004 ten minutes
+        return duration(seconds)
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if minutes < 60:  # noqa: PLR2004
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if hours < 72 else f"{hours // 24} days {hours % 24} h"  # noqa: PLR2004
+
+
 def count(flops: float) -> str:
     """Format a number of FLOPs.
 

@@ -18,6 +18,15 @@ _LONGEST = 4096
 _HIDDEN = "***"
 _JOB_IDS = "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"
 
+_WRAPPERS = (
+    "DataParallel",
+    "DeepSpeedEngine",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "OptimizedModule",  # of torch.compile
+    "_FabricModule",
+)
+
 _ENDINGS = (
     r"[\w.-]*(?:token|secret|password|passwd|pwd|credentials?|auth|api[-_.]?key|(?:access|private|secret)[-_.]?key)"
 )
@@ -44,7 +53,7 @@ def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str
     found: dict[str, Any] = {}
     with guard(let_pass):  # a model and a loader may be anything
         if model is not None:
-            found["model"] = type(model).__name__
+            found["model"] = model_name(model)
             found["parameters"] = parameters(model)
     with guard(let_pass):
         found["batch"] = batch_size(setup().loaders)
@@ -73,6 +82,16 @@ def command_line(arguments: Sequence[str]) -> str:
         shown.append(_HIDDEN if hide else _KNOWN.sub(_HIDDEN, _IN_URL.sub(rf"\g<1>{_HIDDEN}@", named)))
         hide = not hide and argument.startswith("-") and _NAME.fullmatch(argument) is not None
     return shlex.join(shown)[:_LONGEST]
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the class of a model, or of the model inside of wrappers such as DistributedDataParallel."""
+    for _ in _WRAPPERS:
+        if type(model).__name__ not in _WRAPPERS:
+            break
+        inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+        model = inner if isinstance(inner, nn.Module) else model
+    return type(model).__name__
 
 
 def parameters(model: nn.Module) -> int | None:

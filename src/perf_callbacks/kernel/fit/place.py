@@ -20,6 +20,7 @@ from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.kernel.settings.output_directory import filled
 from perf_callbacks.version import __version__
 
 log = logging.getLogger("perf_callbacks")
@@ -139,16 +140,33 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
     return by_meshes(place, model)
 
 
-def new_journal(
-    config: PerfConfig, place: Place, agreed: str | None, began: float, clock: Callable[[], float]
-) -> Journal:
-    """Make the journal of a fit, in `output_dir`, else in the directory that the ranks agreed on."""
+def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: bool) -> Path | None:
+    """Return the directory that `output_dir` sets, with its placeholders replaced. None: not set, or no journal.
+
+    Args:
+        config: Settings in force.
+        place: Place of the fit.
+        run: The record that opens the fit.
+        id_shared: True: all ranks have the same id of the run.
+    """
+    if config.output_dir is None or not config.journal:
+        return None
+    shared = id_shared or place.world_size == 1 or bool((place.carried or {}).get("run_id"))
+    if not shared and "{run}" in config.output_dir.replace("{{", ""):
+        log.warning(
+            "perf_callbacks: rank %d doesn't know the id of rank 0's run: {run} in output_dir is the job's id.",
+            place.rank,
+        )
+    run_id = run.run_id if shared else None
+    return Path(filled(config.output_dir, job=run.job_id, run=run_id, host=run.host)).expanduser()
+
+
+def new_journal(config: PerfConfig, place: Place, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
+    """Make the journal of a fit in a directory."""
     if not config.journal:
         return Journal()
-    chosen = config.output_dir
-    directory = Path(chosen if chosen is not None else agreed or place.directory).expanduser()
     return FileJournal(
-        directory / FOLDER / f"rank{place.rank}.jsonl",
+        directory.expanduser() / FOLDER / f"rank{place.rank}.jsonl",
         max_bytes=config.max_journal_mb * 1_000_000,
         complain=partial(log.warning, "perf_callbacks: %s"),
         began=began,

@@ -23,7 +23,7 @@ from perf_callbacks.kernel.engine.window_sharing import Ranks
 from perf_callbacks.kernel.failures import describe, exit_reason, fails_open, guard
 from perf_callbacks.kernel.fit import meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
-from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening
+from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening, output_directory
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
@@ -86,9 +86,11 @@ class Recorder:
         if job_settings is not None:
             self.run = dataclasses.replace(self.run, run_id=job_settings.run_id)
         began = clock()
-        self._journal = new_journal(
-            config, place, job_settings.directory if job_settings is not None else None, began, clock
-        )
+        directory = output_directory(config, place, self.run, id_shared=job_settings is not None)
+        if directory is None:
+            agreed = job_settings.directory if job_settings is not None else None
+            directory = Path(agreed or place.directory)
+        self._journal = new_journal(config, place, directory, began, clock)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         """The observers of this fit."""

@@ -71,7 +71,7 @@ class Run:
     job_id: str | None = None
     """Id of the job by Slurm, LSF, PBS, Flux or torchrun."""
     model: str | None = None
-    """Class of the model whose FLOPs are counted."""
+    """Class of the model whose FLOPs are counted, without wrappers such as DistributedDataParallel."""
     parameters: int | None = None
     """Number of parameters of that model, including the shards on other ranks."""
     batch: int | None = None

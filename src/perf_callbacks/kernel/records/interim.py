@@ -40,13 +40,19 @@ def write(journal: Path, entry: Entry) -> None:
         raise
 
 
-def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of an attempt from the file; None: there is none, or it belongs to another attempt."""
+def latest(journal: Path) -> Entry | None:
+    """Return the summary in the file beside a journal; None: there is no file, or the file holds no summary."""
     path, entry = path_of(journal), None
     with suppress(OSError):
         found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES:
             entry = decode(path.read_text(encoding="utf-8", errors="replace"))
-    if entry is None or not isinstance(entry.record, Summary):
-        return None
-    return entry if (entry.record.run_id, entry.record.attempt) == (run.run_id, run.attempt) else None
+    return entry if entry is not None and isinstance(entry.record, Summary) else None
+
+
+def read(journal: Path, run: Run) -> Entry | None:
+    """Return the summary of an attempt from the file; None: there is none, or it belongs to another attempt."""
+    entry = latest(journal)
+    summary = None if entry is None else entry.record
+    same = isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
+    return entry if same else None

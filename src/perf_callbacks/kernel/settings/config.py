@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from perf_callbacks.kernel.settings import output_directory
+
 
 class ConfigError(ValueError):
     """Error of an illegal setting. The message names the setting, the given value and the accepted values."""
@@ -86,8 +88,9 @@ class PerfConfig:
     report: bool = False
     """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
     output_dir: str | None = None
-    """Directory of the journal and the report. None: the trainer's output directory; in Lightning, the directory of
-    rank 0's logger; or else the working directory."""
+    """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced; `{{` stands for a brace.
+    None: the trainer's output directory; in Lightning, the directory of rank 0's logger; or else the working
+    directory."""
     max_journal_mb: int = 256
     """Largest size of a rank's journal. Beyond this size, steps and short collections are no longer written."""
 
@@ -174,6 +177,7 @@ _PATTERNS = {
     ),
     "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
     "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
+    "output_dir": (output_directory.PATTERN, output_directory.WANTED),
 }
 
 

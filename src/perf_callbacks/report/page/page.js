@@ -82,7 +82,7 @@ function bar(title, found, colors) {
 }
 
 // ---- head
-document.title = `${data.title.run} · perf_callbacks report`;
+document.title = `${data.title.name} · perf_callbacks report`;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const theme = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
 const toggle = el("button", { type: "button" });
@@ -98,7 +98,7 @@ addEventListener("afterprint", () => { for (const one of foldedTables()) one.ope
 page.append(
   el("div", { class: "top" }, el("span", {}, el("b", {}, "perf_callbacks"), " report"), toggle),
   el("h1", {}, data.verdict || "No verdict on this run."),
-  el("p", { class: "details" }, `${data.title.details} · started ${data.title.started} · `, el("span", { class: "mono" }, data.title.run)),
+  el("p", { class: "details" }, el("b", {}, data.title.name), ` · ${data.title.details} · started ${data.title.started} · `, el("span", { class: "mono" }, data.title.run)),
   ...(data.notes.length ? [el("ul", { class: "notes" }, ...data.notes.map((note) => el("li", {}, note)))] : []),
   el("dl", { class: "tiles" }, ...(data.figures || []).map((one) => el("div", {},
     el("dt", {}, one.name), el("dd", { class: "value" }, one.value), el("dd", { class: "note" }, joined(one.note))))));

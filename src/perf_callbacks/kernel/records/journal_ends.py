@@ -1,0 +1,184 @@
+"""The two ends of each fit in a journal, read without the steps between them."""
+
+import os
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.codec import Entry, decode
+from perf_callbacks.kernel.records.fit_records import Checklist, Record, Run, Steps, Summary
+from perf_callbacks.kernel.records.journal_file import LONGEST_LINE
+from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, signs
+
+T = TypeVar("T", bound=Record)
+
+END_BYTES = 65_536
+"""Bytes that are read at each end of a fit."""
+
+SEARCH_BYTES = 4_000_000
+"""Bytes at the end of a file that are searched for the beginnings of fits, if the file holds several fits. If no fit
+begins there, as many bytes before are searched, and so on."""
+
+MOST_SEARCHED_BYTES = 600_000_000
+"""Most bytes that are searched. Twice the default size of a journal fits in."""
+
+_OPENING = b'\n{"type":"run",'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitEnds:
+    """Beginning and end of an attempt in a journal."""
+
+    journal: Path
+    run: Run
+    first: tuple[Entry, ...]
+    """Records before the first steps, such as the checklist."""
+    latest: tuple[Entry, ...]
+    """Last records, in order, with only the last steps. They may overlap with `first`."""
+    interim: Entry | None
+    """Summary in the file beside the journal. None: there is none of this attempt."""
+    unreadable: int
+    """Number of lines near the end that hold no record, except a last line that is being written."""
+    signs: Signs | None = None
+    """Signs of life of the process. None: a later fit follows in this file."""
+    damaged_summary: bool = False
+    """True: the file beside the journal holds no summary."""
+
+    def last(self, kind: type[T]) -> T | None:
+        """Return the last record of a class. None: there is none near the end."""
+        return next((one.record for one in reversed(self.latest) if isinstance(one.record, kind)), None)
+
+    @property
+    def final(self) -> Summary | None:
+        """Summary at the end of the attempt. None: the attempt goes on, hangs, or was killed."""
+        found = self.last(Summary)
+        same = found is not None and (found.run_id, found.attempt) == (self.run.run_id, self.run.attempt)
+        return found if same else None
+
+    @property
+    def so_far(self) -> Summary | None:
+        """Summary in the file beside the journal."""
+        record = None if self.interim is None else self.interim.record
+        return record if isinstance(record, Summary) else None
+
+    @property
+    def checklist(self) -> list[Checklist]:
+        """Last known record of each item of the checklist."""
+        records = [entry.record for entry in (*self.first, *self.latest)]
+        return [*{one.item: one for one in records if isinstance(one, Checklist)}.values()]
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step that ended, as far as the disk shows."""
+        steps, summary = self.last(Steps), self.final or self.so_far
+        known: list[int] = [self.run.step]
+        known += steps.step[-1:] if steps is not None else ()
+        known += [summary.step] if summary is not None else []
+        return max(known)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the beginning of the fit to the latest record."""
+        known = [entry.t for entry in self.latest[-1:]] + ([] if self.interim is None else [self.interim.t])
+        return max(known, default=0.0)
+
+
+def read(journal: Path, locks: Locks) -> list[FitEnds]:
+    """Read the ends of the fits in a journal, oldest first.
+
+    Of a large journal with several fits, only the fits that begin near the end are found. Raise `OSError` if the file
+    can't be read.
+    """
+    with journal.open("rb") as file:
+        reader = _EndReader(file, journal)
+        starts = reader.openings()
+        fits = [reader.fit(*place) for place in pairwise([*starts, reader.size])]
+    found = [ends for ends in fits if ends is not None]
+    if found:
+        damaged = reader.beside is None and interim.path_of(journal).exists()
+        found[-1] = replace(found[-1], signs=signs(journal, locks), damaged_summary=damaged)
+    return found
+
+
+class _EndReader:
+    """Reads parts of a journal."""
+
+    def __init__(self, file: BinaryIO, journal: Path) -> None:
+        self._file, self._journal = file, journal
+        self.beside = interim.latest(journal)
+        self.size = file.seek(0, os.SEEK_END)
+
+    def openings(self) -> list[int]:
+        """Return the places at which fits begin, as far as these are found without reading the whole file."""
+        self._file.seek(0)
+        opening = _entry(self._file.readline(END_BYTES))
+        run = None if opening is None else opening.record
+        first = [0] if isinstance(run, Run) else []
+        near = start = max(0, self.size - END_BYTES)
+        found = self._search(near, self.size)
+        if near and (found or not (isinstance(run, Run) and self._ends_with(run, near))):
+            found, start = [], self.size
+            while start > 0 and not found and self.size - start < MOST_SEARCHED_BYTES:
+                end, start = start, max(0, start - SEARCH_BYTES)
+                found = self._search(start, end)
+        return sorted({*(first if start == 0 or not found else ()), *found})
+
+    def fit(self, start: int, end: int) -> FitEnds | None:
+        """Read the ends of the fit between two places. None: the `run` record can't be read."""
+        near = max(start, end - END_BYTES)
+        tail = self._lines(near, end)
+        if near > start and not any(map(_entry, tail)):  # all bytes belong to a longer line
+            near = max(start, end - LONGEST_LINE - END_BYTES)
+            tail = self._lines(near, end)
+        head = tail if near == start else self._lines(start, min(end, start + END_BYTES))
+        entries = [entry for entry in map(_entry, head) if entry is not None]
+        run = entries[0].record if entries else None
+        if not isinstance(run, Run):
+            return None
+        latest = [_entry(line) for line in tail]
+        lines = zip(latest[:-1], tail, strict=False)
+        known = [entry for entry in latest if entry is not None]
+        steps = [entry for entry in known if isinstance(entry.record, Steps)][-1:]
+        return FitEnds(
+            journal=self._journal,
+            run=run,
+            first=tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries[1:])),
+            latest=tuple([entry for entry in known if not isinstance(entry.record, Steps) or entry is steps[0]]),
+            interim=self.beside if _is_of(self.beside, run) else None,
+            unreadable=sum([entry is None and line.strip() != b"" for entry, line in lines]),
+        )
+
+    def _ends_with(self, run: Run, near: int) -> bool:
+        """Return True if the file ends with the attempt of this `run` record."""
+        entries = [entry for entry in map(_entry, self._lines(near, self.size)) if entry is not None]
+        summaries = [entry for entry in entries if isinstance(entry.record, Summary)]
+        return _is_of(summaries[-1] if summaries else self.beside, run)
+
+    def _search(self, start: int, end: int) -> list[int]:
+        """Return the places of all lines between two places that open a fit."""
+        self._file.seek(start)
+        data, found = self._file.read(end - start + len(_OPENING) - 1), []
+        place = data.find(_OPENING)
+        while place >= 0:
+            found.append(start + place + 1)
+            place = data.find(_OPENING, place + 1)
+        return found
+
+    def _lines(self, start: int, end: int) -> list[bytes]:
+        """Read the lines between two places, except a line that begins before. The last line may be torn or empty."""
+        before = max(0, start - 1)
+        self._file.seek(before)
+        data = self._file.read(end - before)
+        return (data.partition(b"\n")[2] if start else data).split(b"\n")
+
+
+def _is_of(entry: Entry | None, run: Run) -> bool:
+    """Return True if an entry is a summary of this attempt."""
+    summary = None if entry is None else entry.record
+    return isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
+
+
+def _entry(line: bytes) -> Entry | None:
+    return decode(line.decode(errors="replace")) if line else None

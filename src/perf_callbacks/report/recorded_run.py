@@ -1,0 +1,272 @@
+"""A run as the ends of its journals show it: whether it goes on, where it hangs, and its summary so far.
+
+Nothing here reads a clock or a file: the time and the ends of the journals are arguments.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from perf_callbacks.kernel.records.fit_records import Stall, Steps, Summary
+from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.kernel.records.journal_file import FOLDER
+from perf_callbacks.report.history import possible
+
+FRESH_SECONDS = 30.0
+"""A run counts as running if it gave a sign of life within these seconds. The file beside the journal is replaced every
+ten seconds."""
+
+COPIED_SECONDS = 120.0
+"""Files that are this much younger than their last record were copied: the time of the record is the sign of life."""
+
+State = Literal["ended", "failed", "running", "hangs", "silent"]
+"""Ended: with a summary. Failed: with a summary that has a reason. Silent: no summary and no sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangingRank:
+    """Place where a rank hangs."""
+
+    rank: int
+    stage: str
+    stack: tuple[str, ...]
+    pid: int | None
+    """Process of the rank, if it is known and on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """The last attempt of a run."""
+
+    ranks: tuple[FitEnds, ...]
+    """Ends of the journals that were read, rank by rank; at least one."""
+    now: float
+    """Unix time at which the journals were read."""
+
+    @property
+    def lead(self) -> FitEnds:
+        """Ends of the lowest rank's journal."""
+        return self.ranks[0]
+
+    @property
+    def directory(self) -> Path:
+        """Output directory of the run."""
+        folder = self.lead.journal.parent
+        return folder.parent if folder.name == FOLDER else folder
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks without a journal, at most the first hundred."""
+        known = {ends.run.rank for ends in self.ranks}
+        return [rank for rank in range(min(self.lead.run.world_size, 100_000)) if rank not in known][:100]
+
+    @property
+    def state(self) -> State:
+        """State of the run, as far as its files show it."""
+        unfinished = [ends for ends in self.ranks if ends.final is None]
+        if any(self.lives(ends) for ends in unfinished):
+            return "running" if self.hang is None else "hangs"
+        if unfinished and self.lead.final is None:
+            return "silent"
+        return "ended" if self.failure is None else "failed"
+
+    @property
+    def failure(self) -> str | None:
+        """Reason why the measuring of a rank stopped early. None: no rank gives a reason."""
+        found = [(ends.run.rank, ends.final.failure) for ends in self.ranks if ends.final and ends.final.failure]
+        if not found:
+            return None
+        rank, reason = found[0]
+        return reason if rank == self.lead.run.rank else f"rank {rank}: {reason}"
+
+    @property
+    def hang(self) -> FitEnds | None:
+        """Ends of a rank that hangs, or hung at the last sign of life. None: no rank hangs.
+
+        The rank that logged the message about the stall comes first.
+        """
+        hung = [ends for ends in self.ranks if _hangs(ends)]
+        return min(hung, key=lambda ends: where(ends) is None, default=None)
+
+    @property
+    def hung_seconds(self) -> float | None:
+        """Seconds without a step until the last sign of life. None: no rank hangs, or the duration is unknown."""
+        ends = self.hang
+        found = None if ends is None else _stall(ends)
+        if ends is None or found is None:
+            return None
+        noticed, stall = found
+        return stall.since_seconds + max(0.0, ends.seconds - noticed)
+
+    @property
+    def hanging(self) -> list[HangingRank]:
+        """The ranks that cause a hang, with their stacks. If their stacks are unknown, the rank that logged the stall.
+
+        That rank writes a record of its own stall, and then a record for each rank that causes the stall.
+        """
+        ends = self.hang
+        found = None if ends is None else _stall(ends)
+        if ends is None or found is None:
+            return []
+        noticed, own = found
+        named = [one.record.rank for one in ends.latest if isinstance(one.record, Stall) and one.t >= noticed]
+        causes = []
+        for other in self.ranks:
+            stalled = _stall(other)
+            if other is not ends and other.run.rank in named and stalled is not None and stalled[1].stack:
+                causes.append(_hanging(other, stalled[1]))
+        return causes or [_hanging(ends, own)]
+
+    @property
+    def summary(self) -> Summary | None:
+        """Summary at the end or so far, of the lowest rank; in a hang, of the rank that logged the stall."""
+        hung = None if self.hang is None else self.hang.so_far
+        return hung or self.lead.final or self.lead.so_far
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step that ended."""
+        return self.lead.last_step
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds per step: of the summary, or else of the last steps. None: unknown."""
+        if self.summary is not None and self.summary.step_time is not None:
+            return self.summary.step_time
+        steps = self.lead.last(Steps)
+        known = [] if steps is None else [seconds for seconds in steps.step_time if seconds is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def lower_bound(self) -> bool:
+        """True: the step has more FLOPs than counted, so MFU is a lower bound."""
+        return self.summary is not None and self.summary.flops is not None and self.summary.flops.lower_bound
+
+    @property
+    def silent_ranks(self) -> list[int]:
+        """Ranks without a summary and without a sign of life."""
+        return [ends.run.rank for ends in self.ranks if ends.final is None and not self.lives(ends)]
+
+    @property
+    def last_sign(self) -> float:
+        """Unix time of the last sign of life of any rank."""
+        return max(sign(ends) for ends in self.ranks)
+
+    def lives(self, ends: FitEnds) -> bool:
+        """Return True if a rank gave a sign of life lately. A clock that is ahead of this machine's is allowed for."""
+        return ends.signs is not None and abs(self.now - sign(ends)) <= FRESH_SECONDS
+
+
+def sign(ends: FitEnds) -> float:
+    """Return the unix time of a rank's last sign of life."""
+    recorded = ends.run.started_unix + ends.seconds
+    if ends.signs is None:
+        return recorded
+    written = ends.signs.written_unix
+    return recorded if ends.signs.pid is None and written - recorded > COPIED_SECONDS else written
+
+
+def where(ends: FitEnds) -> str | None:
+    """Return the sentences that a rank logged about its stall under way. None: it logged none."""
+    summary = ends.so_far
+    return summary.stalls.where if summary is not None and summary.stalls is not None else None
+
+
+def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
+    """Gather the runs in journals, newest first, each with its last attempt."""
+    runs: dict[str, dict[int, FitEnds]] = {}
+    for ends in fits:
+        ranks = runs.setdefault(ends.run.run_id, {})
+        known = ranks.get(ends.run.rank)
+        if known is None or _order(known) <= _order(ends):
+            ranks[ends.run.rank] = ends
+    found = [RecordedRun(tuple(_of_last_attempt(ranks)), now) for ranks in runs.values()]
+    return sorted(found, key=lambda run: run.lead.run.started_unix, reverse=True)
+
+
+def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
+    """Merge runs whose ranks write to several directories, and return all runs, newest first.
+
+    A copy of a run has the same ranks, and stays a run of its own.
+    """
+    found: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        same = found.setdefault(run.lead.run.run_id, [])
+        for place, known in enumerate(same):
+            if not {ends.run.rank for ends in known.ranks} & {ends.run.rank for ends in run.ranks}:
+                same[place] = gather([*known.ranks, *run.ranks], run.now)[0]
+                break
+        else:
+            same.append(run)
+    merged = [run for same in found.values() for run in same]
+    return sorted(merged, key=lambda run: run.lead.run.started_unix, reverse=True)
+
+
+def _of_last_attempt(ranks: dict[int, FitEnds]) -> Sequence[FitEnds]:
+    """Return the ranks that take part in the job's last attempt, in order."""
+    latest = max(ranks.values(), key=_order).run
+    attempt = (latest.world_size, latest.step)
+    return [ranks[rank] for rank in sorted(ranks) if (ranks[rank].run.world_size, ranks[rank].run.step) == attempt]
+
+
+def _order(ends: FitEnds) -> tuple[float, int]:
+    return ends.run.started_unix, ends.run.attempt
+
+
+def _hangs(ends: FitEnds) -> bool:
+    """Return True if a rank was in a stall at its last sign of life."""
+    if ends.final is not None:
+        return False
+    summary, found = ends.so_far, _stall(ends)
+    if ends.interim is None or summary is None or summary.step < ends.last_step:
+        return found is not None
+    if summary.stalls is not None and summary.stalls.under_way:
+        return True
+    return found is not None and found[0] > ends.interim.t  # noticed after the summary was made
+
+
+def _stall(ends: FitEnds) -> tuple[float, Stall] | None:
+    """Return a rank's own last stall after its last step, and its time in the journal."""
+    steps = ends.last(Steps)
+    last = max([ends.run.step, *(steps.step[-1:] if steps is not None else ())])
+    for entry in reversed(ends.latest):
+        if isinstance(entry.record, Stall) and entry.record.rank == ends.run.rank:
+            return (entry.t, entry.record) if entry.record.step >= last else None
+    return None
+
+
+def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
+    return HangingRank(stall.rank, stall.stage, stall.stack, None if ends.signs is None else ends.signs.pid)
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that a run can have; None for any other number."""
+    return value if value is not None and possible(value) else None
+
+
+def facts(run: RecordedRun) -> dict[str, Any]:
+    """Return what is known of a run besides its records, as plain values."""
+    hung = run.hang
+    summary = run.summary
+    stall = None
+    if hung is not None:
+        stall = {
+            "seconds": finite(run.hung_seconds),
+            "where": where(hung),
+            "ranks": [
+                {"rank": one.rank, "stage": one.stage, "stack": list(one.stack), "pid": one.pid} for one in run.hanging
+            ],
+        }
+    return {
+        "state": run.state,
+        "reason": run.failure,
+        "directory": str(run.directory),
+        "last_sign_unix": finite(run.last_sign),
+        "pid": None if run.lead.signs is None else run.lead.signs.pid,
+        "step": run.last_step,
+        "step_seconds": finite(run.step_seconds),
+        "mfu": None if summary is None else finite(summary.mfu),
+        "mfu_is_lower_bound": run.lower_bound,
+        "stall": stall,
+    }

@@ -1,0 +1,160 @@
+"""Card of a recorded run: its state first, then its title and the table of its summary."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
+from perf_callbacks.kernel.records.interim import path_of
+from perf_callbacks.report import cards, run_title
+from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
+from perf_callbacks.report.recorded_run import RecordedRun, finite, where
+from perf_callbacks.report.tables import when
+from perf_callbacks.report.units import duration, long_duration
+
+T = TypeVar("T")
+
+MOST_STACKS = 2
+"""Most ranks whose stack is shown."""
+
+MOST_FRAMES = 20
+"""Most lines of a stack that are shown; the innermost lines are kept."""
+
+LONGEST_TEXT = 2000
+"""Most characters that are shown of a text in a record."""
+
+
+def render(run: RecordedRun, columns: int = COLUMNS) -> str:
+    """Render the state, the title, and the table of the summary."""
+    width = columns - INDENT
+    lines = wrapped(f"{state(run)}.", width=columns)
+    lines += [f"  {line}" for line in _stacks(run)]
+    lines += [f"  {line}" for part in _about(run) for line in wrapped(part, width=width)]
+    lines += [f"  {line}" for note in notes(run) for line in wrapped(f"Note: {note}.", width=width)]
+    return "\n".join([*lines, "", _table(run, columns)])
+
+
+def state(run: RecordedRun) -> str:
+    """Say in one sentence whether a run ended, failed, goes on, hangs, or gives no sign of life."""
+    step = f"step {run.last_step:,}"
+    lasted = long_duration(finite(run.lead.seconds))
+    ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
+    pid = None if run.lead.signs is None else run.lead.signs.pid
+    process = "" if pid is None or run.lead.run.world_size > 1 else f" as process {pid}"
+    if run.state == "ended":
+        return f"ended {ago}, after {step} and {lasted}"
+    if run.state == "failed":
+        return f"stopped early {ago}, after {step} and {lasted}: {_text(run.failure or '')}"
+    if run.state == "running":
+        return f"running{process}: {step} after {lasted}, last sign of life {ago}"
+    if run.state == "hangs":
+        return f"hangs{process} {_hang(run)}; last sign of life {ago}"
+    return f"no sign of life since {when(run.last_sign)} ({ago}): {_silence(run)}"
+
+
+def _hang(run: RecordedRun) -> str:
+    """Describe a hang: since when, after which step, and where."""
+    seconds = "" if run.hung_seconds is None else f"for {long_duration(finite(run.hung_seconds))} "
+    said = None if run.hang is None else where(run.hang)
+    places = [f"rank {one.rank} is in {one.stage}" for one in run.hanging]
+    found = _text(said or ", ".join(places)).rstrip(".")
+    return f"{seconds}after step {run.last_step:,}" + (f": {found}" if found else "")
+
+
+def _silence(run: RecordedRun) -> str:
+    """Describe a run without a sign of life, and say what the files can't show."""
+    signs = run.lead.signs
+    if signs is None:
+        why = "ended without a summary, and a later fit writes the same journal"
+    elif signs.pid is not None:
+        why = f"process {signs.pid} is alive: it is stopped, runs C code that holds the GIL, or waits for a disk"
+    else:
+        why = "killed, or its machine or its disk is gone"
+    if run.hang is not None:
+        return f"{why}. The run hung {_hang(run)}"
+    return f"{why}, at step {run.last_step:,} after {long_duration(finite(run.lead.seconds))}"
+
+
+def _stacks(run: RecordedRun) -> Iterator[str]:
+    """Yield the stacks of the ranks that cause a hang."""
+    shown = run.hanging[:MOST_STACKS]
+    for one in shown:
+        if one.stack:
+            who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
+            process = "" if one.pid is None else f" (process {one.pid})"
+            yield f"stack of {who}{process}, innermost line last:"
+            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-MOST_FRAMES:])
+    others = [one.rank for one in run.hanging[MOST_STACKS:]]
+    if others:
+        yield f"stacks of ranks {listed(others)} are in their journals"
+
+
+def _about(run: RecordedRun) -> Iterator[str]:
+    """Yield the title of a run, its details, and the place of its journals."""
+    record = run.lead.run
+    ranks = max(record.world_size, len(run.ranks))
+    yield clean(run_title.title(record), LONGEST_TEXT)
+    yield clean(run_title.details(record, ranks), LONGEST_TEXT)
+    started = when(record.started_unix)
+    yield f"{clean(run.directory, LONGEST_TEXT)}, started {started}, run {clean(record.run_id)}"
+
+
+def notes(run: RecordedRun) -> Iterator[str]:
+    """Yield remarks on parts of a run that are missing or can't be read."""
+    if run.state != "silent" and run.silent_ranks:
+        yield f"ranks without a summary and without a sign of life: {listed(run.silent_ranks)}"
+    if run.missing:
+        yield f"ranks without a journal: {listed(run.missing)}"
+    damaged = [ends for ends in run.ranks if ends.damaged_summary]
+    if damaged:
+        yield f"{path_of(damaged[0].journal).name} can't be read, {len(damaged):,} of {len(run.ranks):,} such files"
+    lines = sum(ends.unreadable for ends in run.ranks)
+    if lines:
+        yield f"lines of the journals that can't be read: {lines:,}"
+    schema = max(ends.run.schema for ends in run.ranks)
+    if schema > SCHEMA:
+        yield f"a newer version wrote the journal (schema {schema}); records that it added are not shown"
+
+
+def _table(run: RecordedRun, columns: int) -> str:
+    """Render the table of the summary, or say why there is none."""
+    summary = run.summary
+    if summary is None:
+        pace = "" if run.step_seconds is None else f" The last steps took {duration(finite(run.step_seconds))} each."
+        return f"{cards.OURS}no summary on disk.{pace}"
+    try:
+        table = cards.closing(cleaned(summary), cleaned(run.lead.checklist), columns)
+    except (ArithmeticError, LookupError, ValueError):
+        return f"{cards.OURS}no table: values of the summary contradict each other."
+    if run.lead.final is not None:
+        return table
+    return f"{table}\n  so far, up to step {summary.step:,}"
+
+
+def verdict(run: RecordedRun) -> str:
+    """Return what limits a run in a sentence. Empty: too little is known."""
+    summary: Summary | None = run.summary
+    try:
+        return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
+    except (ArithmeticError, LookupError, ValueError):
+        return ""
+
+
+def cleaned(value: T) -> T:
+    """Return a record, or records, whose texts have no control characters."""
+    made: object = value
+    if isinstance(value, str):
+        made = _text(value)
+    elif isinstance(value, list | tuple):
+        made = type(value)([cleaned(one) for one in value])
+    elif isinstance(value, Mapping):
+        made = {cleaned(name): cleaned(one) for name, one in value.items()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = dataclasses.replace(
+            value, **{one.name: cleaned(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        )
+    return made  # type: ignore[return-value]
+
+
+def _text(text: str) -> str:
+    return clean(text.replace("\n", " "), LONGEST_TEXT)

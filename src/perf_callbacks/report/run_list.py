@@ -1,0 +1,104 @@
+"""List of the runs below a directory: a line for each run."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.records.journal_file import FOLDER
+from perf_callbacks.report import recorded_run, run_card, run_title
+from perf_callbacks.report.layout import aligned, clean
+from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.tables import when
+from perf_callbacks.report.units import DASH, duration, percent
+
+MOST_LEVELS = 12
+"""Most levels of directories that are searched."""
+
+_HEADINGS = ("started (UTC)", "state", "steps", "step time", "MFU", "job", "host", "run", "directory", "verdict")
+
+_RIGHT = {_HEADINGS.index(name) for name in ("steps", "step time", "MFU")}
+
+_ALWAYS = {"started (UTC)", "state", "steps", "run", "directory"}
+"""Columns that are shown even if all of their cells are empty."""
+
+
+def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
+    """Yield the directories with journals at or below a directory. Links and hidden directories are not followed.
+
+    Args:
+        directory: Where the search begins.
+        unreadable: Receives the directories that can't be read.
+    """
+    below = [(str(directory), 0)]
+    while below:
+        path, level = below.pop()
+        journals, inner = False, []
+        try:
+            with os.scandir(path) as found:
+                for entry in found:
+                    if entry.name.startswith("rank") and entry.name.endswith(".jsonl"):
+                        journals = journals or entry.is_file()
+                    elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                        inner.append((entry.path, level + 1))
+        except OSError:
+            unreadable.append(path)
+        if journals:
+            yield Path(path)
+        if level < MOST_LEVELS and not (journals and Path(path).name == FOLDER):
+            below += sorted(inner, reverse=True)
+
+
+def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
+    """Render a line for each run below a heading. Columns without a value are left out."""
+    rows = [_row(run, top) for run in runs]
+    shown = [
+        place for place, name in enumerate(_HEADINGS) if name in _ALWAYS or any(row[place] != DASH for row in rows)
+    ]
+    cells = [[row[place] for place in shown] for row in [_HEADINGS, *rows]]
+    return aligned(cells, right={new for new, place in enumerate(shown) if place in _RIGHT})
+
+
+def _row(run: RecordedRun, top: Path) -> Sequence[str]:
+    record, summary = run.lead.run, run.summary
+    step_seconds, mfu = finite(run.step_seconds), None if summary is None else finite(summary.mfu)
+    return (
+        when(record.started_unix).removesuffix(" UTC"),
+        run.state,
+        f"{run.last_step:,}",
+        duration(step_seconds),
+        f"≥ {percent(mfu)}" if mfu is not None and run.lower_bound else percent(mfu),
+        clean(record.job_id, 20),
+        clean(record.host, 20),
+        clean(run_title.subject(record)),
+        clean(_relative(run.directory, top), 200),
+        clean(said(run) or None, 300),
+    )
+
+
+def said(run: RecordedRun) -> str:
+    """Return what matters most about a run: that it failed, hangs or is silent, or else its verdict."""
+    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
+    return state or run_card.verdict(run)
+
+
+def facts(run: RecordedRun) -> dict[str, Any]:
+    """Return the line of a run as plain values."""
+    record = run.lead.run
+    about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
+    known = {name: getattr(record, name) for name in about}
+    known["started_unix"] = finite(record.started_unix)
+    found = recorded_run.facts(run)
+    return {"title": run_title.title(record), **found, **known, "verdict": run_card.verdict(run) or None}
+
+
+def _relative(directory: Path, top: Path) -> str:
+    try:
+        return str(directory.relative_to(top))
+    except ValueError:
+        return str(directory)
+
+
+def cut(lines: Iterable[str], columns: int | None) -> list[str]:
+    """Cut lines at the width of a terminal. None: a pipe gets whole lines."""
+    return [line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…" for line in lines]

@@ -1,0 +1,165 @@
+"""`perf-callbacks show`, by what it prints."""
+
+import json
+import os
+import re
+from dataclasses import replace
+from random import Random
+
+import pytest
+from fakes import a_run
+from journals import a_summary, write
+from recorded import NOW, a_recorded, stand_still
+
+from perf_callbacks.commands import main
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.summary_parts import StallSummary
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch):
+    stand_still(monkeypatch)
+
+
+def told(capsys, *words):
+    assert main(["show", *map(str, words)]) == 0
+    return capsys.readouterr()
+
+
+def test_a_card_begins_with_state_and_title(tmp_path, capsys):
+    a_recorded(tmp_path, parameters=12_300_000, job_id="4711")
+    lines = told(capsys, tmp_path).out.splitlines()
+    assert lines[:3] == [
+        "ended 5.00 s ago, after step 20 and 14.0 s.",
+        "  train.py · Llama · on node7",
+        "  12.3 M parameters · cpu · 1 process · job 4711",
+    ]
+    assert lines[lines.index("") + 1].startswith("perf_callbacks: Waiting for data took 25% of the run;")
+    assert "  checklist: gc applied" in lines
+
+
+@pytest.mark.parametrize("given", ["", "perf_callbacks", "perf_callbacks/rank0.jsonl"])
+def test_the_directory_the_folder_or_the_journal_may_be_given(tmp_path, capsys, given):
+    a_recorded(tmp_path)
+    assert told(capsys, tmp_path / given).out.startswith("ended ")
+
+
+def test_the_newest_run_is_shown_and_the_others_are_counted(tmp_path, capsys):
+    for age in (900.0, 5.0, 90.0):
+        a_recorded(tmp_path / f"old{age:.0f}", age=age, run_id=f"id{age:.0f}")
+    printed = told(capsys, tmp_path)
+    assert "run id5\n" in printed.out
+    assert printed.err == f"{tmp_path}: the newest of 3 runs. All: perf-callbacks runs\n"
+    printed = told(capsys, tmp_path, "--all")
+    assert printed.out.index("run id5") < printed.out.index("run id90") < printed.out.index("run id900")
+    assert printed.err == ""
+
+
+def test_ranks_of_several_hosts_are_shown_together(tmp_path, capsys):
+    a_recorded(tmp_path / "host0", ranks=4, run_id="a")
+    a_recorded(tmp_path / "host1", ranks=4, run_id="a")
+    for number in range(4):
+        (tmp_path / f"host{1 - number // 2}/perf_callbacks/rank{number}.jsonl").unlink()
+    printed = told(capsys, tmp_path)
+    assert "Note" not in printed.out
+    assert (printed.err, printed.out.count("4 ranks")) == ("", 1)
+    assert "Note: ranks without a journal: 0, 1." in told(capsys, tmp_path / "host1").out
+    assert "Note: ranks without a journal: 0, 1, 2." in told(capsys, tmp_path / "host1/perf_callbacks/rank3.jsonl").out
+
+
+def test_a_run_in_the_directory_goes_before_runs_below(tmp_path, capsys):
+    a_recorded(tmp_path, age=900.0, run_id="here")
+    a_recorded(tmp_path / "below", run_id="below")
+    assert "run here" in " ".join(told(capsys, tmp_path).out.split())
+
+
+def test_json_has_the_state_the_run_and_the_summary_with_findings(tmp_path, capsys):
+    so_far = replace(a_summary(), stalls=StallSummary(count=1, seconds=61.0, under_way=True))
+    a_recorded(tmp_path, ended=False, so_far=so_far, ranks=2, hangs=True)
+    found = json.loads(told(capsys, tmp_path, "--json").out)
+    assert {name: found[name] for name in ("title", "state", "reason", "step", "pid")} == {
+        "title": "train.py · Llama · on node7",
+        "state": "hangs",
+        "reason": None,
+        "step": 20,
+        "pid": None,
+    }
+    assert found["run"]["program"] == "jobs/train.py"
+    assert [one["cause"] for one in found["summary"]["findings"]] == ["data"]
+    assert found["mfu"] == pytest.approx(0.4)
+    assert [one["state"] for one in json.loads(told(capsys, tmp_path, "--json", "--all").out)] == ["hangs"]
+
+
+def test_a_damaged_summary_is_said_and_the_rest_is_shown(tmp_path, capsys):
+    a_recorded(tmp_path, ended=False)
+    (tmp_path / "perf_callbacks/summary0.json").write_text("{rubbish")
+    os.utime(tmp_path / "perf_callbacks/summary0.json", (NOW - 5.0, NOW - 5.0))
+    with (tmp_path / "perf_callbacks/rank0.jsonl").open("a") as file:
+        file.write("rubbish\n")
+    shown = " ".join(told(capsys, tmp_path).out.split())
+    assert "Note: summary0.json can't be read, 1 of 1 such files." in shown
+    assert "Note: lines of the journals that can't be read: 1." in shown
+    assert "no summary on disk" in shown
+
+
+EVIL = "a\x1b[2J\x1b]0;x\x07\u202eb\nended 1 s ago"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_no_control_character_of_a_record_is_printed(tmp_path, capsys, ended):
+    finding = Finding(cause="data", share=0.5, evidence=EVIL, remedy=EVIL)
+    summary = a_summary(findings=(finding,), failure=EVIL, stage_seconds={EVIL: 1.0}, proofs={EVIL: EVIL}, run_id=EVIL)
+    evil = dict.fromkeys(("program", "model", "host", "job_id", "device", "run_id"), EVIL)
+    a_recorded(tmp_path, ended=False, so_far=None if ended else summary, **evil)
+    if ended:
+        journal = [Entry(0.0, a_run(**evil, started_unix=NOW - 20.0)), Entry(1.0, summary)]
+        write(tmp_path, journal)
+    for words in ([], ["--json"]):
+        shown = told(capsys, tmp_path, *words).out
+        assert not [letter for letter in shown.replace("\n", "") if not letter.isprintable()]
+        assert not any(line.startswith("ended 1 s") for line in shown.splitlines()[1:])
+
+
+@pytest.mark.parametrize("words", [[], ["--all"], ["--json"]])
+@pytest.mark.parametrize("content", [None, "", "rubbish\n"])
+def test_without_a_run_there_is_one_sentence(tmp_path, capsys, content, words):
+    if content is not None:
+        (tmp_path / "rank0.jsonl").write_text(content)
+    assert main(["show", str(tmp_path), *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith("perf-callbacks show: ")
+    assert main(["show", str(tmp_path / "gone"), *words]) == 2
+    assert "gone" in capsys.readouterr().err
+
+
+def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path, capsys):
+    a_recorded(tmp_path, ranks=2)
+    (tmp_path / "perf_callbacks/rank1.jsonl").write_text("rubbish\n")
+    printed = told(capsys, tmp_path)
+    assert printed.out.startswith("ended ")
+    assert "Note: ranks without a journal: 1." in printed.out
+    assert printed.err.endswith("rank1.jsonl: no `run` record can be read\n")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_number_in_a_record_ends_a_command(tmp_path, capsys, seed):
+    odd, number = Random(seed), re.compile(r"(?<=[:,\[])-?\d+(?:\.\d+)?(?=[,\]}])")
+    so_far = replace(a_summary(), stalls=StallSummary(count=1, seconds=61.0, under_way=odd.random() < 0.5))
+    a_recorded(tmp_path, ended=odd.random() < 0.5, so_far=so_far, ranks=2, hangs=True)
+
+    def changed(found):
+        return odd.choice(["0", "-1", "1e300", "-1e300", "1e-300", "9" * 90]) if odd.random() < 0.1 else found[0]
+
+    for path in (tmp_path / "perf_callbacks").iterdir():
+        first, *rest = path.read_text().splitlines()
+        path.write_text("\n".join([first if odd.random() < 0.7 else number.sub(changed, first), *[
+            number.sub(changed, line) for line in rest
+        ]]) + "\n")  # fmt: skip
+        os.utime(path, (NOW - 5.0, NOW - 5.0))
+    for command in ("show", "runs"):
+        assert main([command, str(tmp_path)]) in {0, 2}
+        capsys.readouterr()
+        if main([command, str(tmp_path), "--json"]) == 0:
+            json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

@@ -1,0 +1,109 @@
+"""Real runs in `perf-callbacks show` and `runs`: while they run, and after they ended, failed or were killed."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+from forked import start
+from jobs import IMPORTS
+from torch import nn
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.commands import main, show
+from perf_callbacks.kernel.records.signs_of_life import read_locks
+from perf_callbacks.loop import measure
+
+PROMPT = 120.0
+"""Seconds in which anything happens, on a busy machine."""
+
+
+def shown(capsys, *words):
+    capsys.readouterr()
+    assert main(["show", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def look(monkeypatch, directory, *, seconds):
+    """Set the clock of the command to some seconds after the last write."""
+    written = max(path.stat().st_mtime for path in (directory / "perf_callbacks").iterdir())
+    monkeypatch.setattr(show, "unix_time", lambda: written + seconds)
+
+
+def train(directory, *, fails=False):
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with measure(model=net, optimizer=optimizer, config=PerfConfig(output_dir=str(directory))):
+        for _ in range(8):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if fails:
+            raise RuntimeError("no more")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+def test_a_run_is_running_until_it_is_killed(tmp_path, capsys, monkeypatch):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    plan = {"door": "loop", "moment": "step", "directory": str(directory), "measured": True}
+    process = start(
+        "killed_run.py",
+        json.dumps(plan),
+        imports=IMPORTS["loop"],
+        environ={},
+        output=directory / "out",
+        errors=directory / "err",
+    )
+    try:
+        deadline = time.monotonic() + PROMPT
+        while not (directory / "perf_callbacks/summary0.json").exists():
+            assert process.poll() is None, (directory / "err").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        look(monkeypatch, directory, seconds=5.0)
+        running = json.loads(shown(capsys, directory, "--json"))
+    finally:
+        process.kill()
+        process.wait()
+    assert (running["state"], running["stall"]) == ("running", None)
+    assert running["pid"] in {process.pid, None}
+    assert running["title"].startswith("killed_run.py · Net · on ")
+    assert running["summary"]["run_id"] == running["run"]["run_id"]
+
+    look(monkeypatch, directory, seconds=60.0)
+    killed = json.loads(shown(capsys, directory, "--json"))
+    assert (killed["state"], killed["pid"]) == ("silent", None)
+    assert killed["step"] >= running["step"]
+    said = " ".join(shown(capsys, directory).split())
+    assert said.startswith("no sign of life since ")
+    assert "(60.0 s ago): killed, or its machine or its disk is gone, at step " in said
+    assert "perf_callbacks: " in said
+
+
+def test_runs_that_ended_and_failed_are_listed(tmp_path, capsys):
+    train(tmp_path / "ended")
+    with pytest.raises(RuntimeError):
+        train(tmp_path / "failed", fails=True)
+    assert shown(capsys, tmp_path / "ended").startswith("ended ")
+    assert "stopped early " in shown(capsys, tmp_path)  # the newest
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["directory"], one["state"], one["step"], one["reason"]) for one in found] == [
+        (str(tmp_path / "failed"), "failed", 8, "RuntimeError: no more"),
+        (str(tmp_path / "ended"), "ended", 8, None),
+    ]
+
+
+def test_a_fit_that_goes_on_is_locked_by_this_process(tmp_path, capsys):
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with measure(model=net, optimizer=optimizer, config=PerfConfig(output_dir=str(tmp_path))):
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        listed = bool(read_locks())  # of no lock on some systems
+        assert f" as process {os.getpid()}" in shown(capsys, tmp_path) or not listed
+    assert " as process " not in shown(capsys, tmp_path)

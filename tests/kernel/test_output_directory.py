@@ -1,0 +1,39 @@
+"""Placeholders in `output_dir`, and the directory of each rank."""
+
+from pathlib import Path
+
+import pytest
+
+from perf_callbacks.kernel.settings.output_directory import filled
+
+
+@pytest.mark.parametrize(
+    ("template", "directory"),
+    [
+        ("out", "out"),
+        ("out/{job}/{run}-{host}", "out/4711/a1-node7"),
+        ("{job}{job}", "47114711"),
+        ("out/{{job}}", "out/{job}"),
+        ("out/{{{job}}}", "out/{4711}"),
+        ("}}{{", "}{"),
+    ],
+)
+def test_placeholders_are_replaced_and_doubled_braces_are_braces(template, directory):
+    assert filled(template, job="4711", run="a1", host="node7") == directory
+
+
+def test_what_is_unknown_has_a_name():
+    assert filled("{job}/{host}", job=None, run="a1", host=None) == "no_job/localhost"
+    assert filled("{run}", job=None, run=None, host=None) == "no_job"
+    assert filled("{run}", job="4711", run=None, host=None) == "4711"
+
+
+@pytest.mark.parametrize(
+    "value", ["../../etc", "/etc", "..", ".", "~", "a\x1b[2J", "a b\n", "C:\\x", "x" * 5000, "{run}"]
+)
+def test_a_value_is_one_name(value):
+    found = filled("{job}", job=value, run="a1", host=None)
+    assert Path(found).name == found
+    assert found.isprintable()
+    assert found not in {"", ".", ".."}
+    assert len(found) <= 100
