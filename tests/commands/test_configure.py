@@ -120,7 +120,8 @@ def test_it_asks_for_every_field_and_shows_what_is_set(path, config, answers):
     assert [question.split()[0] for question in questions] == ASKED
     assert "window (a whole number from 1 on) [20]: " in questions
     assert "gc (one of sync, freeze, observe, off) [sync]: " in questions
-    assert "output_dir (text or None) [none]: " in questions
+    wanted = "a directory, with {job}, {run} and {host} as placeholders and {{ or }} for a brace, or None"
+    assert f"output_dir ({wanted}) [none]: " in questions
     assert path.read_text() == TEXT
 
 

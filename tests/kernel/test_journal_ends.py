@@ -120,7 +120,7 @@ def test_a_journal_without_a_run_holds_no_fit(file, content):
 def test_a_journal_cut_at_any_byte_is_read(file):
     whole = "".join(encode(entry) + "\n" for entry in a_fit()).encode()
     ended = []
-    for size in range(0, len(whole) + 1, 7):
+    for size in [*range(0, len(whole), 7), len(whole)]:
         file.write_bytes(whole[:size])
         ended += [ends.final is not None for ends in read(file, {})]
     assert ended == sorted(ended)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.report import recorded_run, run_card, run_title
 from perf_callbacks.report.layout import aligned, clean
@@ -41,7 +42,8 @@ def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
                         journals = journals or entry.is_file()
                     elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                         inner.append((entry.path, level + 1))
-        except OSError:
+        except OSError as error:
+            let_pass(error)
             unreadable.append(path)
         if journals:
             yield Path(path)
