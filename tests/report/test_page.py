@@ -22,7 +22,8 @@ def content(*journals, **options):
 
 
 def two_ranks():
-    return [a_fit(0, world_size=2, timeline="device"), a_fit(1, world_size=2, timeline="device", started_unix=1.0)]
+    device = {"world_size": 2, "timeline": "device", "tensor_cores": True}
+    return [a_fit(0, **device), a_fit(1, **device, started_unix=1.0)]
 
 
 def test_the_page_opens_with_the_verdict_and_the_figures():
@@ -176,8 +177,9 @@ def test_of_many_ranks_those_that_exceed_the_others_most_are_tabulated():
     assert found["note"] == "The ranks that exceed the median most outside of backward; 10 are not shown."
 
 
-def test_without_tensor_cores_there_is_no_shape_advice():
-    products = content(a_fit(0))["tables"]["products"]
+@pytest.mark.parametrize("timeline", ["host", "device"])
+def test_without_tensor_cores_there_is_no_shape_advice(timeline):
+    products = content(a_fit(0, timeline=timeline))["tables"]["products"]
     assert [name for name, _ in products["columns"]][-1] == "share"
 
 

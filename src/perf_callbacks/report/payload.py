@@ -52,14 +52,13 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
     slow = outliers(fit, usual, within)
     count = _count(fit)
     peak = _peak(fit)
-    tensor_cores = fit.run.timeline == "device"
     summary = fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
         ("worst", lambda: slow_steps.table(fit, slow, usual)),
         ("ranks", lambda: tables.ranks(usual)),
         ("phases", lambda: None if count is None else tables.phases(count)),
-        ("products", lambda: None if count is None else tables.products(count, tensor_cores=tensor_cores)),
+        ("products", lambda: None if count is None else tables.products(count, tensor_cores=fit.run.tensor_cores)),
         ("uncounted", lambda: None if count is None else tables.uncounted(count, summary)),
         ("checklist", lambda: tables.checklist(fit)),
         ("stalls", lambda: tables.stalls(fit)),

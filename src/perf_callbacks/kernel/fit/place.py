@@ -55,14 +55,15 @@ class Place:
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
     """Make the record that opens a fit. A resumed fit keeps its id."""
-    carried = place.carried or {}
+    carried, where = place.carried or {}, device.of(place.device)
     return Run(
         run_id=run_id(place),
         attempt=int(carried.get("attempt") or 0) + 1,
         step=place.step,
         rank=place.rank,
         world_size=place.world_size,
-        device=device.of(place.device).name,
+        device=where.name,
+        tensor_cores=where.features().tensor_cores,
         devices=place.devices,
         timeline="host" if timing.timeline is None else "device",
         unstaged=timing.unstaged,

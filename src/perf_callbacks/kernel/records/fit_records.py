@@ -46,6 +46,8 @@ class Run:
     world_size: int
     device: str
     """Name of the measured device, such as "cpu" or "NVIDIA H200"."""
+    tensor_cores: bool = False
+    """True: the device has NVIDIA's tensor cores."""
     devices: int = 1
     """Number of devices that the rank drives. If there are several, the stages are those of the first."""
     timeline: str
