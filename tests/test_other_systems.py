@@ -16,7 +16,7 @@ ABSENT = {
     "os": """
         O_ACCMODE O_ASYNC O_CLOEXEC O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC WEXITSTATUS WIFEXITED
         chown chroot confstr copy_file_range ctermid eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf
-        getegid geteuid getgid getgroups getloadavg getpgid getpgrp getpriority getresuid getsid getuid initgroups
+        getegid geteuid getgid getgroups getloadavg major minor makedev getpgid getpgrp getpriority getresuid getsid getuid initgroups
         killpg
         lchown lockf memfd_create mkfifo mknod nice openpty pathconf pipe2 posix_fadvise posix_fallocate
         posix_spawn pread preadv pwrite pwritev readv register_at_fork sched_getaffinity sched_getparam
@@ -122,7 +122,7 @@ EVERYWHERE = {
         close cpu_count devnull dup dup2
         environ execve fdopen fsdecode fstat fsync get_terminal_size getpid getppid kill listdir lseek lstat name
         open path pathsep read rename
-        replace
+        replace scandir
         sep stat stat_result supports_dir_fd supports_fd unlink write""",
     "signal": "SIGTERM SIG_DFL SIG_IGN getsignal signal valid_signals",
     "time": "local perf_counter",  # `time` is a variable too

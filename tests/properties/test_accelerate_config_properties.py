@@ -1,17 +1,25 @@
 """Whatever a config file says, only its section is edited."""
 
+import re
+
 import pytest
 import yaml
 from hypothesis import given, strategies as st
 
+from perf_callbacks.kernel.settings import output_directory
 from perf_callbacks.kernel.settings.config import rules
 from perf_callbacks.launch import accelerate_config
+
+
+def is_directory(text):
+    return bool(text) and re.fullmatch(output_directory.PATTERN, text) is not None
+
 
 LEGAL = {
     "window": st.integers(1, 99),
     "flops": st.sampled_from(rules()["flops"].choices),
     "report": st.booleans(),
-    "output_dir": st.none() | st.text("abc: #'\"{},&*!ü", min_size=1).map(str.strip).filter(bool),
+    "output_dir": st.none() | st.text("abc: #'\"{},&*!ü", min_size=1).map(str.strip).filter(is_directory),
     "skip": st.sampled_from(["", "gc", "gc, loaders"]),
 }
 FIELDS = st.fixed_dictionaries({}, optional=LEGAL)
