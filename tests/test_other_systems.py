@@ -16,8 +16,8 @@ ABSENT = {
     "os": """
         O_ACCMODE O_ASYNC O_CLOEXEC O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC WEXITSTATUS WIFEXITED
         chown chroot confstr copy_file_range ctermid eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf
-        getegid geteuid getgid getgroups getloadavg major minor makedev getpgid getpgrp getpriority getresuid getsid getuid initgroups
-        killpg
+        getegid geteuid getgid getgroups getloadavg getpgid getpgrp getpriority getresuid getsid getuid initgroups
+        killpg major makedev minor
         lchown lockf memfd_create mkfifo mknod nice openpty pathconf pipe2 posix_fadvise posix_fallocate
         posix_spawn pread preadv pwrite pwritev readv register_at_fork sched_getaffinity sched_getparam
         sched_getscheduler sched_setaffinity sched_yield sendfile setegid seteuid setgid setpgid setpriority setsid
