@@ -15,8 +15,7 @@ BARE := tests/kernel tests/report tests/advice tests/properties tests/affinity t
 	tests/memory tests/ranks tests/stalls tests/stragglers tests/trials tests/commands tests/test_journal.py \
 	--ignore-glob 'tests/launch/test_try*' --ignore tests/launch/test_changes.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
 	--deselect 'tests/launch/test_run.py::test_a_program_without_a_trainer_is_told_of_it_once' \
-	--deselect tests/launch/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end \
-	--deselect tests/kernel/test_cpu_facts.py::test_the_installed_nvml_has_the_names_of_the_faked_one
+	--deselect tests/launch/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end
 LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
 
 .PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright tables bench clean
@@ -64,7 +63,7 @@ test-pythons:  ## what needs no torch, with each declared Python that this machi
 		if [ -z "$$python" ]; then echo "Python $$version is not on this machine: not tested"; continue; fi; \
 		echo "Python $$version"; \
 		[ -x .venv-$$version/bin/pytest ] || { "$$python" -m venv .venv-$$version && .venv-$$version/bin/pip $(INSTALL) \
-			attrs hypothesis msgspec pytest pytest-timeout pytest-xdist pyyaml typing-extensions; } || exit 1; \
+			attrs hypothesis msgspec nvidia-ml-py pytest pytest-timeout pytest-xdist pyyaml typing-extensions; } || exit 1; \
 		PYTHONPATH=src .venv-$$version/bin/python -m pytest --confcutdir tests $(PARALLEL) -m 'not slow' $(BARE) || exit 1; \
 	done
 
