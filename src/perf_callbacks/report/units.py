@@ -8,11 +8,13 @@ DASH = "—"
 
 
 def rate(value: float) -> str:
-    """Format a rate with at least three figures.
+    """Format a rate with at least three figures. A journal may hold values beyond all numbers.
 
-    >>> rate(13760.4), rate(3.14159)
-    ('13,760', '3.14')
+    >>> rate(13760.4), rate(3.14159), rate(math.inf)
+    ('13,760', '3.14', '—')
     """
+    if not math.isfinite(value):
+        return DASH
     before_point = math.floor(math.log10(value)) + 1 if value > 0 else 1
     return f"{value:,.{max(0, 3 - before_point)}f}"
 
