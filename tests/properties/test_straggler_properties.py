@@ -107,7 +107,7 @@ SPELLS = st.fixed_dictionaries(
         "cause": st.sampled_from(["data", "steal", "host"]),
         "seconds": st.floats(0.2, 1),
         "first": st.integers(21, 60),  # after a window in which ranks lead each other by chance
-        "steps": st.integers(57, 75),
+        "steps": st.integers(65, 78),  # a fault of the other rank in a step takes this step from the spell
         "faults": st.lists(
             st.tuples(st.integers(1, 140), st.sampled_from(["gc", "data", "steal", "host"]), st.floats(0.5, 3)),
             max_size=5,
