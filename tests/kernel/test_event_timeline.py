@@ -174,6 +174,14 @@ def test_what_the_stream_still_owes_at_the_end_is_lost(fit):
     assert [step["excluded"] for step in fit.steps()] == ["first", "lost"]
 
 
+def test_what_the_stream_does_after_the_end_changes_nothing(fit):
+    for _ in range(3):
+        fit.step(**STAGES)
+    summary = fit.engine.stop(fit.now)
+    fit.stream.run()
+    assert fit.engine.summary().lost_steps == summary.lost_steps == 3
+
+
 def test_an_event_on_another_stream_loses_its_step(fit):
     other = FakeStream()
     fit.step(other=1)

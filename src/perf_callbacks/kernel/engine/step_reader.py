@@ -144,8 +144,9 @@ class StepReader:
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Enter the steps whose times are still on the device into the ledger, as lost steps."""
+        """Enter the steps whose times are still on the device into the ledger, as lost steps. No time is read again."""
         self._enter(self._timed(["lost"] * len(self.passed)))
+        self._device = None
 
     def _collect(self) -> None:
         written = self._tape.take()
