@@ -71,7 +71,15 @@ class Device:
         why = None if self._capturing() else why_unusable(make, record)
         if why is not None:
             return Timing(unstaged=f"{self.kind} can't be timed: {why}")
-        return Timing(EventTimeline(make, record=record, capturing=self._capturing))
+        return Timing(EventTimeline(make, record=record, capturing=self._capturing, stream=self._stream(place)))
+
+    def _stream(self, place: torch.device) -> Callable[[], object]:
+        """Return the function that returns the current stream, or a constant if streams can't be compared."""
+        with suppress(Exception):  # no such function, or another signature
+            stream: Callable[[], object] = partial(self.module.current_stream, place)
+            if stream() == stream():
+                return stream
+        return bool
 
     def _maker(self) -> Callable[[], Event]:
         """Return the function that makes an event with timing."""

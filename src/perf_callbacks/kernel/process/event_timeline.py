@@ -66,6 +66,7 @@ class EventTimeline:
         *,
         record: Callable[[Event], object] = lambda event: event.record(),
         capturing: Callable[[], bool] = lambda: False,
+        stream: Callable[[], object] = lambda: None,
         capacity: int = CAPACITY,
     ) -> None:
         """Make some events.
@@ -74,10 +75,14 @@ class EventTimeline:
             make: Makes an event.
             record: Records an event on the stream that trains.
             capturing: Returns True while a graph is captured on that stream.
+            stream: Returns the current stream.
             capacity: Most events in flight.
         """
         self._make, self._record, self._capacity = make, record, capacity
         self.capturing = capturing
+        self._stream = stream
+        self._home: object = None
+        """Stream on which the open step began. Waits on other streams, such as FSDP's, are left out."""
         self._free: list[Event] = [make() for _ in range(min(64, capacity))]
         self._made = len(self._free)
         self._open: list[tuple[Mark, Event]] = []
@@ -117,12 +122,12 @@ class EventTimeline:
             self._broken = reason
 
     def _leaves(self, mark: Mark) -> bool:
-        """Return True for a wait after the first `MOST_WAITS` of a step, and for the end of such a wait."""
+        """Return True for a wait on another stream or after the first `MOST_WAITS` of a step, and for its end."""
         if mark is BACK:
             return self._left_out.pop() if self._left_out else False
         if isinstance(mark, Begin):
             self._waits += mark is WAIT
-            self._left_out.append(mark is WAIT and self._waits > MOST_WAITS)
+            self._left_out.append(mark is WAIT and (self._waits > MOST_WAITS or self._stream() != self._home))
             return self._left_out[-1]
         return False
 
@@ -144,6 +149,7 @@ class EventTimeline:
         self._close(LOST if event is None else event)
         if event is not None:
             self._open.append((END, event))
+            self._home = self._stream()
         else:
             self._broken = LOST
 
@@ -187,6 +193,8 @@ class EventTimeline:
             self._broken = self._broken or LOST
         else:
             self._record(event)
+            if not self._open:
+                self._home = self._stream()
             self._open.append((mark, event))
 
     def _take(self) -> Event | None:
