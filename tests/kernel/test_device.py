@@ -8,7 +8,7 @@ from fakes import FakeEvent, FakeStream
 
 from perf_callbacks.kernel.engine.marks import BACK, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process import device, event_timeline
 from perf_callbacks.kernel.process.device import Cuda, Device, Hpu, Mps, Npu, Rocm, Xla, Xpu
 from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing
 
@@ -130,6 +130,17 @@ def test_a_capture_at_the_start_is_left_alone(streams):
     timing.timeline.mark(END)
     assert timing.timeline.ready() == []
     streams.is_current_stream_capturing = lambda: False
+
+
+@pytest.mark.parametrize(("kind", "timed"), [("cuda", True), ("xpu", False)])
+def test_a_gpu_that_is_busy_at_the_start_is_timed(streams, monkeypatch, kind, timed):
+    now = iter(range(1000))
+    monkeypatch.setattr(event_timeline, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(event_timeline, "sleep", lambda _: None)
+    monkeypatch.setattr(Recorded, "query", FakeEvent.query)  # ranks wait for rank 0, whose host reads the weights
+    timing = device.of(torch.device(kind, 0)).timing()
+    assert (timing.timeline is not None) == timed
+    assert (timing.unstaged is None) == timed
 
 
 @pytest.mark.parametrize(
