@@ -363,6 +363,19 @@ def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypat
     )
 
 
+def test_the_context_of_several_gpus_is_unknown_as_only_one_is_read(tmp_path, ticks, monkeypatch):
+    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1, 10**9))
+    use = DeviceUse(own_bytes=5 * 10**9)
+    monkeypatch.setattr(memory, "Monitor", lambda _: SimpleNamespace(read=lambda: use, close=lambda: None))
+    monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid="a-uuid"))
+    of_model = memory.device.of_model
+    monkeypatch.setattr(memory.device, "of_model", lambda *found: 2 * of_model(*found))
+    model = a_model()
+    train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), after_step=lambda _: ticks.pass_seconds(10))
+    (parts,) = recorded(tmp_path, Memory)
+    assert (parts.peak_gb, parts.context_gb) == (6.0, None)
+
+
 def on_the_stub(tmp_path, monkeypatch, ticks, steps=31, **has):
     """A fit on a GPU of the stand-in of NVML, with a reading after each ten steps."""
     stub = load(monkeypatch)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from fakes import FakeEvent, FakeStream
 
-from perf_callbacks.kernel.engine.marks import END
+from perf_callbacks.kernel.engine.marks import BACK, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process import device, event_timeline
 from perf_callbacks.kernel.process.device import Cuda, Device, Hpu, Mps, Npu, Rocm, Xla, Xpu
 from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing
 
@@ -75,10 +75,42 @@ def test_events_are_on_the_device_of_the_fit_whichever_is_current(streams, index
         assert (step[Stage.FORWARD], step[Stage.BACKWARD]) == (4.0, 8.0)
 
 
-def test_the_stream_is_looked_up_only_if_another_device_is_current(streams):
+def test_the_stream_is_looked_up_once_per_step_unless_another_device_is_current(streams):
     timeline = Cuda(torch.device("cuda:0")).timing().timeline
     one_step(timeline, streams.streams[0])
-    assert streams.asked_for_stream == 0
+    before = streams.asked_for_stream
+    one_step(timeline, streams.streams[0])
+    assert streams.asked_for_stream == before + 1
+
+
+def test_a_wait_on_another_stream_than_the_training_stays_in_its_stage(streams):
+    timeline = Cuda(torch.device("cuda:0")).timing().timeline
+    main, gathering = streams.streams[0], FakeStream()
+    timeline.mark(Stage.FORWARD)
+    main.work(1.0)
+    streams.streams[0] = gathering  # as FSDP gathers parameters, ahead of the computation
+    timeline.mark(WAIT)
+    gathering.work(4.0)
+    timeline.mark(BACK)
+    streams.streams[0] = main
+    main.work(2.0)
+    timeline.mark(WAIT)
+    main.work(0.5)
+    timeline.mark(BACK)
+    timeline.mark(END)
+    (step,) = timeline.ready()
+    assert (step[Stage.FORWARD], step[Stage.COMMUNICATION]) == (3.0, 0.5)
+
+
+@pytest.mark.parametrize("current_stream", [None, lambda: 1 / 0, lambda place: object()])
+def test_streams_that_cannot_be_compared_are_taken_for_one(streams, monkeypatch, current_stream):
+    monkeypatch.setattr(streams, "current_stream", current_stream)
+    timeline = Cuda(torch.device("cuda:0")).timing().timeline
+    for mark in (Stage.FORWARD, WAIT, BACK, END):
+        timeline.mark(mark)
+        streams.streams[0].work(1.0)
+    (step,) = timeline.ready()
+    assert (step[Stage.FORWARD], step[Stage.COMMUNICATION]) == (2.0, 1.0)
 
 
 def test_a_place_without_a_number_is_the_device_that_is_current_at_the_start(streams):
@@ -98,6 +130,17 @@ def test_a_capture_at_the_start_is_left_alone(streams):
     timing.timeline.mark(END)
     assert timing.timeline.ready() == []
     streams.is_current_stream_capturing = lambda: False
+
+
+@pytest.mark.parametrize(("kind", "timed"), [("cuda", True), ("xpu", False)])
+def test_a_gpu_that_is_busy_at_the_start_is_timed(streams, monkeypatch, kind, timed):
+    now = iter(range(1000))
+    monkeypatch.setattr(event_timeline, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(event_timeline, "sleep", lambda _: None)
+    monkeypatch.setattr(Recorded, "query", FakeEvent.query)  # ranks wait for rank 0, whose host reads the weights
+    timing = device.of(torch.device(kind, 0)).timing()
+    assert (timing.timeline is not None) == timed
+    assert (timing.unstaged is None) == timed
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from fakes import DeviceFit, FakeStream
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.process import event_timeline
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Gc
@@ -172,6 +173,33 @@ def test_what_the_stream_still_owes_at_the_end_is_lost(fit):
     summary = fit.engine.stop(fit.now)
     assert (summary.steps, summary.lost_steps) == (2, 1)
     assert [step["excluded"] for step in fit.steps()] == ["first", "lost"]
+
+
+def test_what_the_stream_does_after_the_end_changes_nothing(fit):
+    for _ in range(3):
+        fit.step(**STAGES)
+    summary = fit.engine.stop(fit.now)
+    fit.stream.run()
+    assert fit.engine.summary().lost_steps == summary.lost_steps == 3
+
+
+def test_an_interrupt_while_marks_are_read_costs_no_later_step(fit, monkeypatch):
+    def interrupt(_tape, _written):
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        fit.step(**STAGES)
+        fit.stream.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(Tape, "read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fit.step(forward=8)
+    for _ in range(3):
+        fit.stream.run()
+        fit.step(**STAGES)
+    fit.stream.run()
+    summary = fit.engine.stop(fit.now)
+    assert (summary.lost_steps, summary.included_steps, summary.step_time) == (0, 3, 2.0)
 
 
 def test_an_event_on_another_stream_loses_its_step(fit):

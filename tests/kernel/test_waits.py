@@ -70,6 +70,25 @@ def test_a_collective_is_a_wait(tape, collective):
     assert marks(tape) == [WAIT, BACK]
 
 
+@pytest.fixture
+def nccl(monkeypatch):
+    """Process groups whose synchronous calls return no `Work`, as with NCCL since torch 2.8."""
+    if not hasattr(dist.AllreduceOptions(), "asyncOp"):
+        pytest.skip("this torch calls Work.wait")
+    for name in ("allreduce", "barrier"):
+        monkeypatch.setattr(dist.ProcessGroup, name, lambda *_, opts=None: None)
+
+
+@pytest.mark.parametrize("collective", [lambda **kwargs: dist.all_reduce(torch.ones(2), **kwargs), dist.barrier])
+def test_a_collective_that_waits_itself_is_a_wait_from_the_second_call_on(nccl, tape, collective):
+    collective()
+    assert marks(tape) == []
+    collective()
+    assert marks(tape) == [WAIT, BACK]
+    collective(async_op=True)
+    assert marks(tape) == []
+
+
 @pytest.mark.parametrize("name", ["send", "recv", "recv_anysource"])
 def test_transfers_between_two_ranks_are_counted_also_without_a_tape(group, name):
     kind, before = dist.ProcessGroup, WAITS.transfers

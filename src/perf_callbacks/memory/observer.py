@@ -204,12 +204,12 @@ class MemoryWatch(Observer):
             self._recorder.write(use)
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record. If NVML reports the GPU memory of this process, include the context."""
+        """Write the `memory` record. If NVML reports this process's memory on its only GPU, include the context."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
         allocator = device.allocators(self._devices)
-        if own_bytes is not None and allocator is not None:
+        if own_bytes is not None and allocator is not None and len(self._devices) == 1:
             parts = replace(parts, context_gb=max(0, own_bytes - allocator.reserved_bytes) / GB)
             self.use.parts = parts
         self._recorder.write(parts)

@@ -144,8 +144,9 @@ class StepReader:
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Enter the steps whose times are still on the device into the ledger, as lost steps."""
+        """Enter the steps whose times are still on the device into the ledger, as lost steps. No time is read again."""
         self._enter(self._timed(["lost"] * len(self.passed)))
+        self._device = None
 
     def _collect(self) -> None:
         written = self._tape.take()
@@ -222,7 +223,11 @@ class StepReader:
         self.work.settle()
 
     def _timed(self, times: Sequence[tuple[float, ...] | str]) -> Columns | None:
-        """Take the first queued steps, with their times from the device, or the reasons why there are none."""
+        """Take the first queued steps, with their times from the device, or the reasons why there are none.
+
+        After an interrupt the device may give times of steps that were never queued. The earliest are dropped.
+        """
+        times = times[max(0, len(times) - len(self.passed)) :]
         return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def _early(self, past: Past) -> Columns | None:

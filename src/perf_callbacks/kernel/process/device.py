@@ -26,6 +26,8 @@ class Device:
     words = Words()
     pinned_copies: bool | None = None
     """True: copies from pinned memory go on beside the device's work. None: unknown, so pinning is only advised."""
+    reliable_events = False
+    """True: events that don't complete for seconds only show that the device is busy."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -68,10 +70,18 @@ class Device:
         if self.index is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
-        why = None if self._capturing() else why_unusable(make, record)
+        why = None if self._capturing() else why_unusable(make, record, reliable=self.reliable_events)
         if why is not None:
             return Timing(unstaged=f"{self.kind} can't be timed: {why}")
-        return Timing(EventTimeline(make, record=record, capturing=self._capturing))
+        return Timing(EventTimeline(make, record=record, capturing=self._capturing, stream=self._stream(place)))
+
+    def _stream(self, place: torch.device) -> Callable[[], object]:
+        """Return the function that returns the current stream, or a constant if streams can't be compared."""
+        with suppress(Exception):  # no such function, or another signature
+            stream: Callable[[], object] = partial(self.module.current_stream, place)
+            if stream() == stream():
+                return stream
+        return bool
 
     def _maker(self) -> Callable[[], Event]:
         """Return the function that makes an event with timing."""
@@ -177,6 +187,7 @@ class Cuda(Device):
     """An NVIDIA GPU."""
 
     pinned_copies = True
+    reliable_events = True
     words = Words(
         blocking=("CUDA_LAUNCH_BLOCKING",),
         uncached=("PYTORCH_NO_CUDA_MEMORY_CACHING",),

@@ -66,6 +66,7 @@ class EventTimeline:
         *,
         record: Callable[[Event], object] = lambda event: event.record(),
         capturing: Callable[[], bool] = lambda: False,
+        stream: Callable[[], object] = lambda: None,
         capacity: int = CAPACITY,
     ) -> None:
         """Make some events.
@@ -74,10 +75,14 @@ class EventTimeline:
             make: Makes an event.
             record: Records an event on the stream that trains.
             capturing: Returns True while a graph is captured on that stream.
+            stream: Returns the current stream.
             capacity: Most events in flight.
         """
         self._make, self._record, self._capacity = make, record, capacity
         self.capturing = capturing
+        self._stream = stream
+        self._home: object = None
+        """Stream on which the open step began. Waits on other streams, such as FSDP's, are left out."""
         self._free: list[Event] = [make() for _ in range(min(64, capacity))]
         self._made = len(self._free)
         self._open: list[tuple[Mark, Event]] = []
@@ -117,12 +122,12 @@ class EventTimeline:
             self._broken = reason
 
     def _leaves(self, mark: Mark) -> bool:
-        """Return True for a wait after the first `MOST_WAITS` of a step, and for the end of such a wait."""
+        """Return True for a wait on another stream or after the first `MOST_WAITS` of a step, and for its end."""
         if mark is BACK:
             return self._left_out.pop() if self._left_out else False
         if isinstance(mark, Begin):
             self._waits += mark is WAIT
-            self._left_out.append(mark is WAIT and self._waits > MOST_WAITS)
+            self._left_out.append(mark is WAIT and (self._waits > MOST_WAITS or self._stream() != self._home))
             return self._left_out[-1]
         return False
 
@@ -144,6 +149,7 @@ class EventTimeline:
         self._close(LOST if event is None else event)
         if event is not None:
             self._open.append((END, event))
+            self._home = self._stream()
         else:
             self._broken = LOST
 
@@ -187,6 +193,8 @@ class EventTimeline:
             self._broken = self._broken or LOST
         else:
             self._record(event)
+            if not self._open:
+                self._home = self._stream()
             self._open.append((mark, event))
 
     def _take(self) -> Event | None:
@@ -254,10 +262,11 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
     return record
 
 
-def why_unusable(make: Callable[[], Event], record: Callable[[Event], object]) -> str | None:
+def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *, reliable: bool = False) -> str | None:
     """Return the reason why a device's events can't time steps; None if two events show that they can.
 
-    The call waits for the work that is queued on the device, at most two seconds.
+    The call waits for the work that is queued on the device, at most two seconds. If the events are known to be
+    `reliable`, longer work is no reason: ranks that wait for rank 0 to send the weights queue such work.
     """
     with guard() as attempt:
         first, second = make(), make()
@@ -266,7 +275,7 @@ def why_unusable(make: Callable[[], Event], record: Callable[[Event], object]) -
         deadline = monotonic() + PROBE_SECONDS
         while not second.query():
             if monotonic() > deadline:
-                return f"its events did not complete within {PROBE_SECONDS:.0f} s"
+                return None if reliable else f"its events did not complete within {PROBE_SECONDS:.0f} s"
             sleep(0.001)
         between = first.elapsed_time(second)
         if 0 <= between < math.inf:

@@ -33,6 +33,15 @@ MOST_PAIRS = 1_000_000
 TRANSFERS = ("send", "recv", "recv_anysource")
 """Methods of a process group that exchange a tensor with a single rank. All such functions of torch call them."""
 
+COLLECTIVES = (
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier",
+    "allgather", "allgather_coalesced", "_allgather_base", "all_gather_single",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+    "alltoall", "alltoall_base", "all_to_all_single",
+)  # fmt: skip
+"""Methods of a process group that may wait themselves. Since torch 2.8 NCCL does so in synchronous calls: it returns no
+`Work`, so there is no call of `Work.wait`."""
+
 COMPILED_WAIT = b"wait_tensor.default("
 """Call of a wait in code that Inductor has generated."""
 
@@ -75,6 +84,7 @@ class Waits(Owner[Claim]):
             self._install(_transferring_functions(), self._counted)
             if tapes:
                 self._install(_waiting_functions(), functools.partial(_timed, self._tapes))
+                self._install(_collectives(), functools.partial(_timed_if_waiting, self._tapes))
         elif self._installed:
             self._patches.restore()
             self._installed.clear()
@@ -123,6 +133,12 @@ def _transferring_functions() -> Iterator[tuple[Any, str]]:
         yield from [(group, name) for name in TRANSFERS]
 
 
+def _collectives() -> Iterator[tuple[Any, str]]:
+    if distributed.is_available():
+        group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
+        yield from [(group, name) for name in COLLECTIVES if hasattr(group, name)]
+
+
 def in_compiled_code() -> bool:
     """Return True if code that Inductor has generated waits for other ranks: these waits can't be timed."""
     cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
@@ -159,6 +175,28 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
                 write((BACK, clock()))
 
     return timed
+
+
+def _timed_if_waiting(
+    tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], collective: Any
+) -> Callable[..., Any]:
+    """Return the function that times synchronous calls of `collective`, once a synchronous call has returned no `Work`.
+
+    Before that, `Work.wait` is expected to follow.
+    """
+    timed, waits = _timed(tapes, collective), False
+
+    @functools.wraps(collective)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal waits
+        options = kwargs.get("opts", args[-1] if args else None)
+        if getattr(options, "asyncOp", True):  # an older torch doesn't say
+            return collective(*args, **kwargs)
+        work = (timed if waits else collective)(*args, **kwargs)
+        waits = work is None
+        return work
+
+    return call
 
 
 WAITS = Waits()

@@ -62,7 +62,7 @@ METRICS = (
         unit="s",
         meaning="blocked in collectives outside of the backward: waiting for other ranks, or exchanging data. Its time "
         "is not part of the stage in which it fell",
-        needs=(CLOCK, RANKS),
+        needs=(RANKS,),
     ),
     Metric(
         name="gc_time",
