@@ -359,7 +359,8 @@ class Recorder:
         reader, began = self.engine.step_reader, self.clock()
         while not reader.collect() and not reader.capturing:
             steps = 0 if self.failure is not None else DRAIN_STEPS
-            if self.clock() - began > max(DRAIN_SECONDS, steps * reader.longest_timed):
+            longest = reader.longest_step or reader.longest_timed  # a first step may compile for minutes
+            if self.clock() - began > max(DRAIN_SECONDS, steps * longest):
                 return
             sleep(0.001)
 
