@@ -2,7 +2,7 @@
 
 import math
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -39,7 +39,8 @@ def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Fin
     apart = max(1, round(summary.steps / count))
     evidence = f"{noun} took {seconds / measured.seconds:.0%} of the run: one after every {_steps(apart)}"
     form = _OFTEN.get((kind, facts.integration), "one after every {} steps").format(apart * rarer)
-    return finding(kind, seconds * (1 - 1 / rarer) / measured.seconds, evidence, form)
+    low, share = interrupting(seconds * (1 - 1 / rarer) / measured.seconds)
+    return finding(kind, share, evidence, form, low=low)
 
 
 def _steps(number: int) -> str:

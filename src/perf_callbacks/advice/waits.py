@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 
 
@@ -18,8 +18,8 @@ def logging(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
     if facts.log_every == 1:
         lightning = facts.integration == "lightning"
         remedy = "Trainer(log_every_n_steps=50)" if lightning else "TrainingArguments(logging_steps=50)"
-    won = measured.with_cpu(share)
-    return finding("sync", won, evidence, remedy, low=measured.low(won, "other"))
+    low, won = interrupting(measured.with_cpu(share))
+    return finding("sync", won, evidence, remedy, low=measured.low(low, "other"))
 
 
 def read_each_step(facts: Facts) -> str | None:
