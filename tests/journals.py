@@ -6,8 +6,9 @@ from fakes import a_run
 from summaries import a_summary_of
 
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Span, Stall, Steps
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Span, Steps
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.rank_records import Stall
 
 FINDING = Finding(
     cause="data", share=0.25, evidence="Waiting for data took 25% of the run", remedy="DataLoader(num_workers=2)"

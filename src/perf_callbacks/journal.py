@@ -26,14 +26,13 @@ from perf_callbacks.kernel.records.fit_records import (
     Row,
     Run,
     Span,
-    Stall,
     Steps,
-    Straggler,
     Summary,
     Window,
 )
 from perf_callbacks.kernel.records.journal_file import files, read
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.kernel.records.summary_parts import (
     EnergySummary,
     FlopsSummary,

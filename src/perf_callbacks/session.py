@@ -30,7 +30,7 @@ from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.in_force import SWITCH
 from perf_callbacks.memory import observer as memory_watch
 from perf_callbacks.ranks import exchange
-from perf_callbacks.report import cards, report_file
+from perf_callbacks.report import cards, opening_card, report_file
 from perf_callbacks.stalls import observer as stalls
 from perf_callbacks.stragglers import observer as stragglers
 from perf_callbacks.trials import observer as trials
@@ -176,7 +176,7 @@ class Session:
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
                 self._show(
-                    cards.opening(
+                    opening_card.opening(
                         recorder.run,
                         journal=journal,
                         checklist=rows,

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-from perf_callbacks.kernel.records.fit_records import Stall
 from perf_callbacks.kernel.records.journal_file import read
+from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.loop import measure
 from perf_callbacks.stalls import observer as stalls
 

@@ -6,7 +6,7 @@ import pytest
 from short_trainings import DOORS
 from tiny import records
 
-from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.kernel.records.rank_records import Straggler
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 

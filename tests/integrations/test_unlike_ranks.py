@@ -4,7 +4,8 @@ import pytest
 from launching import run_ranks
 from tiny import records
 
-from perf_callbacks.kernel.records.fit_records import Straggler, Summary
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.text import DIFFERENT_WORK, NOT_COMPARABLE, lines
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ import torch
 from fakes import FakeClock, FakeEvent, FakeStream
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.engine import step_reader
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.fit import recorder as recorders
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device
@@ -53,7 +53,7 @@ def worker(monkeypatch):
     worker = Worker(clock)
     timeline = EventTimeline(worker.event, capturing=lambda: worker.capturing)
     monkeypatch.setattr(device.Cpu, "timing", lambda _: Timing(timeline))
-    monkeypatch.setattr(recorders, "sleep", lambda _: clock.sleep(0.125))
+    monkeypatch.setattr(step_reader, "sleep", lambda _: clock.sleep(0.125))
     return worker
 
 

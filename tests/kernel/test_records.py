@@ -19,12 +19,11 @@ from perf_callbacks.kernel.records.fit_records import (
     Record,
     Row,
     Span,
-    Stall,
     Steps,
-    Straggler,
     Window,
 )
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")

@@ -7,9 +7,10 @@ from fakes import a_run
 from hypothesis import given, strategies as st
 
 from perf_callbacks.kernel.records.codec import Entry, attempts, decode, encode
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Row, Span, Steps, Summary, Window
 from perf_callbacks.kernel.records.journal_file import FileJournal, read
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.summary_parts import (
     EnergySummary,
     FlopsSummary,

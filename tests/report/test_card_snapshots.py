@@ -19,7 +19,7 @@ from perf_callbacks.commands import main
 from perf_callbacks.kernel.process.terminal import columns
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
-from perf_callbacks.report import cards
+from perf_callbacks.report import cards, opening_card
 
 NO_TERMINALS = "Windows has no pseudo-terminals, which give a card its width"
 fcntl = pytest.importorskip("fcntl", reason=NO_TERMINALS)
@@ -70,7 +70,7 @@ WHOLE = {
 def opening(_folder):
     run = a_run(device="NVIDIA H200", timeline="device", world_size=8, attempt=2, step=40, from_env=("gc", "window"))
     journal = "out/perf_callbacks/rank0.jsonl"
-    print(cards.opening(run, journal=journal, checklist=ITEMS, findings=[BLOCKING], columns=columns()))
+    print(opening_card.opening(run, journal=journal, checklist=ITEMS, findings=[BLOCKING], columns=columns()))
 
 
 def closing(_folder):
@@ -88,7 +88,7 @@ def live(_folder):
 
 def check(_folder):
     peak = "Peak: 989.5 TFLOPS dense bfloat16 by the data sheet."
-    print(cards.check("NVIDIA H200", ITEMS, peak, [BLOCKING], columns()))
+    print(opening_card.check("NVIDIA H200", ITEMS, peak, [BLOCKING], columns()))
 
 
 def memory(folder):

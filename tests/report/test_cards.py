@@ -9,11 +9,11 @@ from tiny import unwrapped
 
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
-from perf_callbacks.report import cards
+from perf_callbacks.report import cards, opening_card
 
 
 def test_the_path_of_a_journal_shows_no_control_character():
-    assert "journal a\\x1b[2Jb" in cards.opening(a_run(), journal="a\x1b[2Jb")
+    assert "journal a\\x1b[2Jb" in opening_card.opening(a_run(), journal="a\x1b[2Jb")
 
 
 def summary(**changes):
@@ -226,17 +226,17 @@ Training on cpu would begin with
   advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
     CUDA_LAUNCH_BLOCKING
 No peak."""
-    assert cards.check("cpu", [], "No peak.", [BLOCKING]) == expected
+    assert opening_card.check("cpu", [], "No peak.", [BLOCKING]) == expected
 
 
 def test_a_fit_opens_with_three_pieces_of_advice_at_most():
-    lines = cards.opening(a_run(), journal=None, findings=[BLOCKING] * 4).splitlines()
+    lines = opening_card.opening(a_run(), journal=None, findings=[BLOCKING] * 4).splitlines()
     assert lines[2:4] == [
         "  advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting",
         "    CUDA_LAUNCH_BLOCKING",
     ]
     assert len(lines) == 2 + 3 * 2
-    assert "advice" not in cards.opening(a_run(), journal=None)
+    assert "advice" not in opening_card.opening(a_run(), journal=None)
 
 
 def test_the_closing_table_says_that_there_is_nothing_to_win():
@@ -294,7 +294,7 @@ def test_cards_are_plain_and_80_columns_wide_whatever_shows_them(findings, colum
     full = {"wall_seconds": ACCOUNT, "lost_steps": 3, "stalls": 2, "proofs": {"gc": PROVEN}, "failure": "no " * 40}
     full |= {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25, **WORKED, "flops_coverage": 1.0}
     row = Checklist(item="gc", status=APPLIED, before="automatic, thresholds 700/10/10", after="every 100 steps " * 4)
-    opening = cards.opening(a_run(), journal="out/rank0.jsonl", checklist=[row], findings=findings)
+    opening = opening_card.opening(a_run(), journal="out/rank0.jsonl", checklist=[row], findings=findings)
     for card in (cards.closing(summary(**full, findings=findings)), opening):
         assert max(map(len, card.splitlines())) <= 80
         assert "\x1b" not in card
@@ -342,7 +342,7 @@ set by perf.yaml: window, flops, set by accelerate's config: report, no journal"
 )
 def test_the_opening_line_says_what_is_measured_and_where_it_goes(run, journal, expected):
     opening = "perf_callbacks 1.0: step time, stages and throughput on "
-    assert unwrapped(cards.opening(run, journal=journal)) == opening + expected
+    assert unwrapped(opening_card.opening(run, journal=journal)) == opening + expected
 
 
 def test_stalls_are_counted_with_what_they_cost():

@@ -9,8 +9,9 @@ from fakes import a_run
 from journals import COUNT, FINDING, Outline, a_fit, a_summary, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import SCHEMA, Finding, Span, Stall, Steps, Straggler
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Finding, Span, Steps
 from perf_callbacks.kernel.records.machine_records import Use
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render

@@ -8,9 +8,9 @@ from fakes import a_run
 from journals import a_summary, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import Stall
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.machine_records import Use
+from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.signs_of_life import Signs
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report.recorded_run import RecordedRun, facts, gather, merge

@@ -7,7 +7,8 @@ import pytest
 from journals import a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import Steps, Straggler
+from perf_callbacks.kernel.records.fit_records import Steps
+from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.trace import trace
 

@@ -7,7 +7,7 @@ from array import array
 import pytest
 import traces
 
-from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.peers import LOCAL
 from perf_callbacks.stragglers.search import Stragglers
 

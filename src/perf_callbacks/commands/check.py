@@ -13,7 +13,7 @@ from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings import config_file
-from perf_callbacks.report import bindings_table, cards
+from perf_callbacks.report import bindings_table, opening_card
 from perf_callbacks.report.layout import wrapped
 from perf_callbacks.report.units import speed
 
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         if settings.origins:
             print("\n".join(["Settings from outside:", *status.settings_lines(settings)]))
         said = LATER if later else _said(peak, off or refused or advice(name))
-        card = cards.check(name, rows, said, findings, terminal.columns())
+        card = opening_card.check(name, rows, said, findings, terminal.columns())
         without = status.no_effect()
         remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]
         lines = [line for note in notes for line in wrapped(note, indent="  ", width=terminal.columns())]

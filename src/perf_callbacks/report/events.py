@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any, NamedTuple
 
-from perf_callbacks.kernel.records.fit_records import Gc, Span, Straggler
+from perf_callbacks.kernel.records.fit_records import Gc, Span
+from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.tables import distinct_stalls, stalled_seconds
 from perf_callbacks.report.units import duration

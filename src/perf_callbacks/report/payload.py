@@ -9,11 +9,12 @@ from perf_callbacks.kernel.records.fit_records import Flops, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import machine, run_title, slow_steps, tables
-from perf_callbacks.report.cards import TIMELINES, verdict
+from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
+from perf_callbacks.report.opening_card import TIMELINES
 from perf_callbacks.report.series import (
     Band,
     Outlier,

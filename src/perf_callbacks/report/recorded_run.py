@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from perf_callbacks.kernel.records.fit_records import Stall, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
+from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report.history import possible
 
 FRESH_SECONDS = 30.0

@@ -10,7 +10,8 @@ from statistics import median
 
 from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Span, Stall, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Span, Summary
+from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES

@@ -11,7 +11,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
-from perf_callbacks.kernel.records.fit_records import Stall
+from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.ranks import exchange

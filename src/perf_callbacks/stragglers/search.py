@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.even_work import extra_seconds, without_batch_size
 from perf_callbacks.stragglers.peers import (
     CAUSES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import stdev
 
-from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.peers import HOST, Peers, low, lower_median, median
 
 SLOW_SHARE = 0.05

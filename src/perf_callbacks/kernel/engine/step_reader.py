@@ -9,6 +9,7 @@ from threading import RLock
 from typing import Any, Protocol
 
 from perf_callbacks.kernel.batches.reader import Batch, nothing, together
+from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.kernel.engine.marks import Calls, Mark, Pause
@@ -21,6 +22,10 @@ from perf_callbacks.kernel.records.fit_records import Gc, Record
 
 MOMENT_SECONDS = 0.05
 """Longest time that a thread waits for another thread that reads steps."""
+
+DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
+"""Longest wait for the device's last events at the end of a fit: these seconds, or if longer, the time of so many
+longest steps. After a failure, no longer than these seconds."""
 
 
 class DeviceTimeline(Protocol):
@@ -115,6 +120,15 @@ class StepReader:
             if self._observers.watching:
                 self._observers.steps_measured([] if steps is None else steps.rows, pauses)
         return not self.passed
+
+    def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
+        """Wait for the device's last times at the end of a fit. After a failure, wait for a second only."""
+        began = clock()
+        while not self.collect() and not self.capturing:
+            longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
+            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * longest):
+                return
+            sleep(0.001)
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
         """Write the finished steps that were not handed out yet. Called outside the training thread.

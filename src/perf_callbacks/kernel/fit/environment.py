@@ -28,7 +28,7 @@ class Environment:
     gc_generational: bool
     """True: young objects can be collected separately."""
     accelerator: str | None
-    """Kind of accelerator in use, as torch calls it. None: there is none."""
+    """Kind of accelerator in use, by its name in torch. None: no accelerator."""
     pinned_copies: bool | None
     """True: copies from pinned memory go on beside the accelerator's work. None: unknown, or no accelerator."""
     cpus: int | None

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
-from perf_callbacks.kernel.clock import perf_counter, sleep
+from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
@@ -38,10 +38,6 @@ from perf_callbacks.kernel.weak_calls import weakly
 
 EMPTY_ROWS = 3
 """Number of empty rows in sequence that cause a warning. A single empty row is no loss."""
-
-DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Longest wait for the device's last events at the end of a fit: these seconds, or if longer, the time of so many
-longest steps. After a failure, no longer than these seconds."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -356,13 +352,7 @@ class Recorder:
         self._abandon.detach()  # after an interrupt the finalizer stays, and does the rest when we are freed
 
     def _drain(self) -> None:
-        reader, began = self.engine.step_reader, self.clock()
-        while not reader.collect() and not reader.capturing:
-            steps = 0 if self.failure is not None else DRAIN_STEPS
-            longest = reader.longest_step or reader.longest_timed  # a first step may compile for minutes
-            if self.clock() - began > max(DRAIN_SECONDS, steps * longest):
-                return
-            sleep(0.001)
+        self.engine.step_reader.drain(self.clock, failed=self.failure is not None)
 
     def _finish(self) -> None:
         self._drain()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.kernel.records.summary_parts import (
     EnergySummary,
     FlopsSummary,
@@ -362,39 +363,6 @@ class Summary:
     def long_enough(self) -> bool:
         """True: there are enough steps for findings that depend on times. In shorter fits, shares are chance."""
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stall:
-    """State of a rank whose steps have stopped ending, at the moment of detection."""
-
-    step: int
-    """Number of the last step that ended."""
-    rank: int
-    stage: str
-    """Stage that the training thread is in: "data", "forward", "backward", "optimizer", "other", "evaluation" or
-    "checkpoint"."""
-    since_seconds: float
-    """Time in this stage."""
-    stack: tuple[str, ...] = ()
-    """Python stack of the training thread, `file:line function`, innermost last."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Straggler:
-    """Rank, or set of ranks, that the other ranks waited for. In rank 0's journal."""
-
-    step: int
-    rank: int
-    """The slowest rank of a set."""
-    cause: str
-    """One of gc, data, steal (waiting for a CPU), device, host."""
-    seconds_lost: float
-    """Seconds that the affected steps together would have been shorter without the cause."""
-    steps: int = 1
-    """Number of affected steps up to `step`; more than 1 for ranks that are slow for long."""
-    ranks: tuple[int, ...] = ()
-    """All ranks of a set, in order: the job loses the time as long as one of them is slow. Empty: `rank` alone."""
 
 
 Record = (

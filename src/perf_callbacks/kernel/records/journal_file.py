@@ -16,8 +16,9 @@ from typing import BinaryIO
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.codec import Entry, encode, entries
-from perf_callbacks.kernel.records.fit_records import Checklist, Flops, Gc, Record, Run, Stall, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Flops, Gc, Record, Run, Steps, Summary
 from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.rank_records import Stall
 
 try:
     import fcntl
