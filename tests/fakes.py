@@ -194,3 +194,12 @@ BLOCKING = Finding(
     evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
     remedy="unsetting CUDA_LAUNCH_BLOCKING",
 )
+
+
+STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.25}
+"""Seconds of the stages of a step on a stream."""
+
+
+def times(step):
+    """The times of a step that are not 0, by stage."""
+    return {name.removesuffix("_time"): value for name, value in step.items() if name.endswith("_time") and value}

@@ -88,7 +88,7 @@ def test_links_and_hidden_directories_are_not_followed(tmp_path, capsys):
     assert len(told(capsys, tmp_path).out.splitlines()) == 2
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="nothing is unreadable here")
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read each directory")
 def test_a_directory_that_cannot_be_read_is_named(tmp_path, capsys):
     a_recorded(tmp_path / "run")
     (tmp_path / "locked").mkdir(mode=0)

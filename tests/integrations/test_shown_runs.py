@@ -16,9 +16,6 @@ from perf_callbacks.commands import main, show
 from perf_callbacks.kernel.records.signs_of_life import read_locks
 from perf_callbacks.loop import measure
 
-PROMPT = 120.0
-"""Seconds in which anything happens, on a busy machine."""
-
 
 def shown(capsys, *words):
     capsys.readouterr()
@@ -44,7 +41,7 @@ def train(directory, *, fails=False):
             raise RuntimeError("no more")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL, after which a run leaves no summary")
 def test_a_run_is_running_until_it_is_killed(tmp_path, capsys, monkeypatch):
     directory = tmp_path / "run"
     directory.mkdir()
@@ -58,10 +55,8 @@ def test_a_run_is_running_until_it_is_killed(tmp_path, capsys, monkeypatch):
         errors=directory / "err",
     )
     try:
-        deadline = time.monotonic() + PROMPT
         while not (directory / "perf_callbacks/summary0.json").exists():
             assert process.poll() is None, (directory / "err").read_text()
-            assert time.monotonic() < deadline
             time.sleep(0.05)
         look(monkeypatch, directory, seconds=5.0)
         running = json.loads(shown(capsys, directory, "--json"))

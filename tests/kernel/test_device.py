@@ -266,7 +266,7 @@ def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
     assert xpu.features() == Features(multiprocessors=512)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA starts here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the test needs CUDA that refuses to start, and here CUDA starts")
 def test_facts_of_a_gpu_that_does_not_start_are_unknown():
     found = Cuda(torch.device("cuda:0"))
     assert (found.features(), found.name, found.allocator(), found.peak_memory_share) == (

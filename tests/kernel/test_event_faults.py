@@ -4,16 +4,10 @@ import logging
 import math
 
 import pytest
-from fakes import DeviceFit, Fit
+from fakes import STAGES, DeviceFit, Fit, times
 
 from perf_callbacks.kernel.process import event_timeline
 from perf_callbacks.kernel.process.event_timeline import CAPTURED, LOST, why_unusable
-
-STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.25}
-
-
-def times(step):
-    return {name.removesuffix("_time"): value for name, value in step.items() if name.endswith("_time") and value}
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Steps and stages on a stream's own clock. Milliseconds in quarters, so that every sum is exact."""
 
 import pytest
-from fakes import DeviceFit, FakeStream
+from fakes import STAGES, DeviceFit, FakeStream, times
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
@@ -9,12 +9,6 @@ from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.process import event_timeline
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Gc
-
-STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.25}
-
-
-def times(step):
-    return {name.removesuffix("_time"): value for name, value in step.items() if name.endswith("_time") and value}
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_a_journal_cut_at_any_byte_is_read(file):
     assert any(ended)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes, which a reader would wait for")
 def test_a_pipe_beside_the_journal_is_not_opened(file):
     file.write_text(of_run("a", ended=False, last=20))
     os.mkfifo(file.with_name("summary0.json"))

@@ -81,7 +81,7 @@ class Sample(NamedTuple):
     """None: in the first step."""
     line: str | None
     slow: bool
-    """True: the sample is in slow code, in one of the stages `COMPUTING`."""
+    """True: the sample is in slow code, and in a stage of `COMPUTING`."""
     turned: float
     """Time at which the training thread turned to the stage."""
 

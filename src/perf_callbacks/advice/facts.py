@@ -162,7 +162,7 @@ class Facts:
     head: int | None = None
     """Size of an attention head."""
     device_type: str = "cpu"
-    """Name of the device's kind, as torch calls it."""
+    """Name of the device's kind in torch."""
     half: str | None = None
     """16-bit format that the device multiplies faster than float32: "bf16" or "fp16". None: unknown, or none."""
     tensor_cores: bool = False
@@ -188,7 +188,7 @@ class Facts:
     uncached: str | None = None
     """Variable that is set, so that device memory is not cached."""
     expandable: str | None = None
-    """Setting that makes segments of device memory grow. None: it is on, or there is none."""
+    """Setting that makes segments of device memory grow. None: already on, or not available."""
     free_cpus: float | None = None
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     left_cpus: float | None = None

@@ -25,7 +25,7 @@ For these factors and the next, see `python benchmarks/advice_figures.py llama`:
 """
 
 FORWARDS = 1.25
-"""Most time of a recomputation, relative to all forwards: unlike these, it records operations for the backward."""
+"""Most time of a recomputation, relative to all forwards. A recomputation also records operations for the backward."""
 
 FUSED = (0.5, 1.5)
 """Least and most time that fused attention saves, relative to the time of attention by its FLOPs.

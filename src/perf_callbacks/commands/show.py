@@ -1,4 +1,4 @@
-"""`perf-callbacks show`: show the card of a recorded run, also of a running or killed one."""
+"""`perf-callbacks show`: show the card of a recorded run, also of a running or killed run."""
 
 import argparse
 import json
@@ -77,7 +77,7 @@ def below(top: Path, locks: Locks) -> list[RecordedRun]:
 
 
 def _newest(top: Path, locks: Locks) -> list[RecordedRun]:
-    """Return the newest run in a directory, or else below the directory. Print how many others there are."""
+    """Return the newest run in a directory, or else below the directory. Print the number of other runs."""
     here = [folder for folder in (top, top / FOLDER) if top.is_dir() and files_of_lowest_rank(folder)]
     direct = [one for folder in here for one in _leads(files_of_lowest_rank(folder), locks)]
     found = recorded_run.merge(direct) or below(top, locks)
@@ -111,7 +111,7 @@ def _named(path: Path) -> list[Path]:
 
 
 def files_of_lowest_rank(folder: Path) -> list[Path]:
-    """List the journals of the lowest rank in a directory, one per writer."""
+    """List the journals of the lowest rank in a directory: a journal per writer."""
     try:
         found = [path for path in files(folder) if path.parent == folder]
     except OSError:

@@ -56,7 +56,7 @@ class CountSchedule:
         return (self.counts < free or self.counts * STEPS_PER_COUNT < self.steps) and self._in_time()
 
     def took(self, seconds: float) -> None:
-        """Add the extra seconds of a counted step to the spent time. The first count is free: each fit needs one."""
+        """Add the extra seconds of a counted step to the spent time. Each fit needs the first count, which is free."""
         self._last_seconds = max(0.0, seconds)
         self._spent_seconds += self._last_seconds if self.done else 0.0
 

@@ -24,9 +24,9 @@ class PeakRow:
     fma: int | None
     """Multiply-adds of one multiprocessor in one clock, in bfloat16 or else float16."""
     called: str
-    """Example of a name that the driver reports. If one name stands for two devices, a word is added."""
+    """Example of a name that the driver reports, with another word if the name stands for two devices."""
     architecture: str | None = None
-    """ROCm's name of the architecture. With the multiprocessors, it tells which Instinct a driver without names has."""
+    """ROCm's name of the architecture. Architecture and multiprocessors tell Instincts without a name apart."""
 
 
 def _row(  # noqa: PLR0917 the columns of a table

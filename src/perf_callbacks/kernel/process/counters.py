@@ -11,7 +11,7 @@ DRIVER_HEAT, HARDWARE_HEAT = "heat, by the driver", "heat, by the hardware"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
-    """Use of a device by all processes on it. None: unknown."""
+    """Use of a device by all its processes. None: unknown."""
 
     utilization: float | None = None
     """From 0 to 1."""

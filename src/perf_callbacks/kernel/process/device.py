@@ -159,7 +159,7 @@ class Device:
 
     @property
     def expandable(self) -> str | None:
-        """Setting that makes segments of memory grow. None: it is on, or there is none."""
+        """Setting that makes segments of memory grow. None: already on, or not available."""
         names = self.words.allocator
         if not names or any(EXPANDABLE in os.environ.get(name, "") for name in names):
             return None

@@ -1,4 +1,4 @@
-"""What is known of a device, whatever its kind."""
+"""Facts about a device of any kind."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class Words:
 
 
 class Features(NamedTuple):
-    """What a device can do, and what it is. None: unknown, or there is none."""
+    """Features of a device. None: unknown, or not available."""
 
     half: str | None = None
     """16-bit format that the device multiplies faster than float32: "bf16" or "fp16"."""
