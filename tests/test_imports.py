@@ -38,6 +38,7 @@ def brought_along(statement):
         "perf_callbacks.launch.run",
         "perf_callbacks.launch.accelerate_config",
         "perf_callbacks.report.cards",
+        "perf_callbacks.report.opening_card",
         "perf_callbacks.report.report_file",
         "perf_callbacks.kernel.process.gc_observer",
         "perf_callbacks.kernel.records.journal_file",
