@@ -62,7 +62,7 @@ def clock_of_training(several):
 
 def recorder_in(directory, several):
     settings = resolve(PerfConfig(output_dir=directory), {})
-    place = Place(integration="loop", directory=Path(directory), device=torch.device("cpu"), versions={})
+    place = Place(integration="loop", directory=Path(directory), device=torch.device("cpu"))
     recorder = Recorder(settings, place, clock=clock_of_training(several))
     shaped = ShapedWork(recorder.reader)
     shaped.rate(Rating.of(estimated(WORK, step=2), None))

@@ -76,7 +76,7 @@ def resampled(times: Sequence[float], rng: random.Random) -> list[float]:
 
 def judged(run: Run, times: Sequence[float], factor: float, fail_over: float) -> comparison.Comparison:
     half = len(times) // 2
-    return comparison.compare(fit(run, times[:half]), fit(run, times[half:], factor), fail_over=fail_over)
+    return comparison.compare([fit(run, times[:half])], [fit(run, times[half:], factor)], fail_over=fail_over)
 
 
 def main() -> None:

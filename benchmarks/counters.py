@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from perf_callbacks.flops.counting.count_window import CountWindow
+from perf_callbacks.flops.counting.counter import FlopCounter
 
 BATCH, LENGTH, RANK, ADAPTED = 2, 128, 8, ("q_proj", "v_proj")
 
@@ -77,13 +78,19 @@ class Tool:
     needs: str = "torch"
 
 
-def ours(case: Case) -> tuple[int, int]:
-    window = CountWindow()
+def without_modules(case: Case, model: torch.nn.Module | None = None) -> tuple[int, int]:
+    window = CountWindow(counter=FlopCounter(model=model))
     window.open()
     case.step()
     window.close()
     work = window.counter.work()
+    if model is not None:
+        window.counter.modules.lines(work)
     return work.model_flops, work.hardware_flops
+
+
+def ours(case: Case) -> tuple[int, int]:
+    return without_modules(case, getattr(case, "model", None))
 
 
 def stock(case: Case) -> tuple[int]:
@@ -145,6 +152,7 @@ def total_flos(case: Case) -> tuple[int]:
 
 TOOLS = (
     Tool("ours", ours),
+    Tool("ours, without modules", without_modules),
     Tool("torch's FlopCounterMode", stock),
     Tool("Lightning's measure_flops, on meta", lightning, "lightning"),
     Tool("DeepSpeed's flops profiler", deepspeed, "deepspeed.profiling.flops_profiler"),

@@ -68,8 +68,8 @@ def cost(case: Case, tools: list[Tool], repeats: int) -> None:
     print(f"\nhidden size {case.hidden}: a step takes {statistics.median(steps):.3f} s of CPU time; {repeats} turns\n")
     print("| who counts | counted step / normal step | 95 % interval |\n|---|---:|---|")
     for name, times in ratios.items():
-        low, high = interval(times)
-        print(f"| {name} | {statistics.median(times):.3f} | [{low:.3f}, {high:.3f}] |")
+        found = interval(times)
+        print(f"| {name} | {statistics.median(times):.3f} | [{found.low:.3f}, {found.high:.3f}] |")
 
 
 def figures(hidden: int, tools: list[Tool]) -> None:

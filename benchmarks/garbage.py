@@ -138,8 +138,8 @@ def report(blocks, options, held):
     for name, values in blocks.items():
         mean, worst, waited = (statistics.median(column) * 1e3 for column in zip(*values, strict=True))
         gained = [(auto[0] - ours[0]) * 1e3 for auto, ours in zip(blocks["auto"], values, strict=True)]
-        low, high = interval(gained)
-        less = f"{statistics.median(gained):.2f} [{low:.2f}, {high:.2f}]" if name != "auto" else ""
+        found = interval(gained)
+        less = f"{statistics.median(gained):.2f} [{found.low:.2f}, {found.high:.2f}]" if name != "auto" else ""
         print(f"{name:<20}{mean:>9.2f}{less:>24}{worst:>12.1f}{waited:>27.3f}")
 
 

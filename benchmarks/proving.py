@@ -149,11 +149,10 @@ def report(loop, proofs, gained, same):
     print(f"  intervals that hold 0: {sum(a <= 0 <= b for a, _, b in told)} of {len(told)}")
     for name, values in gained.items():
         if values:
-            first, last = interval(values)
+            found = interval(values)
             median = statistics.median(values)
-            print(
-                f"  whole runs, {name}: {median:.3f} less with gc=sync, [{first:.3f}, {last:.3f}], {len(values)} pairs"
-            )
+            ends = f"[{found.low:.3f}, {found.high:.3f}]"
+            print(f"  whole runs, {name}: {median:.3f} less with gc=sync, {ends}, {len(values)} pairs")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Record, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Record, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, GcSummary
 

@@ -3,10 +3,11 @@
 import gc
 import itertools
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+
+from perf_callbacks.launch.cost.turns import interval
 
 BLOCK = 256
 """Steps of a turn: what the journal takes at once."""
@@ -86,16 +87,10 @@ class Turns:
             figures = []
             for column in (0, 1):
                 differences = [seconds * 1e6 for seconds in self.differences(other, column)]
-                figures += [statistics.median(differences), *interval(differences)] if differences else [math.nan] * 3
+                found = interval(differences) if differences else None
+                figures += [math.nan] * 3 if found is None else [found.median, found.low, found.high]
             left = "" if len(differences) == self.cycles else f"  of {len(differences)} cycles"
             print("  {:<24}{:>12.1f}  [{:.1f}, {:.1f}]{:>14.1f}  [{:.1f}, {:.1f}]{}".format(other, *figures, left))
-
-
-def interval(differences: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(differences, k=len(differences))) for _ in range(2000))
-    return medians[50], medians[1949]
 
 
 def nothing() -> None:

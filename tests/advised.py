@@ -1,4 +1,4 @@
-"""A machine, a count and a summary to give advice on."""
+"""A machine, a count, a summary and a profile to give advice on."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,7 +7,8 @@ from summaries import a_summary_of
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 
 STAGES = {"data": 0.0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "gc": 0.0, "other": 0.0}
 WORK = Flops(
@@ -60,3 +61,40 @@ def found(cause, facts=None, of=None, on=None):
     """The finding of one cause; None where no rule speaks of it."""
     every = table.findings(on or machine(), facts or Facts(workers=0, work=PLAIN), of)
     return next((one for one in every if one.cause == cause), None)
+
+
+def profile(*, step=1.0, timeline="device", steps=3, kernels=20_000, idle=None, classes=None, sync=None, **more):
+    """A profile of steps of a second each, unless told otherwise; all times are per step, and the rest is products."""
+    idle, classes = idle or {}, classes or {}
+    busy = step - sum(idle.values())
+    classes = {"contraction": busy - sum(classes.values())} | classes
+    copies = [replace(one, seconds=steps * one.seconds, calls=steps * one.calls) for one in more.pop("copies", ())]
+    operations = [
+        replace(one, seconds=steps * one.seconds, calls=steps * one.calls) for one in more.pop("operations", ())
+    ]
+    communication = classes.get("communication", 0.0)
+    return Profile(
+        timeline=timeline,
+        steps=steps,
+        first_step=20,
+        span_seconds=steps * step,
+        busy_seconds=steps * busy,
+        idle_seconds={cause: steps * seconds for cause, seconds in idle.items()},
+        class_seconds={kind: steps * seconds for kind, seconds in classes.items()},
+        communication_seconds=steps * more.pop("running", communication),
+        exposed_communication_seconds=steps * communication,
+        kernels=steps * kernels,
+        sync_seconds={place: steps * seconds for place, seconds in (sync or {}).items()},
+        copies=tuple(copies),
+        operations=tuple(operations),
+    )
+
+
+def copy(kind, seconds, operation="aten::contiguous", line=None, calls=4):
+    """Copies of a profile, with calls and seconds per step."""
+    return ProfiledCopy(kind=kind, operation=operation, line=line, calls=calls, seconds=seconds)
+
+
+def collective(name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", calls=5, seconds=0.2):
+    """A collective of a profile, with calls and seconds per step."""
+    return ProfiledOperation(name=name, kind="communication", calls=calls, seconds=seconds)

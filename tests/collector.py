@@ -76,6 +76,14 @@ class FakeGc:
         return self.automatic, self.frozen >= collector.OWN_FROZEN, self.threshold, list(self.callbacks)
 
 
+def count_freezes(monkeypatch):
+    """Count freezes instead of freezing. What is frozen for good, so that full collections are quick, isn't counted."""
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(2 * collector.OWN_FROZEN))
+    monkeypatch.setattr(gc, "unfreeze", frozen.clear)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: sum(frozen))
+
+
 def put(monkeypatch, fake):
     """In place of the collector; with it, no fit has a claim on it."""
     fake.owner = ours = collector.Collector()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.loop import measure
 
 ANGLES = int(version("transformers").partition(".")[0]) < 5

@@ -61,6 +61,11 @@ def faults(*, often, twice, once, turn):
     ]
 
 
+def shared():
+    """Full names of the parts that every integration has."""
+    return [part for table in (OFTEN, TWICE, ONCE) for part in parts(table)]
+
+
 class Fault:
     """Make a part of the package raise, from some call on."""
 

@@ -5,6 +5,7 @@ As a program it imports the modules that it is told, and forks a process for eac
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -66,6 +67,19 @@ def start(script, *words, imports, environ, output, errors):
     return Forked(int(server.stdout.readline()), status)
 
 
+def run(script, *words, imports, directory, **environ):
+    """Run a script to its end in a directory. Return its exit status, output and errors."""
+    output, errors = directory / "output", directory / "errors"
+    for earlier in (output, errors):
+        earlier.unlink(missing_ok=True)
+    process = start(script, *map(str, words), imports=imports, environ=environ, output=output, errors=errors)
+    try:
+        status = process.wait(280)
+    finally:
+        process.kill()
+    return status, output.read_text(), errors.read_text()
+
+
 @functools.cache
 def _server(*imports):
     """Start what forks. It ends with its standard input, when we do."""
@@ -81,6 +95,8 @@ def _server(*imports):
 def main():
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # no collection of a fork goes through all that was imported, or makes pages of its own for it
     statuses = {}
 
     def ended(*_):

@@ -6,8 +6,11 @@ from fakes import a_run
 from summaries import a_summary_of
 
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Span, Steps
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Span, Steps
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.module_records import ModuleWork
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.records.rank_records import Stall
 
 FINDING = Finding(
@@ -28,6 +31,40 @@ COUNT = Flops(
         ("aten::mm", "[8, 64] x [64, 50257]", "bfloat16", 200),
         ("aten::mm", "[8, 64] x [64, 64]", "bfloat16", 100),
     ),
+    modules=(
+        ModuleWork(path="lm_head", forward_flops=100, backward_flops=200, activation_bytes=1024),
+        ModuleWork(path="layers.*.mlp", modules=2, forward_flops=50, backward_flops=50, extra_flops=100, parameters=8),
+        ModuleWork(path="(no module)", modules=0),
+    ),
+)
+
+
+PROFILE = Profile(
+    timeline="device",
+    device="NVIDIA H100 80GB HBM3",
+    steps=2,
+    first_step=5,
+    span_seconds=2.0,
+    busy_seconds=1.0,
+    idle_seconds={"data": 0.6, "sync": 0.4},
+    class_seconds={"contraction": 0.75, "communication": 0.15, "copy": 0.1},
+    communication_seconds=0.25,
+    exposed_communication_seconds=0.15,
+    kernels=512,
+    sync_seconds={"train.py(40): log": 0.4},
+    operations=(
+        ProfiledOperation(
+            name="aten::mm", kind="contraction", calls=8, seconds=0.75, shapes="8x64, 64x64", flops=600.0
+        ),
+        ProfiledOperation(name="ncclDevKernel_AllReduce", kind="communication", calls=2, seconds=0.15),
+    ),
+    flops=800.0,
+    copies=(
+        ProfiledCopy(kind="host to device", operation="aten::to", line="train.py(12): load", calls=2, seconds=0.1),
+    ),
+    module_seconds={"lm_head": 0.5, "layers.*.mlp": 0.2, "(optimizer)": 0.2, "": 0.1},
+    module_backward_seconds={"lm_head": 0.3},
+    trace="profile0-5.json.gz",
 )
 
 

@@ -4,7 +4,7 @@ import os
 
 from journals import FINDING, a_fit, a_summary, write
 
-from perf_callbacks.commands import show
+from perf_callbacks.commands import run_reader
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.machine_records import Use
@@ -15,8 +15,8 @@ NOW, LASTS = 2_000_000.0, 14.0
 
 def stand_still(monkeypatch):
     """A clock that stands still, and no locks."""
-    monkeypatch.setattr(show, "unix_time", lambda: NOW)
-    monkeypatch.setattr(show, "read_locks", dict)
+    monkeypatch.setattr(run_reader, "unix_time", lambda: NOW)
+    monkeypatch.setattr(run_reader, "read_locks", dict)
 
 
 def a_recorded(directory, *, ended=True, age=5.0, ranks=1, so_far=None, hangs=False, **run):

@@ -15,6 +15,15 @@ def sampled(cases, *dimensions):
     return [pytest.param(*[value for _, value in row], id="-".join([told for told, _ in row])) for row in rows]
 
 
+def crossed(cases, others):
+    """All pairs. Each case has one quick pair, for which the other values take turns; the rest are slow."""
+    return [
+        pytest.param(case, value, id=f"{told}-{name}", marks=[pytest.mark.slow] * (number % len(others) != place))
+        for number, (told, case) in enumerate(_told(cases))
+        for place, (name, value) in enumerate(_told(others))
+    ]
+
+
 def _told(values):
     if isinstance(values, dict):
         return [*values.items()]

@@ -1,14 +1,15 @@
 """Every example runs as it is: on a CPU, offline, from any directory."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run
+from jobs import IMPORTS
 from launching import python
 from tiny import records
 
-from perf_callbacks.kernel.records.fit_records import Flops, Summary
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.flops_record import Flops
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
@@ -17,7 +18,6 @@ def test_there_are_examples():
     assert EXAMPLES
 
 
-@pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     "example",
     [
@@ -30,15 +30,13 @@ def test_there_are_examples():
     ],
 )
 def test_an_example_runs_and_says_what_it_measured(tmp_path, example):
-    done = subprocess.run(
-        [sys.executable, example], cwd=tmp_path, timeout=900, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "perf_callbacks: " in done.stdout + done.stderr
+    status, output, errors = run(example, imports=IMPORTS["loop"], directory=tmp_path)
+    assert status == 0, errors
+    assert "perf_callbacks: " in output + errors
     assert list(tmp_path.rglob("rank0.jsonl"))
-    if example.stem == "two_ranks":  # README shows its verdict
-        assert "The job waited for slow ranks for" in " ".join(done.stdout.split())
-        assert "longest for rank 1: waiting for data" in " ".join(done.stdout.split())
+    if example.stem == "two_ranks":
+        assert "The job waited for slow ranks for" in " ".join(output.split())
+        assert "longest for rank 1: waiting for data" in " ".join(output.split())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -83,7 +81,8 @@ def test_the_figures_of_an_example_are_those_by_hand(tmp_path, command, amounts,
 def test_readme_shows_a_result_and_both_set_up_commands_first():
     lines = (EXAMPLES[0].parents[1] / "README.md").read_text(encoding="utf-8").splitlines()
     told = [line.partition("  #")[0] for line in lines]
+    card = next(number for number, line in enumerate(lines) if "(docs/images/card.svg)" in line)
     result, demo, tests, install = map(told.index, ("```text", "make demo", "make test", "## Install"))
     unfinished = next(number for number, line in enumerate(lines) if "Nothing has been run on a GPU" in line)
-    assert result < demo < tests < install < unfinished
+    assert card < result < demo < tests < unfinished < install < 45
     assert len(lines) <= 150

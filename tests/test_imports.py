@@ -1,27 +1,27 @@
 """What an import brings along."""
 
-import functools
-import os
 import pkgutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from forked import run
 
 import perf_callbacks
 
-SOURCE = Path(perf_callbacks.__file__).parents[1]
-FOREIGN = {"accelerate", "lightning", "numpy", "pytorch_lightning", "torch", "tqdm", "transformers", "yaml"}
+FOREIGN = {"accelerate", "lightning", "numpy", "pytorch_lightning", "rich", "torch", "tqdm", "transformers", "yaml"}
 
 
-@functools.cache
-def brought_along(statement):
-    """Those of the foreign packages that a new process has loaded after a statement."""
-    script = f"import sys; {statement}; print(*sorted({FOREIGN!r} & set(sys.modules)))"
-    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+@pytest.fixture
+def brought_along(tmp_path):
+    """Those of the foreign packages that a new process has loaded after a statement, maybe one with torch before it."""
+
+    def loaded(statement, before="json"):
+        script = tmp_path / "script.py"
+        script.write_text(f"import sys; {statement}; print(*sorted({FOREIGN!r} & set(sys.modules)))")
+        status, output, errors = run(script, imports=(before,), directory=tmp_path)
+        assert status == 0, errors
+        return set(output.split())
+
+    return loaded
 
 
 @pytest.mark.parametrize(
@@ -43,26 +43,27 @@ def brought_along(statement):
         "perf_callbacks.kernel.process.gc_observer",
         "perf_callbacks.kernel.records.journal_file",
         "perf_callbacks.journal",
+        "perf_callbacks.profiles.reduction",
         "perf_callbacks.kernel.fit.environment",
         "perf_callbacks.garbage.item",
     ],
 )
-def test_an_import_brings_no_torch_and_no_framework(module):
+def test_an_import_brings_no_torch_and_no_framework(brought_along, module):
     assert brought_along(f"import {module}") == set()
 
 
-def test_the_test_before_would_notice():
-    assert brought_along("import torch") >= {"torch"}
+def test_the_test_before_would_notice(brought_along):
     assert brought_along("import perf_callbacks.loop") >= {"torch"}
 
 
-def test_the_loop_door_brings_what_torch_brings():
-    assert brought_along("import perf_callbacks.loop") == brought_along("import torch")
+def test_the_loop_door_brings_what_torch_brings(brought_along):
+    with_torch = brought_along("import torch", before="torch._dynamo")
+    assert brought_along("import perf_callbacks.loop", before="torch._dynamo") == with_torch
 
 
 @pytest.mark.parametrize(("door", "other"), [("lightning", "pytorch_lightning"), ("pytorch_lightning", "lightning")])
-def test_a_lightning_door_brings_its_own_tree_alone(door, other):
-    found = brought_along(f"import perf_callbacks.{door}")
+def test_a_lightning_door_brings_its_own_tree_alone(brought_along, door, other):
+    found = brought_along(f"import perf_callbacks.{door}", before="torch._dynamo")
     assert door in found
     assert other not in found
 

@@ -1,15 +1,17 @@
 """The public reader of journals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from fakes import a_run
+from journals import a_fit, a_summary, write
 
 from perf_callbacks import journal
 from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Row, Steps, Summary
-from perf_callbacks.kernel.records.summary_parts import StallSummary
+from perf_callbacks.kernel.records.summary_parts import CpuSummary, StallSummary
 
 
 def test_a_directory_is_read_rank_by_rank_and_writer_by_writer(tmp_path):
@@ -68,3 +70,38 @@ def test_the_columns_have_a_value_for_each_step_of_each_rank(tmp_path):
     assert found["step_time"] == [0.5, None, 0.25, 0.75, 1.0]
     assert found["data_time"] == [None, None, 0.125, None, None]
     assert found["excluded"] == ["first", None, None, None, None]
+
+
+def test_the_runs_below_a_directory_have_a_record_each(tmp_path):
+    load = CpuSummary(cpus=4, no_cpu_share=0.25, other_cpus=1.0, idle_cpus=2.0, load_average=3.5)
+    for name, seconds in {"old": 4.5, "new": 9.0}.items():
+        summary = a_summary(run_id=name, included_seconds=seconds)
+        fit = [*a_fit(summary=False, run_id=name, started_unix=seconds, batch=4, versions={"torch": "2.13"})]
+        write(tmp_path / name, [*fit, Entry(20.0, replace(summary, cpu=load))])
+    old, new = journal.runs(tmp_path)
+    assert (old["run_id"], old["step_seconds"], new["step_seconds"]) == ("old", 0.25, 0.5)
+    assert (old["data_time"], old["gc_time"], old["samples_per_second"]) == (0.0625, None, 16.0)
+    assert (old["version_torch"], old["batch"], old["state"], old["cause"]) == ("2.13", 4, "ended", "data")
+    assert (old["no_cpu_share"], old["others_share"], old["idle_share"], old["load_average"]) == (0.25, 0.25, 0.5, 3.5)
+    assert old["directory"] == str(tmp_path / "old")
+    assert {*map(type, old.values())} <= {str, int, float, type(None)}
+
+
+def test_a_run_that_was_killed_has_a_record_without_figures(tmp_path):
+    write(tmp_path, a_fit(summary=False))
+    ((run_id, steps, seconds),) = [(one["run_id"], one["steps"], one["step_seconds"]) for one in journal.runs(tmp_path)]
+    assert (run_id, steps, seconds) == ("a1", 0, None)
+
+
+def test_a_directory_without_runs_has_no_records(tmp_path):
+    assert journal.runs(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e300])
+def test_figures_that_no_run_has_are_unknown(tmp_path, value):
+    load = CpuSummary(cpus=-1, no_cpu_share=value, other_cpus=value, idle_cpus=value, load_average=value)
+    summary = replace(a_summary(included_seconds=value, stage_seconds={"data_time": value, "mine": 1.0}), cpu=load)
+    write(tmp_path, [*a_fit(summary=False), Entry(20.0, summary)])
+    (found,) = journal.runs(tmp_path)
+    known = ("step_seconds", "data_time", "samples_per_second", "no_cpu_share", "others_share", "load_average")
+    assert {found[name] for name in known} == {None}

@@ -1,5 +1,6 @@
-"""The wheel, in an environment without torch."""
+"""The wheel, built from the source distribution, without torch and with the frameworks of this environment."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,22 +15,36 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def run(*command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+def run(*command, paths=(), cwd=None):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment, cwd=cwd or ROOT
+    )
+
+
+def done(*command, **options):
+    ended = run(*command, **options)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    """The wheel of the unpacked source distribution, where git knows no version."""
     directory = tmp_path_factory.mktemp("wheel")
-    built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(directory), str(ROOT))
-    assert built.returncode == 0, built.stderr
+    tools = directory / "tools"
+    done(sys.executable, "-m", "pip", "install", "--target", str(tools), "hatchling>=1.26")
+    done(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(directory), paths=[tools])
+    source = next(directory.glob("perf_callbacks-*.tar.gz"))
+    done(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(directory), str(source))
     return next(directory.glob("perf_callbacks-*.whl"))
 
 
 @pytest.mark.slow
 def test_the_wheel_holds_only_the_package_its_types_and_its_licence(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"perf_callbacks/py.typed", "perf_callbacks/launch/site/sitecustomize.py"} <= {*names}
+    programs = {"perf_callbacks/launch/demo/train.py", "perf_callbacks/launch/site/sitecustomize.py"}
+    assert {"perf_callbacks/py.typed", *programs} <= {*names}
     page = (
         "page.html",
         "page.css",
@@ -48,8 +63,7 @@ def test_the_wheel_holds_only_the_package_its_types_and_its_licence(wheel):
 def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python = str(tmp_path / "env" / "bin" / "python")
-    installed = run(python, "-m", "pip", "install", "--no-deps", str(wheel))
-    assert installed.returncode == 0, installed.stderr
+    done(python, "-m", "pip", "install", "--no-deps", str(wheel))
     shutil.copytree(Path(msgspec.__file__).parent, next((tmp_path / "env").rglob("site-packages")) / "msgspec")
     assert run(python, "-c", "import perf_callbacks; print(perf_callbacks.PerfConfig().gc)").stdout == "sync\n"
     calculator = str(tmp_path / "env" / "bin" / "perf-callbacks")
@@ -57,6 +71,30 @@ def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel
         "model: 1,000,000,000"
     )
     assert "No module named 'torch'" in run(python, "-c", "import perf_callbacks.loop").stderr
+
+
+TRAINER = """
+import tiny
+from transformers import Trainer, TrainingArguments
+from perf_callbacks.transformers import PerfCallback
+
+arguments = TrainingArguments("out/trainer", max_steps=4, report_to=[], use_cpu=True)
+Trainer(model=tiny.llama(), args=arguments, train_dataset=tiny.Tokens(48), callbacks=[PerfCallback()]).train()
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_measures_with_the_frameworks_of_this_environment(wheel, tmp_path):
+    package = tmp_path / "package"
+    done(sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(package), str(wheel))
+    found = done(sys.executable, "-c", "import perf_callbacks; print(perf_callbacks.__file__)", paths=[package])
+    assert Path(found.strip()).is_relative_to(package)
+    examples = [
+        [str(ROOT / f"examples/{name}.py")] for name in ("plain_loop", "accelerate_loop", "lightning_classifier")
+    ]
+    for program in [*examples, ["-c", TRAINER]]:
+        printed = done(sys.executable, *program, paths=[package, ROOT / "tests"], cwd=tmp_path)
+        assert "since measuring began" in " ".join(printed.split())
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
@@ -74,6 +112,9 @@ def test_the_source_distribution_has_what_its_tests_need():
         "conftest.py",
         "README.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CITATION.cff",
+        ".github",
         "Makefile",
     }
     needed |= {path.name for path in ROOT.glob("constraints*.txt")}

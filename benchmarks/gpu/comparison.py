@@ -55,12 +55,13 @@ def turns(bench: Bench, case: str, variants: Mapping[str, Variant], cycles: int,
     for other in others:
         with_it = [mean for name, mean in zip(names, means, strict=True) if name == other]
         added = [mean - (before + after) / 2 for name, before, mean, after in around if name == other]
-        low, high = (end * 1e6 for end in interval(added))
+        found = interval(added)
         quiet = [_tenth(with_it) - _tenth(alone), min(with_it) - min(alone)]
         more = [_more(seconds, usual) for seconds in (statistics.median(added), *reversed(quiet))]
         middle, least, tenth = more
         turned = f"{len(with_it)} of {block} steps"
-        yield case, f"{usual * 1e6:.0f} us ({base})", other, middle, f"[{low:.1f}, {high:.1f}] us", least, tenth, turned
+        ends = f"[{found.low * 1e6:.1f}, {found.high * 1e6:.1f}] us"
+        yield case, f"{usual * 1e6:.0f} us ({base})", other, middle, ends, least, tenth, turned
 
 
 def _more(seconds: float, usual: float) -> str:

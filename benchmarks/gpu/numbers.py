@@ -16,7 +16,7 @@ from gpu.bench import DENSE_BF16, NEEDS_CUDA, Bench, MissingError, Row, attempte
 from gpu.models import Case, llama, small, stack, transformer
 from perf_callbacks.flops.peaks import matmul_peak
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
 
 ASKED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "mig.mode.current")
 

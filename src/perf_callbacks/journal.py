@@ -9,18 +9,24 @@ for entry in read("out"):
 All steps as columns, one value per step, such as pandas takes:
 
 steps = pandas.DataFrame(columns("out"))
+
+A row for each run in and below a directory:
+
+table = pandas.DataFrame(runs("out"))
 """
 
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records import journal_ends
 from perf_callbacks.kernel.records.codec import Entry, attempts
 from perf_callbacks.kernel.records.fit_records import (
     SCHEMA,
     Checklist,
     Finding,
-    Flops,
     Gc,
     Record,
     Row,
@@ -30,10 +36,14 @@ from perf_callbacks.kernel.records.fit_records import (
     Summary,
     Window,
 )
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.journal_file import files, read
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.machine_records import HeldMemory, Memory, OutOfMemory, Use
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+from perf_callbacks.kernel.records.signs_of_life import Locks, read_locks
 from perf_callbacks.kernel.records.summary_parts import (
+    CpuSummary,
     EnergySummary,
     FlopsSummary,
     GcSummary,
@@ -41,10 +51,13 @@ from perf_callbacks.kernel.records.summary_parts import (
     StallSummary,
     StragglerSummary,
 )
+from perf_callbacks.report import recorded_run, run_figures, run_list
+from perf_callbacks.report.recorded_run import RecordedRun
 
 __all__ = [
     "SCHEMA",
     "Checklist",
+    "CpuSummary",
     "EnergySummary",
     "Entry",
     "Finding",
@@ -52,8 +65,13 @@ __all__ = [
     "FlopsSummary",
     "Gc",
     "GcSummary",
+    "HeldMemory",
     "Memory",
     "MemorySummary",
+    "OutOfMemory",
+    "Profile",
+    "ProfiledCopy",
+    "ProfiledOperation",
     "Record",
     "Row",
     "Run",
@@ -70,6 +88,7 @@ __all__ = [
     "columns",
     "files",
     "read",
+    "runs",
 ]
 
 
@@ -97,3 +116,31 @@ def columns(path: Path | str) -> dict[str, list[Any]]:
                 for name in names:
                     found[name] += getattr(record, name) or [None] * count
     return found
+
+
+def runs(directory: Path | str) -> list[dict[str, Any]]:
+    """Return a record for each run in and below a directory, oldest first, such as pandas takes. None: unknown.
+
+    The values are those of the lowest rank's last attempt, from its summary at the end or so far. Times such as
+    `step_seconds` and `data_time` are means of the measured steps. Directories that can't be read are left out.
+
+    Args:
+        directory: Where to search. Links and hidden directories are not followed.
+    """
+    locks = read_locks()
+    found = recorded_run.merge(one for folder in run_list.folders(Path(directory), []) for one in _in(folder, locks))
+    return [
+        run_figures.flat(run_figures.of(run.lead.run, run.summary, directory=str(run.directory), state=run.state))
+        for run in reversed(found)
+    ]
+
+
+def _in(folder: Path, locks: Locks) -> list[RecordedRun]:
+    """Read the lowest rank of the runs in a directory."""
+    ends: list[journal_ends.FitEnds] = []
+    journals = [path for path in files(folder) if path.parent == folder]
+    for path in journals:
+        if path.name.split(".")[0] == journals[0].name.split(".")[0]:
+            with suppress(OSError):
+                ends += journal_ends.read(path, locks)
+    return recorded_run.gather(ends, unix_time())

@@ -13,7 +13,9 @@ from torch import nn
 
 from perf_callbacks import checklist
 from perf_callbacks.advice import live_line, observer as advising
+from perf_callbacks.baseline import observer as baseline
 from perf_callbacks.flops import observer as counting
+from perf_callbacks.goodput import observer as goodput
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import summary_file
@@ -25,11 +27,13 @@ from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary
-from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.settings import config_file, on_event
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
 from perf_callbacks.kernel.settings.in_force import SWITCH
 from perf_callbacks.memory import observer as memory_watch
-from perf_callbacks.ranks import exchange
+from perf_callbacks.notifications import observer as notifications
+from perf_callbacks.profiles import observer as profiles
+from perf_callbacks.ranks import exchange, ungrouped
 from perf_callbacks.report import cards, opening_card, report_file
 from perf_callbacks.stalls import observer as stalls
 from perf_callbacks.stragglers import observer as stragglers
@@ -38,12 +42,17 @@ from perf_callbacks.trials import observer as trials
 OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     memory_watch.begin,  # comes first, because it follows the operations of the count
     counting.begin,
+    profiles.begin,  # comes after the count, because no counted step is profiled
     stalls.begin,
     stragglers.begin,
+    goodput.begin,
     advising.begin,
     live_line.begin,
     summary_file.begin,
+    baseline.begin,
     trials.begin,
+    ungrouped.begin,
+    notifications.begin,
 )
 """Factories of a fit's observers, one line per feature. A factory returns None if the fit needs no such observer."""
 
@@ -84,6 +93,8 @@ def checked(
     if fields:
         example = call.format(f"{fields[0]}={strays[fields[0]]!r}")
         raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: {example}.")
+    if on_event.FIELD in strays:
+        raise ConfigError(f"{on_event.ENVIRONMENT_ALONE}.")
     if strays:
         raise TypeError(f"{call.partition('(')[0]}() got an unexpected keyword argument {next(iter(strays))!r}")
     if config is not None and not isinstance(config, PerfConfig):

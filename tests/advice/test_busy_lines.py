@@ -87,7 +87,8 @@ def evidence(summary, cause):
 
 @pytest.fixture(autouse=True)
 def no_other_looks(monkeypatch):
-    """Keep the watchdog's own thread from looking at a busy machine."""
+    """Keep the watchdog's own thread from looking at a busy machine, and let looks follow each other soon."""
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.SPREAD_SECONDS", 0.008)
     monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
     monkeypatch.setattr("perf_callbacks.kernel.process.cpu_time.read", lambda _: None)  # no lack of a CPU
     monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: False)

@@ -25,6 +25,13 @@ def test_the_slow_rank_knows_the_line_to_write():
     assert [(one.cause, one.remedy) for one in found] == [("straggler", "num_workers=4")]
 
 
+def test_the_verdict_names_the_line_of_the_slow_rank():
+    evidence = "Waiting for data took 60% of the run: num_workers=0, mostly at train.py:31 `parse`; the CPU is busy"
+    own = Finding(cause="data", share=0.6, evidence=evidence, remedy="caching prepared samples")
+    (found,) = verdict([SLOW], {1: [own]}, slow(1))
+    assert found.evidence == "straggler took 0.5, mostly at train.py:31 `parse`"
+
+
 def test_a_slow_ranks_finding_of_another_cause_is_told_with_its_rank():
     found = verdict([SLOW], {1: [finding("compile", 0.4)]}, slow(1))
     assert [(one.cause, one.evidence) for one in found][1:] == [("compile", "Rank 1: compile took 0.4")]

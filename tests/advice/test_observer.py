@@ -18,6 +18,7 @@ from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.kernel.fit.setup import Setup, flat
 from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.cpu_time import CpuTime
+from perf_callbacks.kernel.records.summary_parts import CpuSummary
 
 
 def facts(model=None, *, place="cpu", **setup):
@@ -196,8 +197,11 @@ def test_reductions_of_gradients_are_counted_by_micro_batch(quiet, kind):
     ],
 )
 def test_cpus_are_left_by_other_programs(monkeypatch, times, ranks, left):
-    """In a second in which the training thread ran, and waited for a CPU for `queued` seconds."""
-    idle, own, queued = times
+    assert since_a_second(monkeypatch, *times, ranks=ranks).facts()["left_cpus"] == pytest.approx(left)
+
+
+def since_a_second(monkeypatch, idle, own, queued, *, ranks=1):
+    """After a second in which the training thread ran, and waited for a CPU for `queued` seconds."""
     now = [0.0]
     monkeypatch.setattr(observer.processes, "cpu_mask", lambda: frozenset(range(8)))
     monkeypatch.setattr(observer, "read_processes", lambda: SimpleNamespace(cpu_seconds=own * now[0]))
@@ -207,4 +211,20 @@ def test_cpus_are_left_by_other_programs(monkeypatch, times, ranks, left):
     monkeypatch.setattr(observer, "perf_counter", lambda: now[0])
     since = observer._Since(8 // ranks, ranks)
     now[0] = 1.0
-    assert since.facts()["left_cpus"] == pytest.approx(left)
+    return since
+
+
+def test_a_summary_tells_the_load_of_the_machine(monkeypatch):
+    monkeypatch.setattr(observer.os, "getloadavg", lambda: (3.5, 2.0, 1.0), raising=False)
+    found = since_a_second(monkeypatch, 2.0, 1.0, 0.25).summary()
+    assert found == CpuSummary(cpus=8, no_cpu_share=0.25, other_cpus=5.0, idle_cpus=2.0, load_average=3.5)
+    ranks = since_a_second(monkeypatch, 1.0, 1.5, 0.0, ranks=4).summary()
+    assert (ranks.cpus, ranks.other_cpus, ranks.idle_cpus) == (8, 1.0, 1.0)
+
+
+def test_a_system_that_counts_nothing_has_no_load(monkeypatch):
+    since = since_a_second(monkeypatch, 2.0, 1.0, 0.25)
+    monkeypatch.delattr(observer.os, "getloadavg", raising=False)
+    monkeypatch.setattr(observer.cpu_time, "idle", lambda _cpus: None)
+    monkeypatch.setattr(observer.cpu_time, "read", lambda _thread: None)
+    assert since.summary() is None

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import profiled_cases
 import pytest
 from advised import PLAIN, WORK, found, machine, summary
 from doc_tables import DOCS
@@ -332,6 +333,8 @@ CASES = {
         ),
     },
 }
+
+CASES = {cause: CASES.get(cause, {}) | profiled_cases.CASES.get(cause, {}) for cause in CASES | profiled_cases.CASES}
 
 
 def test_every_wording_is_as_in_the_snapshot():

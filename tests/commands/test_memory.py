@@ -1,13 +1,18 @@
 """`perf-callbacks memory`, by what it prints."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from fakes import a_run
+from flops.test_conventions_counted import SMALL
+from tiny import unwrapped
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
+from perf_callbacks.kernel.records.module_records import ModuleWork
 
 PARTS = Memory(
     step=2,
@@ -105,6 +110,12 @@ def test_json(tmp_path, capsys):
             "resident_gb_per_hour": None,
             "anonymous_gb_per_hour": None,
             "leak": None,
+            "micro_batch": None,
+            "fitting_micro_batch": None,
+            "wanted_micro_batch": None,
+            "layers": None,
+            "layers_to_checkpoint": None,
+            "out_of_memory": None,
         }
     ]
 
@@ -117,6 +128,105 @@ def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
     error = capsys.readouterr().err
     assert error.startswith("perf-callbacks memory: ")
     assert error.count("\n") == 1
+
+
+COUNT = Flops(
+    step=2,
+    model_flops=1,
+    hardware_flops=1,
+    by_phase={},
+    by_dtype={},
+    source="counted",
+    coverage=1.0,
+    uncounted={},
+    lower_bound=False,
+    modules=(
+        ModuleWork(path="layers.*.mlp", modules=4, activation_bytes=1),
+        ModuleWork(path="layers.*", modules=4),
+        ModuleWork(path="layers.*.attention", modules=4, activation_bytes=4 * 10**8),
+    ),
+)
+BATCH = replace(PARTS, micro_batch=8, micro_batches=1, headroom_gb=6.0)
+
+
+def test_a_measured_step_says_what_would_fit(tmp_path, capsys):
+    journal(tmp_path, [COUNT, BATCH])
+    assert "  micro-batch 12 would fit (measured with 8)\n" in told(capsys, tmp_path)
+    assert "micro-batch 18 would fit" in told(capsys, tmp_path, "--limit-gb", 15.5)
+
+
+def test_layers_to_checkpoint_for_a_larger_micro_batch(tmp_path, capsys):
+    modules = [replace(line, activation_bytes=400 * 10**6) for line in COUNT.modules]
+    journal(tmp_path, [replace(COUNT, modules=tuple(modules)), BATCH])
+    found = json.loads(told(capsys, tmp_path, "--json", "--batch", 14))[0]
+    assert (found["wanted_micro_batch"], found["layers"], found["layers_to_checkpoint"]) == (14, 4, 3)
+    assert "for micro-batch 14, checkpointing 3 of 4 layers is enough" in told(capsys, tmp_path, "--batch", 14)
+    assert "checkpointing" not in told(capsys, tmp_path)  # for twice the batch, even all layers aren't enough
+
+
+def test_a_failed_allocation_is_shown(tmp_path, capsys):
+    journal(tmp_path, [OutOfMemory(step=4, device="cuda", error="CUDA \x1b[2J", requested_gb=2.5)])
+    assert "rank 0: out of memory on cuda after 4 steps: CUDA ?[2J\n" in told(capsys, tmp_path)
+    assert json.loads(told(capsys, tmp_path, "--json"))[0]["out_of_memory"]["requested_gb"] == 2.5
+
+
+CONFIG = {"model_type": "llama", **SMALL}
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path / "config.json"
+
+
+def estimate(capsys, config, *words):
+    return json.loads(told(capsys, config, "--seq", 24, "--cpu", "--dtype", "fp32", "--json", *words))
+
+
+def test_an_estimate_says_what_fits(config, capsys):
+    one, two = [estimate(capsys, config, "--batch", size)["gb"]["peak"] for size in (1, 2)]
+    limit = one + 10.5 * (two - one)
+    found = estimate(capsys, config, "--batch", 3, "--limit-gb", limit, "--accumulate", 4, "--ranks", 2)
+    assert (found["global_batch"], found["layers"], found["parameters"]) == (24, 2, 29344)
+    assert found["largest_global_batch"] == 8 * found["fitting_micro_batch"]
+    alone = estimate(capsys, config, "--limit-gb", limit)
+    assert (alone["fitting_micro_batch"], alone["layers_to_checkpoint"]) == (11, 0)
+    assert estimate(capsys, config, "--batch", 13, "--limit-gb", limit)["layers_to_checkpoint"] in {1, 2}
+    assert estimate(capsys, config, "--batch", 200, "--limit-gb", limit)["layers_to_checkpoint"] is None
+
+
+def test_an_estimate_as_text(config, capsys):
+    words = "--seq", 24, "--batch", 2, "--checkpointing", "--ranks", 4, "--sharding", "fsdp", "--limit-gb", 1
+    text = unwrapped(told(capsys, config, *words))
+    assert "config.json: 29,344 parameters, micro-batch 2 of 24 tokens, bf16, adamw, 2 of 2 layers checkpointed" in text
+    assert "each of 4 ranks with fsdp" in text
+    assert "  exchange " in text
+    assert "simulated on fake tensors, divided among ranks by formulas" in text
+    assert " would fit in 1 GB, global batch " in text
+    assert "micro-batch 2 fits without checkpointing" in text
+    assert "global batch 8: micro-batch 2 x 1 accumulated x 4 data-parallel" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "--seq: is missing"),
+        (["--seq", "0"], "--seq: got 0, wanted a whole number from 1 to 1,000,000."),
+        (["--seq", "9", "--ranks", "-1"], "--ranks: got -1"),
+        (["--seq", "9", "--batch", "0"], "--batch: got 0"),
+        (["--seq", "9", "--limit-gb", "nan"], "--limit-gb: got nan"),
+    ],
+)
+def test_an_estimate_needs_possible_numbers(config, capsys, words, error):
+    assert main(["memory", str(config), *words]) == 2
+    assert f"perf-callbacks memory: {error}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["no", "[]", '{"model_type": "t5"}', '{"model_type": "llama", "hidden_size": "x"}'])
+def test_an_impossible_config_is_one_sentence(config, capsys, content):
+    config.write_text(content)
+    assert main(["memory", str(config), "--seq", "8"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path, capsys):

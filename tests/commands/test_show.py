@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from recorded import NOW, a_recorded, stand_still
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding, Run, Summary
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 
 
@@ -91,6 +92,30 @@ def test_json_has_the_state_the_run_and_the_summary_with_findings(tmp_path, caps
     assert [one["state"] for one in json.loads(told(capsys, tmp_path, "--json", "--all").out)] == ["hangs"]
 
 
+def keys(value, name=""):
+    """The keys of objects and of objects in lists, without those of records."""
+    for key, one in value.items():
+        yield name + key
+        if isinstance(one, dict) and key not in {"run", "summary"}:
+            yield from keys(one, f"{name}{key}.")
+        if isinstance(one, list) and one and isinstance(one[0], dict):
+            yield from keys(one[0], f"{name}{key}[].")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_documentation_lists_the_keys_of_the_json(tmp_path, capsys, ended):
+    so_far = replace(a_summary(), stalls=StallSummary(count=1, seconds=61.0, under_way=True))
+    a_recorded(tmp_path, ended=ended, so_far=None if ended else so_far, hangs=not ended)
+    found = json.loads(told(capsys, tmp_path, "--json").out)
+    page = (Path(__file__).parents[2] / "docs/looking.md").read_text(encoding="utf-8")
+    section = page.split("## Which keys has the JSON?")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert [*keys(found)] == [name for name in listed if not (ended and name.startswith("stall."))]
+    assert f"{found['schema']}: version of these keys" in section
+    for record, kind in (("run", Run), ("summary", Summary)):
+        assert [*found[record]] == [field.name for field in fields(kind)]
+
+
 def test_a_damaged_summary_is_said_and_the_rest_is_shown(tmp_path, capsys):
     a_recorded(tmp_path, ended=False)
     (tmp_path / "perf_callbacks/summary0.json").write_text("{rubbish")
@@ -117,6 +142,8 @@ def test_no_control_character_of_a_record_is_printed(tmp_path, capsys, ended):
         write(tmp_path, journal)
     for words in ([], ["--json"]):
         shown = told(capsys, tmp_path, *words).out
+        assert main(["watch", str(tmp_path)]) == 0
+        shown += capsys.readouterr().out
         assert not [letter for letter in shown.replace("\n", "") if not letter.isprintable()]
         assert not any(line.startswith("ended 1 s") for line in shown.splitlines()[1:])
 
@@ -158,6 +185,9 @@ def test_no_number_in_a_record_ends_a_command(tmp_path, capsys, seed):
             number.sub(changed, line) for line in rest
         ]]) + "\n")  # fmt: skip
         os.utime(path, (NOW - 5.0, NOW - 5.0))
+    prom = tmp_path / "run.prom"
+    for command, *words in (["watch"], ["watch", "--once", "--textfile", str(prom)]):
+        assert main([command, str(tmp_path), *words]) in {0, 2}
     for command in ("show", "runs"):
         assert main([command, str(tmp_path)]) in {0, 2}
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""docs/flops.md says what the zoo says."""
+"""docs/flops-evidence.md says what the zoo says."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from flops.model_kinds import RELEASE
 from flops.zoo import CASES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flops.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "flops-evidence.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("|")]
 ZOO = {tuple(row[:4]): row[4:] for row in ROWS if len(row) == 9}
 MEASURED_WITH = 5

@@ -49,7 +49,7 @@ def test_the_best_rate_is_that_of_the_machine():
     assert set(machine.ran) == set(machine.sizes)
 
 
-@pytest.mark.parametrize("rate", [2.0**24, 2.0**30, 2.0**36, 2.0**42, 2.0**50])
+@pytest.mark.parametrize("rate", [2.0**24, 2.0**30, 2.0**36, 2.0**42, 2.0**45])
 @pytest.mark.parametrize("latency", [0.0, 2.0**-12, 2.0**-6])
 def test_the_time_is_kept_unless_the_first_round_alone_takes_longer(rate, latency):
     machine = Machine(rate=rate, latency=latency)

@@ -68,16 +68,16 @@ def test_windows_that_overlap_on_two_threads_leave_nothing():
         second = CountWindow()
         second.open()
         opened.set()
-        assert closed.wait(10)
+        assert closed.wait(60)
         second.close()
 
     thread = threading.Thread(target=other)
     first.open()
     thread.start()
-    assert opened.wait(10)
+    assert opened.wait(60)
     first.close()
     closed.set()
-    thread.join(10)
+    thread.join(60)
     assert (left_behind(), flags()) == (before, flags_before)
 
 

@@ -337,6 +337,7 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
     assert upkeep.asks == {"gc_interval": 500}
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
     found = gc.isenabled(), gc.get_threshold(), list(gc.callbacks)
     upkeep = begin(gc_interval=1)
@@ -348,6 +349,7 @@ def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
     assert gc.get_freeze_count() < 10_000
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_item_says_what_it_found():
     usual = environment.read()
     decide = gc_item.Garbage().decide

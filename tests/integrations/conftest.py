@@ -8,23 +8,13 @@ import pytest
 import torch
 from fakes import FakeClock
 
+from perf_callbacks.advice import busy_lines
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.garbage import growth, item as gc_item
 from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.kernel.engine import engine
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import collector
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick():
-    """Accelerate collects garbage before each fit: not through all of the imported modules. Threads only wait here."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +35,11 @@ def _quick_collections(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _patient(request, monkeypatch):
-    """On a busy machine no step may end for seconds: the fit is neither flushed early nor taken for abandoned."""
+    """On a busy machine no step may end for seconds: the fit is neither flushed early nor taken for abandoned.
+
+    The end of a fit waits for a look at fits that go on, which is soon over.
+    """
+    monkeypatch.setattr(busy_lines, "SPREAD_SECONDS", 0.008)
     for seconds in ("FLUSH_SECONDS", "LATE_SECONDS"):
         monkeypatch.setattr(engine, seconds, math.inf)
     if "abandoned" not in request.module.__name__:

@@ -52,15 +52,15 @@ def test_ranks_and_their_workers_run_on_the_cores_they_are_given(tmp_path, door,
 
 
 PROGRAM = """
-import json, os, sys, threading, time
-from pathlib import Path
+import json, os, sys, threading
 import torch
 from torch.utils.data import DataLoader, Dataset
 from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.process.cpu_masks import AFFINITY
 from perf_callbacks.loop import measure
 
 def masks():
-    return [sorted(os.sched_getaffinity(int(path.name))) for path in sorted(Path("/proc/self/task").iterdir())]
+    return [sorted(mask) for _, mask in AFFINITY.now]
 
 class Masks(Dataset):
     def __len__(self):

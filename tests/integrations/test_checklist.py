@@ -94,22 +94,17 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     assert collects()
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_first_full_collection_freezes_for_as_long_as_the_fit_lasts(tmp_path):
     """What it takes is told apart: it is no collection of the program's, and part of no step."""
-    gc.unfreeze()
-    try:
-        frozen = []
-        after = through_loop(
-            tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5
-        )
-        assert frozen == [False] * 4 + [True] * (STEPS - 4)
-        assert gc.get_freeze_count() < 1000
-        (startup,) = [pause for pause in records(tmp_path, Gc) if pause.ours == "startup"]
-        assert (startup.step, startup.stage, startup.generation) == (5, "aside", 2)
-        assert after.summary.gc.startup_seconds == pytest.approx(startup.seconds)
-        assert after.summary.gc.collections[2] == 0
-    finally:
-        gc.freeze()
+    frozen = []
+    after = through_loop(tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5)
+    assert frozen == [False] * 4 + [True] * (STEPS - 4)
+    assert gc.get_freeze_count() < 1000
+    (startup,) = [pause for pause in records(tmp_path, Gc) if pause.ours == "startup"]
+    assert (startup.step, startup.stage, startup.generation) == (5, "aside", 2)
+    assert after.summary.gc.startup_seconds == pytest.approx(startup.seconds)
+    assert after.summary.gc.collections[2] == 0
 
 
 class Answers(Dataset):

@@ -62,15 +62,7 @@ def train(loop, directory):
     return weakref.ref(model), weakref.ref(optimizer)
 
 
-@pytest.fixture
-def _thawed():
-    """Nothing is frozen but what the fit freezes."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("accelerate_state", "_thawed")
+@pytest.mark.usefixtures("accelerate_state", "thawed")
 @pytest.mark.parametrize("loop", [accelerate_loop, kept_accelerator, loop_without_with])
 def test_collector_patches_and_memory_of_an_abandoned_loop_come_back(tmp_path, monkeypatch, loop):
     for module in ("perf_callbacks.garbage.item", "perf_callbacks.kernel.process.collector"):

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import topology
+from perf_callbacks.kernel.process.cpu_masks import AFFINITY
 from perf_callbacks.kernel.process.cpu_sets import part, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.loop import measure
@@ -35,7 +36,7 @@ def two_ranks(monkeypatch):
 
 
 def masks():
-    return {frozenset(os.sched_getaffinity(int(path.name))) for path in Path("/proc/self/task").iterdir()}
+    return {mask for _, mask in AFFINITY.now}
 
 
 def own():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from collector import automatic
+from collector import automatic, count_freezes
 from faults import ERRORS
 from sampling import sampled
 from short_trainings import DOORS
@@ -44,10 +44,8 @@ def _short(monkeypatch):
 
 
 @pytest.fixture
-def _nothing_frozen():
-    gc.unfreeze()
-    yield
-    gc.freeze()
+def _nothing_frozen(monkeypatch):
+    count_freezes(monkeypatch)
 
 
 def judge(monkeypatch, outcome):

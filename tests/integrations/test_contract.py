@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.accelerate import attach
-from perf_callbacks.kernel.records.fit_records import Flops, Row, Run, Span
+from perf_callbacks.kernel.records.fit_records import Row, Run, Span
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 

@@ -130,9 +130,7 @@ class Sharded(FSDPModule, torch.nn.Module):
     ],
 )
 def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model, expected):
-    place = by_meshes(
-        Place(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8, versions={}), model
-    )
+    place = by_meshes(Place(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model)
     if isinstance(expected, str):
         assert place.data_parallel is None
         assert expected in place.ambiguous
@@ -141,7 +139,7 @@ def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model,
 
 
 def test_the_framework_is_not_overruled_and_one_process_asks_nobody():
-    usual = {"integration": "loop", "directory": Path(), "device": torch.device("cpu"), "versions": {}}
+    usual = {"integration": "loop", "directory": Path(), "device": torch.device("cpu")}
     said = Place(**usual, world_size=8, data_parallel=2)
     assert by_meshes(said, on(Mesh(8))) == said
     alone = Place(**usual)

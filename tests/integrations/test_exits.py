@@ -1,15 +1,16 @@
 """However a fit ends, and whatever fails in the callback: training goes on unchanged, and the world is as it was."""
 
 import functools
+import itertools
 import signal
-import subprocess
-import sys
 
 import pytest
 from counted import counts, left_behind
-from faults import ERRORS, Fault, break_clock, ended, faults, warnings
+from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
+from forked import run
+from jobs import IMPORTS
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
-from sampling import sampled
+from sampling import crossed, sampled
 from tiny import records, steps
 
 from perf_callbacks.kernel.failures import describe
@@ -80,7 +81,7 @@ def failure(training, error):
     return {"close": None, "another attach": taken_over}.get(getattr(training, "way", ""), describe(error))
 
 
-def crossed(places):
+def in_turn(places):
     """Places of all integrations; the ways to train and the errors take turns."""
     return [
         pytest.param(kind, *case.values, id=f"{integration}-{case.id}")
@@ -89,7 +90,7 @@ def crossed(places):
     ]
 
 
-@pytest.mark.parametrize(("kind", "place", "way", "error"), crossed(leaving))
+@pytest.mark.parametrize(("kind", "place", "way", "error"), in_turn(leaving))
 def test_an_error_leaves_the_world_as_it_was(tmp_path, kind, place, way, error):
     training, act = fit(tmp_path, kind, place, error, **way)
     with pytest.raises(raised(training, error)) as caught:
@@ -117,7 +118,7 @@ def counting(kind):
     return [name for name in leaving(kind) if kind.PLACES[name].stage in stages and name not in over]
 
 
-@pytest.mark.parametrize(("kind", "place", "way", "error"), crossed(counting))
+@pytest.mark.parametrize(("kind", "place", "way", "error"), in_turn(counting))
 def test_an_error_in_the_counted_step_leaves_no_count(tmp_path, kind, place, way, error):
     before = left_behind()
     training, act = fit(tmp_path, kind, place, error, COUNTED, evaluate=None, save=None, **way)
@@ -226,10 +227,19 @@ STOPPING = {"lightning": StopIteration}
 """The error of a fault, where a trainer takes one for its own."""
 
 
+QUICK = dict(zip(shared(), itertools.cycle(FAULTS), strict=False))
+"""The integration for which the fault of a shared part is no slow test."""
+
+
 @pytest.mark.parametrize(
     ("integration", "part", "first"),
     [
-        pytest.param(integration, *fault.values, id=f"{integration}-{fault.id}")
+        pytest.param(
+            integration,
+            *fault.values,
+            id=f"{integration}-{fault.id}",
+            marks=[pytest.mark.slow] * (QUICK.get(fault.values[0], integration) != integration),
+        )
         for integration, several in FAULTS.items()
         for fault in several
     ],
@@ -245,10 +255,9 @@ def test_a_fault_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
     assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
-@pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize(("reading", "integration"), crossed([*range(16), 21, 34, 55], [*TRAININGS]))
 def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
-    tmp_path, monkeypatch, caplog, undisturbed, integration, reading
+    tmp_path, monkeypatch, caplog, undisturbed, reading, integration
 ):
     outcome = undisturbed(integration)
     break_clock(monkeypatch, reading, STOPPING.get(integration, RuntimeError))
@@ -284,10 +293,9 @@ for inputs in perf.loader:
 
 
 def test_loops_that_never_end_are_closed_with_the_interpreter(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", UNFINISHED], cwd=tmp_path, timeout=280, check=True, capture_output=True, text=True
-    )
-    assert done.stderr == ""
+    (program := tmp_path / "train.py").write_text(UNFINISHED)
+    status, _, errors = run(program, imports=IMPORTS["loop"], directory=tmp_path)
+    assert (status, errors) == (0, "")
     for integration in ("accelerate", "loop"):
         assert len(steps(tmp_path / integration)) == 1
         (summary,) = records(tmp_path / integration, Summary)

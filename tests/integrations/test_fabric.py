@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.records.fit_records import Flops, Summary
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.loop import measure
 
 SECONDS = {"data": 1.0, "forward": 2.0, "backward": 4.0, "clipping": 8.0, "optimizer": 16.0, "other": 32.0}

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerCallback
 import perf_callbacks
 from perf_callbacks.transformers import PerfCallback
 
-OURS = Path(perf_callbacks.__file__).parent
+OURS = str(Path(perf_callbacks.__file__).parent)
 SETTLED = range(86, 126)
 """Steps after the FLOPs are counted and batches are known, and before a block of steps goes to the journal."""
 
@@ -35,9 +35,8 @@ class Frames:
         sys.setprofile(None)
 
     def _profile(self, frame, event, _arg):
-        path = Path(frame.f_code.co_filename) if event == "call" else None
-        if path and path.is_relative_to(OURS):
-            self._calls[path.name, frame.f_code.co_firstlineno] += 1
+        if event == "call" and (path := frame.f_code.co_filename).startswith(OURS):
+            self._calls[Path(path).name, frame.f_code.co_firstlineno] += 1
 
     def end_step(self):
         calls, self._calls = self._calls, Counter()  # first: a collection while they are sorted calls us, too

@@ -256,9 +256,9 @@ def test_tensors_without_a_storage_of_their_own_are_taken_apart():
 
     sparse = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (10_000,), check_invariants=True)
     two = TwoTensor(torch.ones(100), torch.ones(100))
-    assert sum(step_memory._sizes([two], "cpu").values()) == 800
-    assert sum(step_memory._sizes([sparse], "cpu").values()) == 2 * 8 + 2 * 4
-    assert step_memory._sizes([torch.ones(2, device="meta")], "cpu") == {}
+    assert sum(step_memory.sizes([two], "cpu").values()) == 800
+    assert sum(step_memory.sizes([sparse], "cpu").values()) == 2 * 8 + 2 * 4
+    assert step_memory.sizes([torch.ones(2, device="meta")], "cpu") == {}
 
 
 @pytest.mark.parametrize("how", ["end", "raise", "leave"])
@@ -323,6 +323,8 @@ def test_load_and_reads_are_those_since_the_last_record(tmp_path, ticks, monkeyp
     DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
     uses = recorded(tmp_path, Use)
     assert [(use.cpu_load, use.read_mb) for use in uses] == [(None, None), *[(0.5, 1.0)] * 7]
+    (watch,) = [one for one in ticks.watched if isinstance(one, memory.MemoryWatch)]
+    assert watch.resources() == {"cpu_cores": 2.0, "resident_gb": 1.0}
     assert [use.step for use in uses] == [*range(1, 9)]
 
 

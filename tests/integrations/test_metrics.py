@@ -16,20 +16,24 @@ from perf_callbacks.kernel.process.device_facts import Allocator, Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Row
 from perf_callbacks.kernel.records.metric_table import (
+    BASELINE,
     CLOCK,
     DEVICES,
     FLOPS,
     GC,
     GPU,
+    JOB,
+    JOB_GPUS,
     LOWER_BOUND,
     MASK,
     METRICS,
     PEAK,
     RANKS,
+    RESUMED,
     SEVERAL_RANKS,
 )
 
-ALONE = sorted({need for metric in METRICS for need in metric.needs} - {RANKS, SEVERAL_RANKS})
+ALONE = sorted({need for metric in METRICS for need in metric.needs} - {RANKS, SEVERAL_RANKS, JOB, JOB_GPUS})
 """Needs that a single process can meet. Two ranks are in `tests/stragglers/test_observer.py`."""
 
 
@@ -57,11 +61,15 @@ def journaled(directory, monkeypatch, met):
         "flops": "count" if FLOPS in met else "off",
         "peak_tflops": "1" if PEAK in met else None,
         "measure_peak": "off",
+        "baseline": "1500" if BASELINE in met else None,
     }
     model, config = llama(), PerfConfig(output_dir=str(directory), **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(Tokens(16, mask=MASK in met), batch_size=4)
-    with measurement.measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+    resume = (
+        {"first_unix": 0.0, "elapsed_seconds": 1.0, "productive_seconds": 0.5, "step": 4} if RESUMED in met else None
+    )
+    with measurement.measure(model=model, optimizer=optimizer, loader=loader, config=config, resume=resume) as perf:
         for batch in perf.loader:
             loss = model(**batch).loss
             if LOWER_BOUND in met:

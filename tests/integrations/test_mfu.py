@@ -16,7 +16,8 @@ from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device_facts import Features
-from perf_callbacks.kernel.records.fit_records import Flops, Row, Summary
+from perf_callbacks.kernel.records.fit_records import Row, Summary
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.metric_table import PEAK
 from perf_callbacks.loop import measure
 

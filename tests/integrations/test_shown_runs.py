@@ -12,7 +12,7 @@ from jobs import IMPORTS
 from torch import nn
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.commands import main, show
+from perf_callbacks.commands import main, run_reader
 from perf_callbacks.kernel.records.signs_of_life import read_locks
 from perf_callbacks.loop import measure
 
@@ -26,7 +26,7 @@ def shown(capsys, *words):
 def look(monkeypatch, directory, *, seconds):
     """Set the clock of the command to some seconds after the last write."""
     written = max(path.stat().st_mtime for path in (directory / "perf_callbacks").iterdir())
-    monkeypatch.setattr(show, "unix_time", lambda: written + seconds)
+    monkeypatch.setattr(run_reader, "unix_time", lambda: written + seconds)
 
 
 def train(directory, *, fails=False):

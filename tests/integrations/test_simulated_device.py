@@ -1,18 +1,15 @@
 """Fits on the simulated accelerator: exact stages where events work, and else no stages and the reason."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forked import run
+from jobs import IMPORTS
 from tiny import records, unwrapped
 
 from perf_callbacks.kernel.records.fit_records import Row, Steps
 
-PROGRAM = Path(__file__).parents[1] / "simulated_fit.py"
 STAGES = {"data_time": 0, "forward_time": 0.004, "backward_time": 0.008, "optimizer_time": 0.002, "other_time": 0}
 INTEGRATIONS = ("loop", "transformers", "accelerate", "lightning")
 
@@ -21,12 +18,11 @@ INTEGRATIONS = ("loop", "transformers", "accelerate", "lightning")
 def fit(tmp_path):
     """A fit in a process of its own: the first record and the summary of its journal, and what it printed."""
 
-    def run(integration="loop", **variables):
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
-        command = [sys.executable, str(PROGRAM), integration, str(tmp_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout.splitlines()[-1], object_hook=lambda fields: SimpleNamespace(**fields))
+    def fit(integration="loop", **variables):
+        words, environ = (integration, tmp_path), {"CUDA_VISIBLE_DEVICES": "", **variables}
+        status, output, errors = run("simulated_fit.py", *words, imports=IMPORTS["loop"], directory=tmp_path, **environ)
+        assert status == 0, errors
+        found = json.loads(output.splitlines()[-1], object_hook=lambda fields: SimpleNamespace(**fields))
         return SimpleNamespace(
             run=found.run,
             summary=found.summary,
@@ -37,14 +33,14 @@ def fit(tmp_path):
             if found.summary.included_steps
             else {},
             metrics=dict(records(tmp_path, Row)[-1].metrics) if records(tmp_path, Row) else {},
-            printed=unwrapped(done.stdout),
-            said=done.stderr,
+            printed=unwrapped(output),
+            said=errors,
             excluded=[
                 reason for block in records(tmp_path, Steps) for reason in block.excluded or [None] * len(block.step)
             ],
         )
 
-    return run
+    return fit
 
 
 @pytest.mark.parametrize("integration", INTEGRATIONS)

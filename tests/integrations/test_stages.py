@@ -23,15 +23,16 @@ USUAL = {"accelerate": {"load": False}}
 
 
 def cases(wanted):
-    """Each place with a wanted stage, and the variants of its training."""
+    """Each place with a wanted stage, and the variants of its training. All variants but one, in turn, are slow."""
     for integration, training in TRAININGS.items():
         for number, (name, place) in enumerate(training.PLACES.items()):
             variants = [USUAL.get(integration, {})]
             if integration == "lightning":
                 variants = lightning_variants(name, [*tiny_lightning.FRAMEWORKS][number % 2])
-            for options in variants if place.stage in wanted else ():
-                told = [option for option in options.values() if isinstance(option, str)]
-                yield pytest.param(training, name, place.stage, options, id="-".join([integration, name, *told]))
+            for turn, options in enumerate(variants) if place.stage in wanted else ():
+                told = [integration, name, *[option for option in options.values() if isinstance(option, str)]]
+                marks = [pytest.mark.slow] * (turn != number // 2 % len(variants))
+                yield pytest.param(training, name, place.stage, options, id="-".join(told), marks=marks)
 
 
 def lightning_variants(place, of):

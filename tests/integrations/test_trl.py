@@ -11,7 +11,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import outline
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.metric_table import FLOPS, GC, MASK
 from perf_callbacks.transformers import PerfCallback
 

@@ -267,7 +267,7 @@ def test_the_watchdog_is_not_asked_with_the_lock_held(ours, monkeypatch):
     def watch(owner):  # a collection in the watchdog's lock, on another thread, may free a loop
         freeing = threading.Thread(target=owner._freed, args=(None,), daemon=True)
         freeing.start()
-        freeing.join(5)
+        freeing.join(60)
         free.append(not freeing.is_alive())
 
     monkeypatch.setattr(WATCHDOG, "watch", watch)

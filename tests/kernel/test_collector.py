@@ -133,6 +133,7 @@ def test_what_the_program_freezes_on_top_is_left_to_it(fake, ours):
     assert fake.frozen == 5003
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_real_collector_tells_a_freeze_on_top_from_none():
     for on_top in (False, True):
         lease = Collector().lease()
@@ -313,7 +314,7 @@ def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):
     def watch(_owner):  # a collection in the watchdog's lock, on another thread, may free a fit
         freeing = threading.Thread(target=other.let_go, daemon=True)
         freeing.start()
-        freeing.join(5)
+        freeing.join(60)
         free.append(not freeing.is_alive())
 
     monkeypatch.setattr(WATCHDOG, "watch", watch)

@@ -32,7 +32,7 @@ MASKED = {"masked", "padded"}
 
 @pytest.fixture
 def recorder(tmp_path):
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     clock = iter(range(10**6)).__next__  # a call into C, as the real one
     recorder = Recorder(resolve(PerfConfig(journal=False), {}), place, clock=clock)
     yield recorder

@@ -1,11 +1,9 @@
 """The program, job and model in the record that opens a fit."""
 
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -127,13 +125,12 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(
 
 
 def test_a_journal_says_what_ran_where(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    subprocess.run(
-        [sys.executable, "train.py", "--hf_token", "abc123", "--lr", "0.1"],
-        cwd=tmp_path, env={**os.environ, "SLURM_JOB_ID": "4711"}, check=True, timeout=120, capture_output=True,
-    )  # fmt: skip
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    words = ["--hf_token", "abc123", "--lr", "0.1"]
+    assert forked.run(program, *words, imports=("torch._dynamo",), directory=tmp_path, SLURM_JOB_ID="4711")[0] == 0
     (run,) = [entry.record for entry in read(tmp_path / "out") if isinstance(entry.record, Run)]
-    assert (run.program, run.command_line) == ("train.py", "train.py --hf_token '***' --lr 0.1")
+    assert (run.program, run.command_line) == (str(program), f"{program} --hf_token '***' --lr 0.1")
     assert (Path(run.directory or ""), run.host, run.job_id) == (tmp_path, platform.node(), "4711")
     assert (run.model, run.parameters, run.batch) == ("Linear", 5, 2)
     assert b"abc123" not in (tmp_path / "out" / "perf_callbacks" / "rank0.jsonl").read_bytes()

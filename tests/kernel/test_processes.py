@@ -35,6 +35,19 @@ def test_children_of_all_threads_and_their_children_count(tmp_path):
     assert processes.read(tmp_path, 1) == expected
 
 
+def test_a_child_that_is_another_rank_counts_for_itself(tmp_path, monkeypatch):
+    """Lightning starts the other ranks of a machine from the first."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    environs = {1: "A=1", 2: "A=1", 3: "LOCAL_RANK=0\0A=1", 4: "A=1\0LOCAL_RANK=1\0"}
+    lay(tmp_path, 1, threads={1: "2 3 4"})
+    for pid in (2, 3, 4):
+        lay(tmp_path, pid, threads={pid: "5" if pid == 4 else ""})
+    lay(tmp_path, 5)
+    for pid, environ in environs.items():
+        (tmp_path / "proc" / str(pid) / "environ").write_text(environ)
+    assert processes.read(tmp_path, 1).resident_bytes == 30 * PAGE  # a forked and a spawned worker
+
+
 def test_reads_that_the_system_does_not_tell_are_unknown(tmp_path):
     assert processes.read(lay(tmp_path, 1), 1).read_bytes is None
 

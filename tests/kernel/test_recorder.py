@@ -2,9 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
-import textwrap
 import weakref
 from contextlib import suppress
 from types import SimpleNamespace
@@ -12,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import FakeClock
+from forked import run
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations import methods
@@ -100,7 +98,7 @@ def make(tmp_path, owner):
 
     def recorder(clock=None, directory=tmp_path, **config):
         settings = resolve(PerfConfig(**config), {})
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), versions={})
+        place = Place(integration="loop", directory=directory, device=torch.device("cpu"))
         made.append(Recorder(settings, place, **({"clock": clock} if clock else {})))
         if made[-1].active:
             methods.stages(made[-1], owner, "method", Stage.FORWARD)
@@ -259,7 +257,7 @@ def test_closing_twice_is_once(tmp_path, make, caplog):
 
 
 def test_a_closed_recorder_is_held_by_nobody(tmp_path):
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     recorder = Recorder(resolve(None, {}), place)
     recorder.close()
     held = weakref.ref(recorder)
@@ -302,30 +300,32 @@ def test_an_interrupt_in_our_own_code_is_an_interrupt_of_the_loop(make, owner, m
     assert (owner.method, owner.loop, recorder.active) == (original, found, False)
 
 
-def test_a_fit_at_the_exit_of_the_interpreter_is_restored_and_written(tmp_path):
-    script = f"""
-        import atexit, gc
-        from pathlib import Path
-        from types import SimpleNamespace
-        import torch
-        from perf_callbacks import PerfConfig
-        from perf_callbacks.kernel.settings.in_force import resolve
-        from perf_callbacks.kernel.engine.stages import Stage
-        from perf_callbacks.integrations import methods
-        from perf_callbacks.kernel.fit.place import Place
-        from perf_callbacks.kernel.fit.recorder import Recorder
+AT_EXIT = """
+import atexit, gc
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.integrations import methods
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder
 
-        owner, callbacks = SimpleNamespace(method=len), list(gc.callbacks)
-        atexit.register(lambda: print(owner.method is len, gc.callbacks == callbacks))
-        place = Place(integration="loop", directory=Path({str(tmp_path)!r}), device=torch.device("cpu"), versions={{}})
-        recorder = Recorder(resolve(PerfConfig(), {{}}), place)
-        methods.stages(recorder, owner, "method", Stage.FORWARD)
-        recorder.end_step(1)
-        print(owner.method is len, gc.callbacks == callbacks)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("False False\nTrue True\n", "")
+owner, callbacks = SimpleNamespace(method=len), list(gc.callbacks)
+atexit.register(lambda: print(owner.method is len, gc.callbacks == callbacks))
+place = Place(integration="loop", directory=Path.cwd(), device=torch.device("cpu"))
+recorder = Recorder(resolve(PerfConfig(), {}), place)
+methods.stages(recorder, owner, "method", Stage.FORWARD)
+recorder.end_step(1)
+print(owner.method is len, gc.callbacks == callbacks)
+"""
+
+
+def test_a_fit_at_the_exit_of_the_interpreter_is_restored_and_written(tmp_path):
+    (script := tmp_path / "train.py").write_text(AT_EXIT)
+    done = run(script, imports=("torch._dynamo",), directory=tmp_path)
+    assert done == (0, "False False\nTrue True\n", "")
     written = [record for record in journal(tmp_path) if not isinstance(record, Gc)]
     assert [type(record) for record in written] == [Run, Steps, Summary]
     assert written[-1].failure == "the interpreter exited"
@@ -403,7 +403,7 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
 def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
     recorder = Recorder(
         resolve(PerfConfig(), {}),
-        Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}),
+        Place(integration="loop", directory=tmp_path, device=torch.device("cpu")),
     )
     file = recorder._journal._file.fileno()
     with monkeypatch.context() as patched:

@@ -59,7 +59,7 @@ def worker(monkeypatch):
 
 @pytest.fixture
 def recorder(tmp_path, worker):
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     made = Recorder(resolve(PerfConfig(gc="off"), {}), place, clock=worker.clock)
     yield made
     made.close()

@@ -28,7 +28,7 @@ def ranks(tmp_path, monkeypatch):
         settings = resolve(PerfConfig(window=2, gc="off", **config), {})
         for rank in range(2):
             place = Place(
-                integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank,
+                integration="loop", directory=tmp_path, device=torch.device("cpu"), rank=rank,
                 world_size=2, data_parallel=data_parallel, ambiguous=ambiguous,
             )  # fmt: skip
             others = exchange.meet(place, settings.config) if settings.config.exchange == "on" else None

@@ -9,22 +9,14 @@ import pytest
 from fakes import a_run
 from summaries import a_summary_of
 
-from perf_callbacks.kernel.records.codec import Entry, attempts, decode, encode, entries
-from perf_callbacks.kernel.records.fit_records import (
-    SCHEMA,
-    Checklist,
-    Finding,
-    Flops,
-    Gc,
-    Record,
-    Row,
-    Span,
-    Steps,
-    Window,
-)
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.codec import NAMES, Entry, attempts, decode, encode, entries
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Checklist, Finding, Gc, Record, Row, Span, Steps, Window
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.machine_records import HeldMemory, Memory, OutOfMemory, Use
+from perf_callbacks.kernel.records.module_records import ModuleWork
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
-from perf_callbacks.kernel.records.summary_parts import EnergySummary
+from perf_callbacks.kernel.records.summary_parts import CpuSummary, EnergySummary
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
 SUMMARY = a_summary_of(
@@ -50,6 +42,7 @@ SUMMARY = a_summary_of(
     findings=(FINDING, Finding(cause="sync", share=None, evidence="“blocking”", remedy="unsetting it")),
     failure="ValueError: “no”",
     energy=EnergySummary(joules=800.5, steps=40),
+    cpu=CpuSummary(cpus=8, no_cpu_share=0.01, other_cpus=0.5, idle_cpus=6.5, load_average=1.5),
 )
 RECORDS = [
     a_run(),
@@ -89,12 +82,52 @@ RECORDS = [
             ("aten::bmm", "[1, 2, 3] x [1, 3, 4]", "float32", 48),
         ),
         reads={"train.py:10": 1},
+        modules=(ModuleWork(path="layers.*.mlp", modules=2, forward_flops=2**60), ModuleWork(path="", parameters=None)),
     ),
     Stall(step=7, rank=3, stage="data", since_seconds=90.5, stack=("train.py:41 fetch", "a b.py:1 <lambda>")),
     Straggler(step=18, rank=1, cause="data", seconds_lost=1.5, steps=4),
     Use(step=7, cpu_load=0.25, resident_gb=1.5, sm_clock_mhz=1980, energy_joules=0.5, throttled_by=("power cap",)),
     Use(step=7),
     Memory(step=2, device="cpu", source="operations", weights_gb=0.5, gradients_gb=0.5, temporary_gb=0.125),
+    OutOfMemory(
+        step=4,
+        device="cuda",
+        error="CUDA out of memory.",
+        stage="forward",
+        module="layers.*",
+        largest=(HeldMemory(path="layers.*", kind="weights", gb=2.5),),
+        fitting_micro_batch=12,
+    ),
+    Profile(
+        timeline="device",
+        steps=3,
+        first_step=20,
+        span_seconds=0.5,
+        busy_seconds=0.375,
+        idle_seconds={"data": 0.125},
+        class_seconds={"contraction": 0.25, "copy": 0.125},
+        communication_seconds=0.0,
+        exposed_communication_seconds=0.0,
+        kernels=4,
+        sync_seconds={},
+        operations=(ProfiledOperation(name="aten::mm", kind="contraction", calls=3, seconds=0.25, shapes="2x3, 3x4"),),
+        copies=(ProfiledCopy(kind="layout", operation="aten::contiguous", line=None, calls=1, seconds=0.125),),
+        module_seconds={"": 0.125, "Model_0/Linear_0": 0.25},
+        module_backward_seconds={"": 0.0625},
+        flops=2.0**40,
+        trace="profile0-5.json.gz",
+    ),
+    Profile(
+        timeline="cpu",
+        span_seconds=0.0,
+        busy_seconds=0.0,
+        idle_seconds={},
+        class_seconds={},
+        communication_seconds=0.0,
+        exposed_communication_seconds=0.0,
+        kernels=0,
+        sync_seconds={},
+    ),
     SUMMARY,
 ]
 
@@ -114,7 +147,7 @@ def test_a_record_is_one_line_of_json_that_says_its_type_and_time(record):
     line = encode(Entry(1.5, record))
     assert "\n" not in line
     values = json.loads(line)
-    assert (values["type"], values["t"]) == (type(record).__name__.lower(), 1.5)
+    assert (values["type"], values["t"]) == (NAMES[type(record)], 1.5)
 
 
 def test_unknown_use_and_memory_is_left_out():

@@ -27,6 +27,8 @@ FROM_ENV = {
     "journal": ("No", False, "2"),
     "report": ("yes", True, "html"),
     "output_dir": ("elsewhere", "elsewhere", None),
+    "baseline": ("auto", "auto", None),
+    "profile": ("20:3", "20:3", "20"),
     "max_journal_mb": ("1", 1, "-1"),
 }
 BAD = {name: bad for name, (_, _, bad) in FROM_ENV.items() if bad is not None}
@@ -157,3 +159,63 @@ def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sente
 def test_what_is_built_needs_no_remark(name):
     _, value, _ = FROM_ENV[name]
     assert resolve(PerfConfig(**{name: value}), {}).remarks == ()
+
+
+ON_EVENT = "PERF_CALLBACKS_ON_EVENT"
+
+SHELL = "got '{}', which only a shell understands, wanted a command with its arguments; for a shell, write sh -c '...'."
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("notify.sh", ("notify.sh",)),
+        ("  curl -d @- 'https://x.example/a b'", ("curl", "-d", "@-", "https://x.example/a b")),
+        ("sh -c 'cat >> \"$HOME/events\"'", ("sh", "-c", 'cat >> "$HOME/events"')),
+        ("", ()),
+        ("off", ()),
+        (" None ", ()),
+    ],
+)
+def test_the_command_for_events_is_split_as_by_a_shell(text, words):
+    settings = resolve(None, {ON_EVENT: text})
+    assert settings.on_event == words
+    assert settings.from_env == (("on_event",) if words else ())
+    assert settings.config == PerfConfig()
+    assert settings.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("secret 'a", "no closing quotation, wanted a command with its arguments, quoted as for a shell."),
+        ("''", "the command is empty, wanted a command with its arguments."),
+        *[(f"secret {word} secret", SHELL.format(word)) for word in ("|", ">>", "&&", ";", "2>&1")],
+    ],
+)
+def test_a_bad_command_is_refused_without_being_shown(text, reason):
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {ON_EVENT: text})
+    assert str(error.value) == f"{ON_EVENT}: {reason}"
+
+
+def test_no_file_and_no_code_can_set_the_command():
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {}, [at(3, "on_event", "notify.sh")])
+    assert str(error.value) == (
+        "perf.yaml, line 3: on_event is set by the environment alone: PERF_CALLBACKS_ON_EVENT='python notify.py'."
+    )
+    with pytest.raises(TypeError, match="on_event"):
+        PerfConfig(on_event="notify.sh")
+    assert "on_event" not in rules()
+
+
+def test_the_arguments_of_the_command_are_not_shown():
+    settings = resolve(None, {ON_EVENT: "curl https://x.example/secret"})
+    assert settings.shown["on_event"] == "curl …"
+    assert settings.origins == {"on_event": ON_EVENT}
+    assert resolve(None, {}).shown["on_event"] is None
+
+
+def test_switched_off_there_is_no_command():
+    assert resolve(None, {ON_EVENT: "notify.sh", "PERF_CALLBACKS": "0"}).on_event == ()

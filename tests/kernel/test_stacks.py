@@ -101,19 +101,22 @@ def calls(source, **names):
         ("store.get('a')", True),
         ("my_store.get(str(\n        'a'))", True),
         ("handle.get('a')", False),
-        ("{1: store}.get(1); sleep(2)", True),  # one line of two calls
-        ("sleep(2)", False),
+        ("{1: store}.get(1); hold()", True),  # one line of two calls
+        ("hold()", False),
     ],
 )
 def test_a_wait_in_c_for_other_ranks_is_found_by_the_names_on_its_line(source, waits):
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=60))
-    with a_thread(calls(source, store=store, my_store=store, handle=store, sleep=time.sleep)) as thread:
+    lock = threading.Lock()
+    lock.acquire()
+    with a_thread(calls(source, store=store, my_store=store, handle=store, hold=lock.acquire)) as thread:
         while not (stack := stacks.of_thread(thread.ident)).place.startswith("train.py:3 "):
             time.sleep(0.001)
         time.sleep(0.1)  # into the call, whose line has begun
         stack = stacks.of_thread(thread.ident)
         store.set("a", "1")
+        lock.release()
     assert stack is not None
     assert stack.waits is waits
 

@@ -9,9 +9,10 @@ from hypothesis import given, strategies as st
 from perf_callbacks.kernel.records.codec import Entry, attempts, decode, encode
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Row, Span, Steps, Summary, Window
 from perf_callbacks.kernel.records.journal_file import FileJournal, read
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.machine_records import HeldMemory, Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.summary_parts import (
+    CpuSummary,
     EnergySummary,
     FlopsSummary,
     GcSummary,
@@ -94,6 +95,7 @@ SUMMARIES = st.builds(
     stalls=st.none() | st.builds(StallSummary, count=COUNTS, seconds=SECONDS),
     memory=st.none() | st.builds(MemorySummary, parts_gb=st.dictionaries(WORDS, SECONDS, max_size=3)),
     energy=st.none() | st.builds(EnergySummary, joules=SECONDS, steps=COUNTS),
+    cpu=st.none() | st.builds(CpuSummary, cpus=MAYBE, no_cpu_share=st.none() | SECONDS, other_cpus=st.none() | SECONDS),
     stragglers=st.none() | st.builds(StragglerSummary, steps=COUNTS, seconds_by_cause=st.dictionaries(WORDS, SECONDS)),
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
     failure=st.none() | WORDS,
@@ -112,7 +114,32 @@ USES = st.builds(
     throttled_by=st.lists(WORDS, max_size=3).map(tuple),
 )
 MEMORIES = st.builds(Memory, step=COUNTS, device=WORDS, source=WORDS, weights_gb=st.none() | SECONDS)
-RECORDS = USES | MEMORIES | STALLS | RUNS | ITEMS | FINDINGS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
+HELD = st.builds(HeldMemory, path=WORDS, kind=WORDS, gb=SECONDS)
+FAILURES = st.builds(
+    OutOfMemory,
+    step=COUNTS,
+    device=WORDS,
+    error=WORDS,
+    stage=st.none() | WORDS,
+    requested_gb=st.none() | SECONDS,
+    largest=st.lists(HELD, max_size=3).map(tuple),
+    fitting_micro_batch=MAYBE,
+)
+RECORDS = (
+    FAILURES
+    | USES
+    | MEMORIES
+    | STALLS
+    | RUNS
+    | ITEMS
+    | FINDINGS
+    | ROWS
+    | PAUSES
+    | SPANS
+    | WINDOWS
+    | SUMMARIES
+    | blocks()
+)
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 

@@ -4,8 +4,9 @@ from array import array
 from dataclasses import replace
 
 from combined_parts import combine
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
+from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.kernel.engine.windows import JobSettings, Part, rates
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
@@ -99,6 +100,7 @@ def parts_with_signals(draw):
         asks=draw(st.dictionaries(NAMES, COUNTS, max_size=4)),
         role=draw(st.dictionaries(NAMES, COUNTS, max_size=3)),
         signals=draw(st.dictionaries(NAMES, column, max_size=3)),
+        resources=draw(st.dictionaries(st.sampled_from(RESOURCES), st.floats(0, 2**20, width=32))),
         attempt=draw(st.integers(0, 99)),
     )
 
@@ -123,6 +125,7 @@ def test_parts_may_be_bundled_and_combined_some_at_a_time(job, size):
     assert combination.window() == combine(parts)
 
 
+@settings(max_examples=40)
 @given(st.lists(parts_with_signals(), max_size=8, unique_by=lambda part: part.rank))
 def test_ranks_come_out_of_bundles_as_they_went_in(parts):
     parts.sort(key=lambda part: part.rank)

@@ -435,7 +435,7 @@ class Threads:
         for exchange in self.job.ranks:
             exchange.close()
         for thread in side_threads():
-            thread.join(20)
+            thread.join(60)
         assert side_threads() == []
 
 
@@ -537,7 +537,7 @@ def test_an_exchange_that_was_forgotten_ends_by_itself():
     (thread,) = side_threads()
     job.ranks.clear()
     gc.collect()
-    thread.join(20)
+    thread.join(60)
     assert (thread.is_alive(), alive(leader.Leader)) == (False, before)
 
 
@@ -573,7 +573,7 @@ def test_a_forked_child_says_and_waits_for_nothing():
     assert os.waitpid(child, 0)[1] == 0
     assert thread.is_alive()
     job.ranks[1].close()
-    thread.join(20)
+    thread.join(60)
 
 
 def test_without_a_process_group_there_is_no_store():
@@ -649,6 +649,28 @@ def test_what_all_ranks_ask_for_stands_in_the_window():
             job.now += 1
     assert [latest.last_step for latest in job.latest] == [2 * LENGTH] * 3
     assert [latest.asks for latest in job.latest] == [asks] * 3
+
+
+def test_the_use_of_all_ranks_stands_in_the_window_of_rank_0_alone(job):
+    for rank in range(3):
+        job.offer(0, rank, resources={"cpu_cores": 1.0 + rank, **({"power_watts": 400.0} if rank else {})})
+    for _ in range(3):
+        job.step()
+        job.now += 1
+    (window,) = job.ranks[0].take()
+    assert window.job == {"job_cpu_cores": 6.0}  # the power of rank 0 is unknown
+    assert window.by_rank == {"cpu_cores": (1.0, 2.0, 3.0), "power_watts": (None, 400.0, 400.0)}
+    assert job.latest == [window, job.whole(0), job.whole(0)]
+
+
+def test_without_a_rank_the_use_of_the_job_is_unknown_and_that_of_the_others_known(job):
+    job.offer(0, 0, 2, resources={"cpu_cores": 1.0})
+    for _ in range(20):
+        job.step(0, 2)
+        job.now += 1
+    (window,) = job.ranks[0].take()
+    assert (window.missing_ranks, window.job) == ((1,), {})
+    assert window.by_rank == {"cpu_cores": (1.0, None, 1.0)}
 
 
 COLUMN = array("f", [0.5] * LENGTH)
@@ -751,7 +773,7 @@ def test_a_part_that_is_too_large_ends_the_exchange_of_its_rank(job, monkeypatch
     monkeypatch.setattr(rounds, "LARGEST", 100)
     job.through(0)
     assert [exchange.failure for exchange in job.ranks[1:]] == [
-        "ValueError: a window takes 172 bytes, and at most 100 can be sent"
+        "ValueError: a window takes 192 bytes, and at most 100 can be sent"
     ] * 2
     assert job.ranks[0].failure is None
 
@@ -866,7 +888,7 @@ def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, 
     assert (exchange.window, exchange.signals) == (window, signals)
     exchange.close()
     for thread in side_threads():
-        thread.join(20)
+        thread.join(60)
 
 
 def test_what_was_asked_for_holds_while_a_rank_is_missing(job):
@@ -920,7 +942,8 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.now += leader.SOON_OF_MANY
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
-    assert breaths == [leader.BREATH_SECONDS] * 5  # 199 parts are read, 64 in each slice, and each round ends with one
+    # 199 parts are read, 64 in each slice, one breath comes before the figures, and each round ends with one
+    assert breaths == [leader.BREATH_SECONDS] * 6
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part
@@ -933,7 +956,7 @@ def served():
 
 
 def place(tmp_path, **changes):
-    return Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, **changes)
+    return Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), **changes)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit is known there")

@@ -108,6 +108,8 @@ def whole(world_size, window, length=10, step_seconds=0.01):
         "hardware_flops": amount * 800,
         "asks": {},
         "holds": {},
+        "job": {},
+        "by_rank": {},
     }
 
 

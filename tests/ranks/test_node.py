@@ -446,7 +446,6 @@ def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, mon
             integration="loop",
             directory=tmp_path,
             device=torch.device("cpu"),
-            versions={},
             rank=rank,
             world_size=512,
             carried={"run_id": f"run{rank}"},

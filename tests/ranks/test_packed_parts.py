@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 from combined_parts import PART
 
+from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.ranks.bundles import MOST, Bundle
@@ -21,9 +22,10 @@ FULL = replace(
     model_flops=10**20,
     signals={"gc": array("f", [0.0] * 50), "data": array("f", [0.5, 0.25] * 25)},
     role={"data": 3, "tensor": 0},
+    resources={"cpu_cores": 1.5, "power_watts": 400.0},
     attempt=2,
 )
-BARE = replace(FULL, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={})
+BARE = replace(FULL, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={}, resources={})
 FRAME, HEADER = 12, 144
 """Bytes before the body of a bundle: magic, length, checksum; and before the names in it."""
 
@@ -46,7 +48,10 @@ def part_of(bundle):
         name: getattr(bundle, name) for name in ("window", "length", "world_size", "data_parallel", "steps", "seconds")
     }
     role = bundle.roles().get(rank, {})
-    return Part(rank=rank, signals=signals, role=role, asks=bundle.asks, attempt=bundle.attempt, **same, **amounts)
+    known = dict(zip(RESOURCES, bundle.resources, strict=True))
+    resources = {name: value for name, value in known.items() if value >= 0}
+    others = {"role": role, "resources": resources, "asks": bundle.asks, "attempt": bundle.attempt}
+    return Part(rank=rank, signals=signals, **others, **same, **amounts)
 
 
 def test_parts_come_back_as_they_were_one_after_the_other():

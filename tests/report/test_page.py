@@ -118,6 +118,7 @@ def test_the_tables_say_what_was_found_counted_and_changed():
         "worst",
         "ranks",
         "phases",
+        "modules",
         "products",
         "uncounted",
         "checklist",
@@ -130,6 +131,11 @@ def test_the_tables_say_what_was_found_counted_and_changed():
         "DataLoader(num_workers=2)",
     )
     assert tables["worst"]["rows"][0][:5] == ("12", "1.19 s", "4.75x", "1", "data +938 ms")
+    assert tables["modules"]["rows"] == [
+        ("lm_head", "1", "300", "60.0%", "0", "1.02 kB"),
+        ("layers.*.mlp", "2", "200", "40.0%", "8", "—"),
+        ("(no module)", "—", "0", "0.0%", "0", "—"),
+    ]
     assert tables["products"]["rows"][0][-1] == "50,257 is no multiple of 8; 50,304 is"
     assert tables["products"]["rows"][1] == ["mm", "[8, 64] x [64, 64]", "bfloat16", "100", "20.0%", "fits"]
     assert tables["uncounted"]["rows"] == [("not counted", "mine::product", "3 calls")]
@@ -277,6 +283,20 @@ def test_the_page_is_named_after_program_model_and_host():
     assert content([Entry(0.0, a_run(**known))])["title"]["name"] == "train.py · Llama · on node7"
 
 
+def test_command_line_host_and_model_stand_below_the_title():
+    known = {"command_line": "python train.py --lr 1e-4", "model": "Llama", "parameters": 7_000_000_000, "batch": 8}
+    journals = [[Entry(0.0, a_run(rank=rank, world_size=2, host=f"node{rank}", **known))] for rank in range(2)]
+    found = content(*journals)
+    assert found["title"]["command"] == "python train.py --lr 1e-4"
+    facts = dict(found["title"]["facts"])
+    assert facts["model"] == "Llama, 7.00 G parameters"
+    assert facts["host"] == "node0, node1"
+    assert (facts["ranks"], facts["batch"], facts["timed by"]) == ("2", "8 samples per rank", "host clock")
+    rows = {row[0]: row[1] for row in found["tables"]["environment"]["rows"]}
+    assert (rows["command line"], rows["parameters"]) == ("python train.py --lr 1e-4", "7,000,000,000")
+    assert dict(content([Entry(0.0, a_run(parameters=-5))])["title"]["facts"]).get("model") is None
+
+
 def test_an_empty_fit_has_a_page_that_says_so():
     found = content([Entry(0.0, a_run())])
     assert found["verdict"] == "No step was measured."
@@ -303,12 +323,17 @@ def test_a_journal_can_put_no_element_into_the_page():
     assert json.loads(hostile.data)["title"]["run"] == evil
 
 
+def test_a_journal_can_turn_no_letters_round():
+    page = render(content([Entry(0.0, a_run(host="node\u202e7\x1b[31m"))]))
+    assert dict(json.loads(Outline(page).data)["title"]["facts"])["host"] == "node?7?[31m"
+
+
 def test_the_page_asks_for_nothing_and_runs_its_own_scripts_alone():
     page = render(content(*two_ranks()))
     assert Outline(page).links == ["data:,"]
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
     assert policy.startswith("default-src 'none'; img-src data:; script-src 'sha256-")
-    assert len(re.findall(r"'sha256-[^']{44}'", policy)) == 5
+    assert len(re.findall(r"'sha256-[^']{44}'", policy)) == 6
     assert "innerHTML" not in page.replace("uPlot", "")[page.index("function el(") :]
     assert "{{" not in page.split('id="data"')[0]
 

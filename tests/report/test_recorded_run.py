@@ -52,7 +52,7 @@ SAID = "The training is in data: loader.py:41."
 SINCE = "no sign of life since 1970-01-12 13:47 UTC"
 LATELY = "last sign of life 5.00 s ago"
 KILLED = "killed, or its machine or its disk is gone"
-ALIVE = "process 7 is alive: it is stopped, runs C code that holds the GIL, or waits for a disk"
+ALIVE = "process 7 is alive: it is stopped, runs C code that holds the GIL, or can't write to its disk"
 FOLLOWED = "ended without a summary, and a later fit writes the same journal"
 AT = "at step 20 after 20.0 s"
 FAILED = a_summary(failure="RuntimeError: no")
@@ -70,9 +70,13 @@ FAILED = a_summary(failure="RuntimeError: no")
         (at(ends(), later=7200.0), "silent", f"{SINCE} (2 h 0 min ago): {KILLED}, {AT}"),
         (at(ends(pid=7), later=100.0), "silent", f"{SINCE} (100 s ago): {ALIVE}, {AT}"),
         (at(ends(superseded=True)), "silent", f"{SINCE} (5.00 s ago): {FOLLOWED}, {AT}"),
-        (at(ends(stalled(), so_far=in_stall(SAID))), "hangs", f"hangs for 15.0 s after step 20: {SAID[:-1]}; {LATELY}"),
-        (at(ends(stalled())), "hangs", f"hangs for 15.0 s after step 20: rank 0 is in data; {LATELY}"),
-        (at(ends(so_far=in_stall())), "hangs", f"hangs after step 20; {LATELY}"),
+        (
+            at(ends(stalled(), so_far=in_stall(SAID))),
+            "hangs",
+            f"hangs for 15.0 s after step 20: {SAID[:-1]}. Not killed: {LATELY}",
+        ),
+        (at(ends(stalled())), "hangs", f"hangs for 15.0 s after step 20: rank 0 is in data. Not killed: {LATELY}"),
+        (at(ends(so_far=in_stall())), "hangs", f"hangs after step 20. Not killed: {LATELY}"),
         (
             at(ends(stalled()), later=600.0),
             "silent",

@@ -2,9 +2,10 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
-from journals import a_fit, steps
+from journals import PROFILE, a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Steps
@@ -104,3 +105,19 @@ def test_some_steps_alone_and_steps_without_a_time():
     journal = [*a_fit(0, summary=False), Entry(90.0, lost), Entry(91.0, steps(24, 30))]
     found = [event["args"]["step"] for event in events(journal, within=range(20, 25)) if event["name"] == "step"]
     assert found == [20, 21, 23, 24]
+
+
+def test_profiled_steps_are_a_slice_that_names_the_kept_trace():
+    records = [*a_fit(0), Entry(20.0, PROFILE), Entry(21.0, replace(PROFILE, first_step=None))]
+    [found] = [event for event in events(records) if event["name"] == "profile"]
+    assert (found["ph"], found["tid"], found["ts"], found["dur"]) == ("X", 2, 1_000_000, 500_000)
+    assert (found["args"]["steps"], found["args"]["trace"]) == ("5 to 6", "profile0-5.json.gz")
+    assert found["args"]["what"].startswith(
+        "The device (NVIDIA H100 80GB HBM3) was busy for 50% of 2 steps, each 1.00 s."
+    )
+    assert [event["name"] for event in events(records, within=range(6, 9)) if event["name"] == "profile"]
+    assert not [event for event in events(records, within=range(7, 9)) if event["name"] == "profile"]
+    [found] = [
+        one for one in events([*a_fit(0), Entry(20.0, replace(PROFILE, trace=None))]) if one["name"] == "profile"
+    ]
+    assert found["args"]["trace"] == "not kept"

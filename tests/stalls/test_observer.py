@@ -17,7 +17,7 @@ class Fit:
     def __init__(self, directory):
         self.clock = FakeClock(1000.0)
         settings = resolve(PerfConfig(stall_after="5", journal=False), {})
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), versions={})
+        place = Place(integration="loop", directory=directory, device=torch.device("cpu"))
         self.recorder = Recorder(settings, place, clock=self.clock)
         self.watch = StallWatch(self.recorder)
         self.recorder.observe(self.watch)

@@ -40,9 +40,7 @@ class Rank:
         timing = Timing(unstaged=unstaged) if unstaged else Timing(EventTimeline(self.stream.event))
         monkeypatch.setattr(device.Cpu, "timing", lambda _: timing)
         settings = resolve(PerfConfig(window=WINDOW, gc="off"), {})
-        place = Place(
-            integration="loop", directory=directory, device=torch.device("cpu"), versions={}, rank=rank, world_size=2
-        )
+        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), rank=rank, world_size=2)
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
         self.recorder.observe(stragglers.begin(self.recorder, Training(model=self.model)))
 

@@ -57,7 +57,6 @@ class Rank:
             integration="loop",
             directory=directory,
             device=torch.device("cpu"),
-            versions={},
             rank=rank,
             world_size=world_size,
         )

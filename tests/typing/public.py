@@ -37,6 +37,7 @@ def config() -> None:
     assert_type(settings.journal, bool)
     assert_type(settings.report, bool)
     assert_type(settings.output_dir, str | None)
+    assert_type(settings.baseline, str | None)
     assert_type(settings.max_journal_mb, int)
 
 

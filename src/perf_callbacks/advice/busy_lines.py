@@ -4,6 +4,7 @@ In forward, backward and optimizer, most lines of the program compute: such a li
 line is slow code if instead Python runs there, or many small operations, or nothing at all (a sleep, a file).
 """
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -105,14 +106,20 @@ class BusyLines(Observer):
         self._step, self._seen = -1, list[Sample]()  # of the step that has not ended
         self._decided = dict[float, Stage | None]()  # by time of the turn, stages after a backward
         self._place = 0.0
+        self._draw = random.Random(0)  # noqa: S311 samples are no secret
         self._before: cpu_time.CpuTime | None = None
         self._ended = False
         with suppress(RuntimeError):  # no thread available
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Sample the training thread a few times, but each stage of a step only once."""
+        """Sample the training thread a few times. Keep a single sample of each stage of a step.
+
+        Each of the samples in a stage is kept with the same probability: the first ones show the beginning of a stage
+        more often than its end.
+        """
         last: Moment | None = None
+        number = 0
         for _ in range(LOOKS):
             if self._ended:
                 return False
@@ -121,9 +128,10 @@ class BusyLines(Observer):
             with SWITCHES.soon():
                 sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
             look = self._look()
-            if look is not None and look.moment != last:
+            if look is not None:
+                number = number + 1 if look.moment == last else 1
                 last = look.moment
-                self._note(look)
+                self._note(look, number)
         return not self._ended
 
     def closed(self) -> None:
@@ -176,8 +184,8 @@ class BusyLines(Observer):
             pass
         return self._cpu_seconds() - before > held / 2
 
-    def _note(self, look: Look) -> None:
-        """Store a sample."""
+    def _note(self, look: Look, number: int) -> None:
+        """Store a sample, or keep the sample before. `number` counts the samples in this stage of the step."""
         if look.moment[0] != self._step:
             self._count(look.moment[0])
         stage: Stage | None = look.stage
@@ -189,7 +197,11 @@ class BusyLines(Observer):
             return
         slow = stage in {*COMPUTING, Stage.UNDECIDED} and self._is_slow(look)
         line = None if look.position is None else look.position.line
-        self._seen.append(Sample(stage, line, slow, look.moment[1]))
+        sample = Sample(stage, line, slow, look.moment[1])
+        if number == 1 or not self._seen:
+            self._seen.append(sample)
+        elif self._draw.random() * number < 1:
+            self._seen[-1] = sample
 
     def _is_slow(self, look: Look) -> bool:
         """Look again. Return True if the program's own code runs for longer than a few small operations take.

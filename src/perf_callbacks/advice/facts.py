@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
 from perf_callbacks.kernel.process.compilations import Compilations
-from perf_callbacks.kernel.records.fit_records import Finding, Flops, Summary
+from perf_callbacks.kernel.records.fit_records import Finding, Summary
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse
 
@@ -19,9 +21,10 @@ WORTH = 0.01
 """Least share of the run that a finding must be able to save."""
 
 INTERRUPTED = (0.9, 1.15)
-"""Least and most time that rarer evaluations, checkpoints or logging save, relative to the time that they take.
+"""Least and most gain of rarer evaluations, logging or code of the program, relative to the time that these take.
 
-The steps that follow an interruption are slower, too: 1.04 to 1.15 were gained, by `benchmarks/promises.py`.
+Steps that follow an interruption are slower, too: 14 of 15 programs gained 0.93 to 1.15, and one gained 0.77, by
+`benchmarks/promises.py`.
 """
 
 DEVIATIONS = 1.96
@@ -85,15 +88,16 @@ class SlowCode(NamedTuple):
         return self.looks / self.of
 
     @property
-    def low(self) -> float:
-        """Lower end of the 95 % interval of `part`, by Wilson.
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of `part`, by Wilson.
 
-        >>> round(SlowCode("train.py:31 `loss_of`", 5, 6, 10).low, 2)
-        0.44
+        >>> [round(end, 2) for end in SlowCode("train.py:31 `loss_of`", 5, 6, 10).interval]
+        [0.44, 0.97]
         """
         z2 = DEVIATIONS * DEVIATIONS
         spread = DEVIATIONS * math.sqrt(self.looks * (self.of - self.looks) / self.of + z2 / 4)
-        return max(0.0, (self.looks + z2 / 2 - spread) / (self.of + z2))
+        middle, whole = self.looks + z2 / 2, self.of + z2
+        return max(0.0, (middle - spread) / whole), min(1.0, (middle + spread) / whole)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +213,13 @@ class Facts:
     """By stage, half the width of the 95 % interval of the stage's share of step time, as a part of this share."""
     work: Flops | None = None
     """FLOPs of the last counted step."""
+    profiles: tuple[Profile, ...] = ()
+    """Profiles of steps of this fit, on this rank."""
+
+    @property
+    def compiled(self) -> bool:
+        """True: torch.compile compiled something, or the counted step belongs to a compiled model or optimizer."""
+        return (self.work is not None and self.work.compiled) or bool(self.compilations and self.compilations.number)
 
 
 class Measured:
@@ -275,14 +286,17 @@ class Measured:
         return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
 
 
-def interrupting(share: float) -> tuple[float, float]:
+def interrupting(share: float, most: float = INTERRUPTED[1]) -> tuple[float, float]:
     """Return the least and the largest share that rarer interruptions save, by the share that these take.
+
+    Args:
+        share: Share of the run.
+        most: Most time that is saved, relative to the time that the interruptions take.
 
     >>> [round(end, 3) for share in (0.2, 0.95) for end in interrupting(share)]
     [0.18, 0.23, 0.855, 0.975]
     """
-    least, most = INTERRUPTED
-    return least * share, min(most * share, (share + 1) / 2)
+    return INTERRUPTED[0] * share, min(most * share, (share + 1) / 2)
 
 
 Rule = Callable[[MachineFacts, Facts, Measured | None], Finding | None]

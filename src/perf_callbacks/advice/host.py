@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from perf_callbacks.advice import cpu, drift
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
+from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
 from perf_callbacks.advice.waits import read_each_step
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -23,7 +24,7 @@ TRAINERS = frozenset({"transformers", "lightning"})
 
 
 @timed
-def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name the time of steps in which neither loader nor model nor optimizer works.
 
     A trainer works between its stages too, and nobody can change that. So with a trainer, the finding needs a line of
@@ -33,7 +34,7 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | 
         return None
     if facts.integration in TRAINERS and facts.host_line is None:
         return None
-    share = measured.share(measured.unnamed)
+    share = measured.share(measured.unnamed - unknown_loading(machine, facts, measured))
     grown = drift.saved(facts, measured)
     if facts.drift is not None and facts.drift.stage == "other" and grown is not None and grown >= share / 2:
         return None  # the rule `drift` covers most of the same time
@@ -43,8 +44,8 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | 
     )
     evidence += f", mostly at {facts.host_line}" if facts.host_line else ""
     remedy = "running it every 50 steps, or after training"
-    won = measured.with_cpu(share)
-    return finding("host", won, evidence, remedy, low=measured.low(won, "other"))
+    low, won = interrupting(measured.with_cpu(share))
+    return finding("host", won, evidence, remedy, low=measured.low(low, "other"))
 
 
 @timed
@@ -73,7 +74,7 @@ def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Fi
     time, or with kernels of another process.
     """
     use = facts.memory
-    if machine.accelerator is None or use is None or use.gpu_busy is None:
+    if machine.accelerator is None or use is None or use.gpu_busy is None or on_device(machine, facts, measured):
         return None
     share = measured.share(measured.computing) - use.gpu_busy
     if use.gpu_readings < ENOUGH_READINGS or share < LARGE:

@@ -4,6 +4,7 @@ Each rank writes its findings as notes into a channel between ranks. A rank writ
 Rank 0 waits a moment for the last notes. If a note is missing, the verdict lacks the findings of that rank.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -121,6 +122,9 @@ def verdict(
         elif cause not in causes:
             who = rank_names(sorted(by_rank))
             found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
-    if place is not None and known:  # the remedy from a slow rank is more exact
-        found[place] = replace(found[place], remedy=max(known, key=lambda one: one.share or 0.0).remedy)
+    if place is not None and known:  # a slow rank knows its line, and a more exact remedy
+        worst = max(known, key=lambda one: one.share or 0.0)
+        line = re.search(r", mostly at [^`]*`[^`]*`", worst.evidence)
+        evidence = found[place].evidence + (line[0] if line is not None else "")
+        found[place] = replace(found[place], evidence=evidence, remedy=worst.remedy)
     return table.ordered(found, hangs=bool(own) and own[0].cause == stall.CAUSE)

@@ -127,14 +127,15 @@ def _room(machine: MachineFacts, facts: Facts, prefetch: int | None = None) -> i
 def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise persistent workers if the first batch of an epoch takes longer than workers take to load a batch.
 
-    If n workers keep up with training, each worker takes at most n steps to load a batch. The rest of the wait is the
-    start of the workers.
+    If n workers keep up with training, each worker takes at most n steps without waits to load a batch. The rest of the
+    wait is the start of the workers. The steps after a start are slower too, so the gain may exceed the wait.
     """
     workers = facts.workers or 0
     if not workers or facts.persistent or not facts.epochs:
         return None
     took = facts.epoch_wait_seconds * measured.summary.steps
-    won = took - facts.epochs * workers * measured.step_seconds
+    busy = max(0.0, measured.step_seconds - measured.stage("data"))
+    won = took - facts.epochs * workers * busy
     if won <= 0:
         return None
     noun = "an epoch" if facts.epochs == 1 else f"{facts.epochs:,} epochs"
@@ -142,7 +143,8 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     evidence = f"Waiting for the first batch of {noun} took {share:.0%} of the run: workers are started for each epoch"
     if facts.integration == "transformers":
         form = "TrainingArguments(dataloader_persistent_workers=True)"
-    return finding("data", won / measured.seconds, evidence, form.format(workers))
+    low, most = LOW * won / measured.seconds, min(HIGH * share, (share + 1) / 2)
+    return finding("data", most, evidence, form.format(workers), low=measured.low(low, "data"))
 
 
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:

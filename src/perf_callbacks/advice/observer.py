@@ -1,5 +1,6 @@
 """Advice on a fit: reads facts when the fit begins, and applies the rules to each summary."""
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -28,7 +29,9 @@ from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import compilations, cpu_time, device as devices, processes
 from perf_callbacks.kernel.process.processes import read as read_processes
-from perf_callbacks.kernel.records.fit_records import Finding, Summary
+from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
+from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.records.summary_parts import CpuSummary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
 from perf_callbacks.trials.results import of_run, with_gains
@@ -82,6 +85,12 @@ class Advice(Observer):
         self._machine = machine
         self._facts = facts
         self._since, self._began = since, unix_time()
+        self._profiles: tuple[Profile, ...] = ()
+
+    def record_written(self, record: Record) -> None:
+        """Keep profiles for the rules. Another thread may call."""
+        if isinstance(record, Profile):
+            self._profiles += (record,)
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Apply all rules. Without a summary, only rules that need no run may find something."""
@@ -93,6 +102,7 @@ class Advice(Observer):
                 self._facts,
                 work=recorder.engine.work.counted,
                 compilations=compilations.since(self._began),
+                profiles=self._profiles,
                 **self._since.facts(),
                 **recorder.observers.facts(),
             )
@@ -104,6 +114,12 @@ class Advice(Observer):
             return verdict(found, self._notes.others, summary.stragglers)
         self._failed = True
         return ()
+
+    def summary(self) -> dict[str, CpuSummary | None]:
+        """Return how busy the machine was during the fit."""
+        with guard(logs(log.debug, "perf_callbacks: the load of the machine is unknown: %s.")):
+            return {"cpu": self._since.summary()}
+        return {}
 
     def before_summary(self) -> None:
         """On rank 0, wait a moment for the findings of the other ranks, whose fits end now too."""
@@ -191,11 +207,10 @@ class _Since:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that change during the fit."""
-        now, before = cpu_time.read(self._thread), self._time
-        seconds = perf_counter() - self._began
-        if now is None or before is None or now.ran <= before.ran:
+        seconds, found = perf_counter() - self._began, self._of_thread()
+        if found is None:
             return {}
-        ran, queued = now.since(before)
+        ran, queued = found
         return {
             "left_cpus": self._left(seconds, min(MOST_WANTED, 1 + queued / ran)),
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
@@ -203,6 +218,26 @@ class _Since:
             "quota_reached": self._stopped() / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
             "free_cpus": self._free(seconds),
         }
+
+    def summary(self) -> CpuSummary | None:
+        """Return the summary's part about the CPUs. None: the system says nothing about them."""
+        seconds, found = perf_counter() - self._began, self._of_thread()
+        others, free, load = self._others(seconds), self._free(seconds), None
+        with suppress(AttributeError, OSError):  # Windows has no load average
+            load = os.getloadavg()[0]
+        part = CpuSummary(
+            cpus=len(self._cpus) or None,
+            no_cpu_share=None if found is None else found.queued / seconds,
+            other_cpus=others,
+            idle_cpus=None if free is None or not self._own else free * len(self._cpus) / self._own,
+            load_average=load,
+        )
+        return None if part == CpuSummary(cpus=part.cpus) else part
+
+    def _of_thread(self) -> cpu_time.CpuTime | None:
+        """Return the CPU time of the training thread since the fit began. None: unknown."""
+        now, before = cpu_time.read(self._thread), self._time
+        return None if now is None or before is None or now.ran <= before.ran else now.since(before)
 
     def _stopped(self) -> float:
         """Return the seconds for which the quota of the control group stopped this job, added up over its CPUs."""
@@ -216,14 +251,23 @@ class _Since:
         share its CPUs. The estimate assumes that all ranks are alike. If the training thread waits for a CPU, other
         programs wait too: `wanted` is the time that the thread needed a CPU, relative to the time that it had a CPU.
         """
+        others = self._others(seconds)
+        if others is None or not self._own:
+            return None
+        return min(self._own, max(0.0, len(self._cpus) - wanted * others) / self._sharing)
+
+    @property
+    def _sharing(self) -> int:
+        """Number of ranks that share the process's CPUs."""
+        return min(self._ranks, max(1, len(self._cpus) // (self._own or 1)))
+
+    def _others(self, seconds: float) -> float | None:
+        """Return the mean number of the process's CPUs that other programs used. None: unknown."""
         idle, used = cpu_time.idle(self._cpus), read_processes()
         if idle is None or self._idle is None or used is None or self._all is None or not self._own:
             return None
-        number = len(self._cpus)
-        ranks = min(self._ranks, max(1, number // self._own))
-        busy = number - (idle - self._idle) / seconds
-        others = max(0.0, busy - ranks * (used.cpu_seconds - self._all.cpu_seconds) / seconds)
-        return min(self._own, max(0.0, number - wanted * others) / ranks)
+        busy = len(self._cpus) - (idle - self._idle) / seconds
+        return max(0.0, busy - self._sharing * (used.cpu_seconds - self._all.cpu_seconds) / seconds)
 
     def _free(self, seconds: float) -> float | None:
         """Return the mean number of idle CPUs: the number of the process's CPUs times the share of idle CPU time."""

@@ -1,10 +1,14 @@
 """Rules `host` about slow code of the program in forward, backward and optimizer: Python, small operations, sleeps."""
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.profiled_steps import slow_code_share
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LARGE = 0.1
 """Least part of all samples on a device, because a host that runs ahead loses less, or nothing."""
+
+BESIDE = 1.2
+"""Time that is saved at most, relative to the time of the slow code: other code is faster without the slow code."""
 
 
 @timed
@@ -36,9 +40,12 @@ def _named(stage: str, machine: MachineFacts, facts: Facts, measured: Measured) 
     if machine.accelerator is not None:
         part = code.looks / code.of_all
         evidence = f"Python code in {stage} kept the host busy for {part:.0%} of the run, mostly at {code.line}"
-        return finding("host", None, evidence, remedy) if part >= LARGE else None
+        share = slow_code_share(machine, facts, measured, part)
+        return finding("host", share, evidence, remedy) if part >= LARGE else None
     share = measured.share(measured.stage(stage) * code.part)
     evidence = f"Python code in {stage} took {share:.0%} of the run, mostly at {code.line}"
     won = measured.with_cpu(share)
     low = measured.low(won, stage)
-    return finding("host", won, evidence, remedy, low=(won if low is None else low) * code.low / code.part)
+    least, most = [end / code.part for end in code.interval]
+    least *= won if low is None else low
+    return finding("host", min(BESIDE * most * won, (won + 1) / 2), evidence, remedy, low=least)

@@ -7,6 +7,8 @@ CAUSE = "stall"
 
 REMEDY = "`perf-callbacks report`, which shows the stack of each rank that hung"
 
+LIVE_REMEDY = "`perf-callbacks watch` or `perf-callbacks show`, which show the stack of the rank that hangs"
+
 
 def stall(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the seconds of all stalls, and the place of the last stall. A stall under way is reported even if short."""
@@ -26,4 +28,5 @@ def stall(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> F
         said = f"{number} took {seconds}"
     part = f"{share:.0%}" if share >= WORTH else "under 1%"
     where = f". {found.where.removesuffix('.')}" if found.where else ""
-    return Finding(cause=CAUSE, share=share, evidence=f"{said}, {part} of the run{where}", remedy=REMEDY)
+    remedy = LIVE_REMEDY if found.under_way else REMEDY
+    return Finding(cause=CAUSE, share=share, evidence=f"{said}, {part} of the run{where}", remedy=remedy)

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perf_callbacks.advice import (
+    busy_time,
     cpu,
     drift,
     host,
+    idle_time,
     loading,
     memory,
     model,
@@ -58,6 +60,13 @@ RULES: tuple[Rule, ...] = (
     waits.nan_filter,
     throttle.throttled,
     host.small_batches,
+    idle_time.loading,
+    idle_time.launches,
+    idle_time.waiting,
+    busy_time.fusing,
+    busy_time.copies,
+    busy_time.transfers,
+    busy_time.collectives,
     memory.uncached,
     waits.blocking,
     host.anomalies,

@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
+from perf_callbacks.advice.profiled_steps import on_device, profiled, unknown_loading
 from perf_callbacks.kernel.records.fit_records import Finding
+
+NO_NAN_FILTER = "TrainingArguments(logging_nan_inf_filter=False)"
 
 
 @timed
-def logging(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name the code that reads values from tensors in each step. The share includes the code around the reads."""
     reads = read_each_step(facts)
     if reads is None:
         return None
-    share = measured.share(measured.unnamed)
+    share = measured.share(measured.unnamed - unknown_loading(machine, facts, measured))
     evidence = f"Reading values and logging them in each step took {share:.0%} of the run: {reads}"
     remedy = "logging every 50 steps"
     if facts.log_every == 1:
@@ -30,37 +33,54 @@ def read_each_step(facts: Facts) -> str | None:
     return f"`.item()` or the like in {_most_frequent(reads)[0]}" if reads else None
 
 
-def reading(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the line that reads most often from the device in a step. Lines of installed packages don't count."""
-    if machine.accelerator is None or facts.work is None:
+def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name the line that reads most often from the device in a step. If there is a profile, `idle_time` does so."""
+    found = most_frequent_read(facts)
+    if machine.accelerator is None or found is None or on_device(machine, facts, measured):
         return None
-    reads = {line: count for line, count in facts.work.reads.items() if "site-packages" not in line}
-    if not reads:
-        return None
-    line, count = _most_frequent(reads)
+    line, count = found
     times = "once" if count == 1 else f"{count:,} times"
     evidence = f"The host waits for the device {times} per step, to read from it in {line}"
     return finding("sync", None, evidence, "keeping values on the device until they are logged")
 
 
+def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
+    """Return the line that reads most often from the device in a step, and how often.
+
+    Lines of installed packages don't count. None: no line is known.
+    """
+    reads = {} if facts.work is None else facts.work.reads
+    reads = {line: count for line, count in reads.items() if "site-packages" not in line}
+    return _most_frequent(reads) if reads else None
+
+
 @timed
-def nan_filter(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
+def nan_filter(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
-    if machine.accelerator is None or not facts.nan_filter:
+    if machine.accelerator is None or not facts.nan_filter or on_device(machine, facts, measured):
         return None
     evidence = "logging_nan_inf_filter reads the loss from the device in each micro-batch"
-    return finding("sync", None, evidence, "TrainingArguments(logging_nan_inf_filter=False)")
+    return finding("sync", None, evidence, NO_NAN_FILTER)
 
 
-def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Advise `no_sync` if DDP sums gradients over ranks after several micro-batches of a step."""
+def reducing(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise `no_sync` if DDP sums gradients over ranks after several micro-batches of a step.
+
+    If there is a profile, `busy_time.collectives` does so, with the time that this takes.
+    """
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None
+    if measured is not None and profiled(machine, facts, measured) is not None:
+        return None
     evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"
-    remedy = "with model.no_sync(): around all micro-batches but the last"
+    return finding("sync", None, evidence, no_sync(facts))
+
+
+def no_sync(facts: Facts) -> str:
+    """Return the line that lets DDP reduce gradients once per step."""
     if facts.integration == "accelerate":
-        remedy = "with accelerator.accumulate(model):"
-    return finding("sync", None, evidence, remedy)
+        return "with accelerator.accumulate(model):"
+    return "with model.no_sync(): around all micro-batches but the last"
 
 
 def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:

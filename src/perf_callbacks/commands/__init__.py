@@ -11,17 +11,22 @@ from perf_callbacks.commands import (
     check,
     compare,
     configure,
+    demo,
     flops,
+    goodput,
     launch,
     memory,
+    profile,
     report,
     run,
     runs,
+    scaling,
     shapes,
     show,
     status,
     trace,
     try_program,
+    watch,
 )
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.settings.config import ConfigError
@@ -44,6 +49,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
+    demo,
     run,
     launch,
     try_program,
@@ -54,11 +60,15 @@ COMMANDS: tuple[Command, ...] = (
     flops,
     shapes,
     show,
+    watch,
     runs,
     report,
     compare,
+    scaling,
     trace,
+    profile,
     memory,
+    goodput,
 )
 
 
@@ -80,15 +90,20 @@ def main(words: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
-def _run(words: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
-    choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    whole = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
+    whole.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
+    choices = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         chosen = choices.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False)
         command.add_arguments(chosen)
         chosen.set_defaults(command=command, parser=chosen)
-    arguments = parser.parse_args(words)
+    return whole
+
+
+def _run(words: Sequence[str] | None) -> int:
+    arguments = parser().parse_args(run.unparsed(sys.argv[1:] if words is None else words))
     command, chosen = arguments.command, arguments.parser
     try:
         return int(command.run(arguments))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from perf_callbacks.commands import status
+from perf_callbacks.commands import cost, status
 from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
 from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
@@ -52,18 +52,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on an accelerator, measure the peak now if a training would; this keeps the device busy for seconds",
     )
+    parser.add_argument(
+        "--cost",
+        type=float,
+        nargs="?",
+        const=12.0,
+        metavar="SECONDS",
+        help="instead, measure how much time the callback adds to a step, in short trainings with and without it: "
+        "seconds for each installed integration (default: 12)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checklist, the advice and the peak for a training on this machine."""
+    """Print the checklist, the advice and the peak for a training on this machine, or the cost of the callback."""
+    if arguments.cost is not None:
+        return cost.run(arguments.cost, as_json=arguments.json)
     from perf_callbacks import checklist  # noqa: PLC0415 other commands do without torch
     from perf_callbacks.advice import observer as advising  # noqa: PLC0415 as above
     from perf_callbacks.flops.peaks import peak_source  # noqa: PLC0415 as above
     from perf_callbacks.kernel.process import cpu_facts, device  # noqa: PLC0415 as above
 
     settings = config_file.in_force(None, os.environ)
-    values = asdict(settings.config)
+    values = settings.shown
     local = cpu_facts.local_ranks(os.environ) or (0, 1)
     here = device.default(local[0])
     rows, environment = checklist.foresee(settings, here)

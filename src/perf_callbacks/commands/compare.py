@@ -1,4 +1,4 @@
-"""`perf-callbacks compare`: compare two recorded runs."""
+"""`perf-callbacks compare`: compare new runs with old runs."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text
 
 NAME: str = "compare"
-SUMMARY: str = "compare two recorded runs, metric by metric, and say if the second is slower"
+SUMMARY: str = "compare recorded runs, metric by metric, and say if the new ones are slower"
 
 REGRESSION, UNKNOWN = 1, 2
 """Exit status if B is slower, and if no verdict is possible."""
@@ -24,10 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Reads the last attempt of the last fit, of all ranks. tokens/s decides, or else samples/s, or else step_time. "
         "If this metric shows no change, quick steps decide. Exits with 1 if B is slower than A by at least PERCENT, "
         "and chance doesn't explain it; with 2 if there is no journal, fewer than ten measured steps, or an impossible "
-        "value."
+        "value, and if the runs are not alike or the machine's load may explain the result."
     )
-    parser.add_argument("a", type=Path, metavar="A", help="output directory of the old run")
-    parser.add_argument("b", type=Path, metavar="B", help="output directory of the new run")
+    parser.add_argument("a", type=Path, nargs="?", metavar="A", help="output directory of the old run")
+    parser.add_argument("b", type=Path, nargs="?", metavar="B", help="output directory of the new run")
+    parser.add_argument(
+        "--base", type=Path, nargs="+", default=[], metavar="A", help="output directories of several old runs"
+    )
+    parser.add_argument(
+        "--new", type=Path, nargs="+", default=[], metavar="B", help="output directories of several new runs"
+    )
     parser.add_argument(
         "--fail-over",
         type=_percent,
@@ -40,18 +46,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
-    share = arguments.fail_over / 100
-    first, second = [report.last(path) for path in (arguments.a, arguments.b)]
+    first, second = [[report.last(path) for path in side] for side in _sides(arguments)]
     try:
-        found = comparison.compare(first, second, fail_over=share)
+        found = comparison.compare(first, second, fail_over=arguments.fail_over / 100)
     except (ArithmeticError, ValueError):
         raise ConfigError("not decided: a journal holds impossible values") from None
     if arguments.format == "json":
-        print(json.dumps(comparison_text.values(found, share), indent=2))
+        print(json.dumps(comparison_text.values(found), indent=2))
     else:
         markdown = arguments.format == "markdown"
         print(comparison_text.markdown(found) if markdown else comparison_text.text(found, terminal.columns()))
     return UNKNOWN if found.decided_by is None else REGRESSION if found.regression else 0
+
+
+def _sides(arguments: argparse.Namespace) -> tuple[list[Path], list[Path]]:
+    """Return the directories of both sides. Raise `ConfigError` unless each side is given once."""
+    pair = [path for path in (arguments.a, arguments.b) if path is not None]
+    base, new = arguments.base, arguments.new
+    if len(pair) == 2 and not base and not new:  # noqa: PLR2004
+        return pair[:1], pair[1:]
+    if base and new and not pair:
+        return base, new
+    raise ConfigError("wanted the old run and the new run, or --base A1 A2 A3 --new B1 B2 B3.")
 
 
 def _percent(word: str) -> float:

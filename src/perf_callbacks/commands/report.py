@@ -19,6 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The page needs no network, and no server: open it in a browser."
     add_source(parser)
     parser.add_argument(
+        "--with",
+        dest="other",
+        type=Path,
+        metavar="DIR",
+        help="a second run: draw its step times in the same chart, and show its figures beside",
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="file of the page (default: report.html beside the journals)"
     )
 
@@ -37,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     within = steps(arguments.steps)
     fits = report_file.fits(arguments.directory)
     path = arguments.output or report_file.default_path(arguments.directory, report_file.NAME)
-    report_file.write(fits, arguments.fit, path, within)
+    other = None if arguments.other is None else report_file.fits(arguments.other)[-1]
+    report_file.write(fits, arguments.fit, path, within, other)
     print(path)
     return 0
 

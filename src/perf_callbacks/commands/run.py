@@ -1,6 +1,7 @@
 """`perf-callbacks run`: run a program, and measure the trainers in it."""
 
 import argparse
+from collections.abc import Sequence
 
 NAME: str = "run"
 SUMMARY: str = "run a program without changing it, and measure every trainer and Accelerate loop in it"
@@ -8,10 +9,11 @@ SUMMARY: str = "run a program without changing it, and measure every trainer and
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.usage = "%(prog)s [-h] [-m] TARGET [ARGS ...]"
+    parser.usage = "%(prog)s [-h] [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
     parser.epilog = (
         "TARGET is a Python file, a command such as trl, or with -m a module. Python processes that it starts are "
         "measured too. With torchrun or `accelerate launch`: `torchrun ... -m perf_callbacks.run TARGET ...`. "
+        "--profile explains three steps from step 20, and --profile=auto slow steps: see the setting `profile`. "
         "PERF_CALLBACKS=0 runs the program without measuring. Exits with the program's status, and with 2 "
         "if there is no such program or a setting makes no sense."
     )
@@ -23,4 +25,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Replace this process by the program."""
     from perf_callbacks.launch import run as program  # noqa: PLC0415 only this command needs the module
 
-    return program.main(["-m", *arguments.words] if arguments.module else arguments.words)
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    return program.main(["-m", *words] if arguments.module else words)
+
+
+def unparsed(words: Sequence[str]) -> Sequence[str]:
+    """Keep `--profile` and all that follows for `launch.run`: argparse would take the target for its value.
+
+    >>> unparsed(["run", "--profile", "train.py"])
+    ['run', '--', '--profile', 'train.py']
+    """
+    if words[:1] == [NAME] and words[1:2] and words[1].partition("=")[0] == "--profile":
+        return [NAME, "--", *words[1:]]
+    return words

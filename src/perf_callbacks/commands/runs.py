@@ -6,7 +6,7 @@ import shutil
 import sys
 
 from perf_callbacks.commands import show
-from perf_callbacks.kernel.records.signs_of_life import read_locks
+from perf_callbacks.commands.run_reader import RunReader
 from perf_callbacks.report import run_list
 
 NAME: str = "runs"
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each run."""
-    found = show.below(arguments.directory, read_locks())
+    found = RunReader().below(arguments.directory)
     if arguments.json:
         print(json.dumps([run_list.facts(one) for one in found], indent=2, allow_nan=False))
         return 0

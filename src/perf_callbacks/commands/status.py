@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
 
 def settings_lines(settings: Settings) -> list[str]:
     """Render the settings that were set from outside: one line per setting, with its origin."""
-    values = asdict(settings.config)
+    values = settings.shown
     return [printable(f"  {name}={values[name]} ({origin})") for name, origin in settings.origins.items()]
 
 

@@ -11,12 +11,15 @@ from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
 
 ENOUGH = 0.98
 """FLOPs whose coverage is below this share are a lower bound."""
 
 _HEAVIEST = 20
+
+BY_MODULE = "FLOPs by module"
+"""Name of the attribution to modules among the errors of a count."""
 
 
 def counted(
@@ -29,6 +32,7 @@ def counted(
 ) -> Flops:
     """Make the `flops` record of a counter."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
+    modules = counter.modules.lines(total)
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return replace(
         estimated(total, step, source=source),
@@ -47,7 +51,8 @@ def counted(
         reads=dict(observed.reads),
         values_read=dict(observed.values_read),
         reductions=len(observed.reductions),
-        errors=dict(counter.errors),
+        errors=dict(counter.errors) | ({f"{BY_MODULE}: {failure}": 1} if (failure := counter.modules.failure) else {}),
+        modules=modules,
     )
 
 
@@ -74,11 +79,16 @@ class CountRecords:
         self._work = work
         self.apart: dict[str, int] = {}
         """Calls of models outside of the forward, which the counts leave out."""
+        self._failed = False
 
     def write(self, record: Flops) -> None:
         """Write the record of a count, and rate the work by the peaks of the device."""
         record, work = self._with_apart(record), self._work
         self._recorder.write(record)
+        failure = next((one for one in record.errors if one.startswith(BY_MODULE)), None)
+        if failure is not None and not self._failed:
+            self._failed = True
+            log.warning("perf_callbacks: no %s. The FLOPs of the step are not affected.", failure)
         peaks = work.rating.peaks if work.rating is not None else self._peaks(record)
         work.rate(Rating.of(record, peaks, work.rating, self._recorder.run.devices))
         if peaks is not None and work.rating is not None and work.rating.peak_flops_per_second is None:

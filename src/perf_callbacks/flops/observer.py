@@ -251,7 +251,7 @@ class Counting(Observer, Listener):
         observers = self._recorder.observers
         follow = weakly(observers.operation) if observers.following else None  # a counter must keep no fit alive
         self._training = TrainingFilter(self._recorder.tape, announced=self._announced)
-        counter = FlopCounter(self._training, follow)
+        counter = FlopCounter(self._training, follow, self._model)
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds), counter)
         self._window = window
         with suppress(RuntimeError):  # no thread can be started: the window has no timeout then

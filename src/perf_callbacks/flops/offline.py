@@ -39,11 +39,12 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     accepted = inspect.signature(type(_base(model)).forward).parameters
     if not hasattr(model, "config") or not set(example) <= set(accepted):
         raise TypeError("a fake-tensor copy needs a model that is called with its batch, as in transformers")
-    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # modules may hold plain tensors
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # modules may hold plain tensors
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
         emptied = _emptied(model, mode)
+        counter = FlopCounter(model=emptied)
         stack.enter_context(mode)
         batch = {
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in example.items()

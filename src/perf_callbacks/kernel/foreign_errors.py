@@ -74,7 +74,7 @@ def _interrupts(outer: FrameType, inner: FrameType) -> bool:
 def _installed() -> set[CodeType]:
     """Return the code of all installed handlers. This finds a handler that has deleted its arguments."""
     codes = set[CodeType]()
-    for number in signal.valid_signals():
+    for number in _NUMBERS:
         handler: object = signal.getsignal(number)
         while isinstance(handler, partial):
             handler = handler.func

@@ -16,26 +16,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf_callbacks.kernel.settings import config_file
-from perf_callbacks.kernel.settings.config import ConfigError, printable
+from perf_callbacks.kernel.settings.config import ConfigError, printable, rules
 from perf_callbacks.launch.autoload import RUN, SWITCH, program_ended
 
 SITE = Path(__file__).parent / "site"
 """The directory with our `sitecustomize.py`."""
 
-USAGE = "usage: perf-callbacks run [-m] TARGET [ARGS ...]"
+USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
 """The directory of this Python, in which packages install commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
+PROFILE, STEPS = "PERF_CALLBACKS_PROFILE", "20:3"
+"""Variable of the setting `profile`, and the value that `--profile` alone stands for."""
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
     """Become the program. Returns only without a program, or on Windows, because Windows can't replace a process."""
+    steps, words = profiled(words)
+    environ = {**os.environ, PROFILE: steps} if steps else dict(os.environ)
     try:
         command = find(words)
-        armed = config_file.in_force(None, os.environ).config.enabled
+        armed = config_file.in_force(None, environ).config.enabled
     except (LookupError, ConfigError) as error:
         print(f"perf-callbacks run: {printable(error.args[0])}", file=sys.stderr)  # noqa: T201 the answer of a command
         return 2
@@ -43,13 +47,27 @@ def main(words: Sequence[str]) -> int:
     if armed and flag is not None:
         print(f"perf-callbacks run: python {flag} doesn't import sitecustomize: nothing is measured.", file=sys.stderr)  # noqa: T201 as above
     reports = flag is None and _reports(words, command)
-    environ = environment(os.environ, reports=reports) if armed else dict(os.environ)
+    environ = environment(environ, reports=reports) if armed else environ
     sys.stdout.flush()
     if not WINDOWS:
         os.execve(command[0], command, environ)  # noqa: S606 the program that the user named
     status = subprocess.call(command, env=environ)  # noqa: S603 the program that the user named
     program_ended(environ.get(RUN, "").partition(":")[2], failed=status != 0)
     return status
+
+
+def profiled(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Split `--profile`, with or without its value, from the rest of a command line.
+
+    >>> profiled(["--profile", "train.py"]), profiled(["--profile=auto", "-m", "train"])
+    (('20:3', ['train.py']), ('auto', ['-m', 'train']))
+    """
+    option, given, value = words[0].partition("=") if words else ("", "", "")
+    if option != "--profile":
+        return None, words
+    if not given and len(words) > 1 and rules()["profile"].allows(words[1]):
+        return words[1], words[2:]
+    return value if given else STEPS, words[1:]
 
 
 def find(words: Sequence[str]) -> list[str]:

@@ -48,6 +48,7 @@ QUIET = {
     "PERF_CALLBACKS_REPORT": "false",
     "PERF_CALLBACKS_STALL_AFTER": "off",
     "PERF_CALLBACKS_MEASURE_PEAK": "off",
+    "PERF_CALLBACKS_ON_EVENT": "off",
 }
 """Settings of all trials, which write no journal. Trials other than the probe count no FLOPs either."""
 

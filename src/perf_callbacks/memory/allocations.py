@@ -1,7 +1,7 @@
 """Storages of the tensors that a counted step makes, with their lifetimes."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -88,6 +88,14 @@ class Allocations:
         self._take_in()
         return _peak(self._all)
 
+    def high_moments(self) -> list[tuple[int, int]]:
+        """Return the moments that may have the largest sum, if gradients count less than other storages.
+
+        Each moment is a pair: bytes of the gradients that the step had made, and bytes of the other storages.
+        """
+        self._take_in()
+        return _high_moments(self._all)
+
     def end(self) -> None:
         """Stop following storages."""
         self._take_in()
@@ -131,10 +139,23 @@ class Allocations:
 
 def _peak(allocations: Iterable[Allocation]) -> int:
     """Return the largest sum of sizes at any moment."""
-    changes = [(one.born, one.size) for one in allocations]
-    changes += [(one.freed, -one.size) for one in allocations if one.freed is not None]
-    now = most = 0
-    for _, size in sorted(changes):
-        now += size
-        most = max(most, now)
-    return most
+    return max([kept + rest for kept, rest in _moments(allocations)], default=0)
+
+
+def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
+    """Yield the bytes of gradients and of other storages after each event."""
+    changes = [(one.born, one.size, one.kept) for one in allocations]
+    changes += [(one.freed, -one.size, one.kept) for one in allocations if one.freed is not None]
+    kept = rest = 0
+    for _, size, is_kept in sorted(changes):
+        kept, rest = (kept + size, rest) if is_kept else (kept, rest + size)
+        yield kept, rest
+
+
+def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
+    """Return the moments that no other moment exceeds in both gradients and other storages."""
+    found: list[tuple[int, int]] = []
+    for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
+        if not found or rest > found[-1][1]:
+            found.append((kept, rest))
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, UTILIZATION, WATTS
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -17,9 +18,24 @@ from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.counters import Counters, DeviceUse
 from perf_callbacks.kernel.process.nvml import Monitor
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.fit_records import Record
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
+from perf_callbacks.kernel.records.module_records import ModuleWork
 from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
+from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.device_readings import DeviceReadings
+from perf_callbacks.memory.estimate import about_micro_batch, fitting_micro_batch, layers_of, layers_to_checkpoint
+from perf_callbacks.memory.out_of_memory import (
+    LONGEST,
+    Holdings,
+    coming_state_gb,
+    failed_allocation,
+    place,
+    requested_bytes,
+)
+from perf_callbacks.memory.out_of_memory_text import EVALUATION
+from perf_callbacks.memory.rank_use import RankUse
 from perf_callbacks.memory.step_memory import StepMemory
 from perf_callbacks.memory.use import GB, MB, MemoryUse, Point, Series, leak, slope
 
@@ -51,6 +67,8 @@ class MemoryWatch(Observer):
         """The optimizers that the integration knows."""
         self._recorder = recorder
         self._model = model
+        self._trained = None if model is None else weakref.ref(model)
+        self._modules: tuple[ModuleWork, ...] = ()  # of the last count
         self._first = recorder.run.step
         self._tries = 0
         self._measuring: StepMemory | None = None
@@ -65,7 +83,9 @@ class MemoryWatch(Observer):
         self._ended = False
         self.use = MemoryUse()
         """The parts of memory and its growth, so far."""
+        self.use.data_parallel = recorder.run.data_parallel
         self._readings = DeviceReadings()
+        self._rank_use = RankUse()
         found = device.allocators(self._devices)
         if found is not None:
             self.use.begin(found.retries)
@@ -105,9 +125,9 @@ class MemoryWatch(Observer):
         with guard(self._give_up):
             if measuring.optimizer_seen or not measuring.hooked or self._tries == TRIES:
                 if not measuring.hooked:
-                    measuring.look([one for one in (reference() for reference in self.optimizers) if one is not None])
+                    measuring.look(self._living())
                 parts = measuring.parts(self._model, step, device.allocators(self._devices))
-                self.use.parts = self._unwritten = parts
+                self.use.parts = self._unwritten = self._with_batches(parts)
                 self._tries = TRIES
                 if self._uuid is None:
                     self._write(None)
@@ -120,6 +140,22 @@ class MemoryWatch(Observer):
         if not exhausted:
             self._let_go()
 
+    def record_written(self, record: Record) -> None:
+        """Keep the activations by module of a counted step, for the report of a failed allocation."""
+        if isinstance(record, Flops) and record.modules:
+            self._modules = record.modules
+
+    def exception_raised(self, error: BaseException) -> None:
+        """Write and log a report if the exception is that of a failed allocation."""
+        with guard(logs(log.info, "perf_callbacks can't report the failed allocation: %s.")):
+            found = failed_allocation(error)
+            if found is not None:
+                report = self._report(found)
+                self._recorder.write(report)
+                lines = out_of_memory_text.lines(report, self._recorder.run.rank)
+                message = "perf_callbacks: " + "\n  ".join(["%s"] * len(lines))  # line ends in arguments are escaped
+                log.warning(message, *lines)
+
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
         """Return the peak, the reserved memory and the retries of the device's allocator. Empty: no allocator."""
         found = device.allocators(self._devices)
@@ -130,6 +166,10 @@ class MemoryWatch(Observer):
             "memory_reserved_gb": round(found.reserved_bytes / GB, 6),
             "allocator_retries": self.use.retried(found.retries),
         }
+
+    def resources(self) -> Mapping[str, float]:
+        """Return the use of the machine by this rank since the last window."""
+        return self._rank_use.take()
 
     def summary(self) -> dict[str, MemorySummary | EnergySummary | None]:
         """Return the parts of memory, the slope of resident memory, and the energy of the device."""
@@ -164,16 +204,26 @@ class MemoryWatch(Observer):
     def _note(self, seconds: float, now: float, gpu: DeviceUse) -> None:
         """Write a `use` record."""
         found, step, memory = processes.read(), self._recorder.step, self.use
-        load = read_mb = None
+        cores = read_mb = None
         if found is not None:
             if self._noted is not None:
-                load, read_mb = _between(self._noted, (now, found))
+                cores, read_mb = _between(self._noted, (now, found))
             self._noted = now, found
             self._resident.add(Point(seconds, step, found.resident_bytes / GB))
             memory.gb_per_hour = slope(self._resident.points)
             if found.anonymous_bytes is not None:
                 self._anonymous.add(Point(seconds, step, found.anonymous_bytes / GB))
                 memory.leak = leak(self._anonymous.points)
+        cpus = processes.allowed_cpus()
+        self._rank_use.add(
+            {
+                CORES: cores,
+                RESIDENT: None if found is None else found.resident_bytes / GB,
+                UTILIZATION: gpu.utilization,
+                GPU_MEMORY: None if gpu.memory_bytes is None else gpu.memory_bytes / GB,
+                WATTS: None if (gpu.processes or 0) > 1 else gpu.watts,
+            }
+        )
         joules = None
         if step > self._first:
             joules = self._readings.add(step, gpu)
@@ -183,7 +233,7 @@ class MemoryWatch(Observer):
             self._write(gpu.own_bytes)
         use = Use(
             step=step,
-            cpu_load=load,
+            cpu_load=cores / cpus if cores is not None and cpus else None,
             resident_gb=None if found is None else found.resident_bytes / GB,
             anonymous_gb=None if found is None or found.anonymous_bytes is None else found.anonymous_bytes / GB,
             read_mb=read_mb,
@@ -202,6 +252,60 @@ class MemoryWatch(Observer):
         )
         if use != Use(step=step):
             self._recorder.write(use)
+
+    def _living(self) -> list[Any]:
+        return [one for one in (reference() for reference in self.optimizers) if one is not None]
+
+    def _with_batches(self, parts: Memory) -> Memory:
+        """Add the micro-batches of the step that is ending, and the memory that a single device has left."""
+        batches = self._recorder.batches
+        room = self._devices[0].headroom() if len(self._devices) == 1 else None
+        return replace(
+            parts,
+            micro_batch=max([one.samples for one in batches if one.samples is not None], default=None),
+            micro_batches=len(batches) or None,
+            headroom_gb=None if room is None else room / GB,
+        )
+
+    def _report(self, error: BaseException) -> OutOfMemory:
+        """Describe a failed allocation."""
+        began, message = self._recorder.clock(), str(error)
+        model = None if self._trained is None else self._trained()
+        failure, kind = place(error), self._recorder.device.type
+        parts = None if failure.stage == EVALUATION else self.use.parts
+        held = Holdings(nn.Module() if model is None else model, self._living(), kind)
+        held.add_failed_call(failure)
+        path = None if failure.module is None else held.paths.by_id.get(id(failure.module))
+        allocator, requested = device.allocators(self._devices), requested_bytes(message)
+        allocated = 0.0 if allocator is None else allocator.allocated_bytes / GB
+        batch = self._recorder.batches[-1].samples if self._recorder.batches else self._recorder.run.batch
+        weights, gradients, optimizer = (held.gb(name) for name in ("weights", "gradients", "optimizer"))
+        room, layers = None if parts is None else parts.headroom_gb, layers_of(self._modules)
+        failed_layer = failure.layer(model) if model is not None and failure.stage == "forward" else None
+        about = None
+        if parts is None and allocator is not None and failed_layer is not None and batch and len(self._devices) == 1:
+            left = (self._devices[0].headroom() or 0) / GB - coming_state_gb(self._living())
+            about = about_micro_batch(batch, allocated - weights - gradients - optimizer, left, *failed_layer)
+        return OutOfMemory(
+            step=self._recorder.step,
+            device=kind,
+            error=message.partition("\n")[0][:LONGEST] or type(error).__name__,
+            stage=failure.stage,
+            module=path,
+            requested_gb=None if requested is None else requested / GB,
+            weights_gb=weights,
+            gradients_gb=gradients,
+            optimizer_gb=optimizer,
+            other_gb=None if allocator is None else max(0.0, allocated - weights - gradients - optimizer),
+            reserved_gb=None if allocator is None else allocator.reserved_bytes / GB,
+            largest=held.largest(self._modules),
+            micro_batch=batch,
+            fitting_micro_batch=None if parts is None else fitting_micro_batch(parts, room),
+            about_micro_batch=about,
+            layers=layers.number if layers is not None else None if failed_layer is None else failed_layer[1],
+            layers_to_checkpoint=None if parts is None else layers_to_checkpoint(parts, room, layers, batch),
+            seconds=self._recorder.clock() - began,
+        )
 
     def _write(self, own_bytes: int | None) -> None:
         """Write the `memory` record. If NVML reports this process's memory on its only GPU, include the context."""
@@ -229,10 +333,12 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return CPU load and MB read between two moments. The CPU time of a killed child is lost."""
-    seconds, cpus = now[0] - before[0], processes.allowed_cpus()
-    ran = now[1].cpu_seconds - before[1].cpu_seconds
-    load = ran / seconds / cpus if cpus and seconds > 0 and ran >= 0 else None
+    """Return the mean number of busy CPU cores, and MB read, between two moments.
+
+    The CPU time of a killed child is lost.
+    """
+    seconds, ran = now[0] - before[0], now[1].cpu_seconds - before[1].cpu_seconds
+    cores = ran / seconds if seconds > 0 and ran >= 0 else None
     if now[1].read_bytes is None or before[1].read_bytes is None:
-        return load, None
-    return load, max(0, now[1].read_bytes - before[1].read_bytes) / MB
+        return cores, None
+    return cores, max(0, now[1].read_bytes - before[1].read_bytes) / MB

@@ -70,7 +70,7 @@ class StepMemory:
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
             self._note(state, tensors(optimizer.state))
-        weights = _sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
+        weights = sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
         still = {key: size for key, size in state.items() if key not in weights}  # state may share storage with weights
         static = sum(weights.values()) + sum(self._gradients.values()) + sum(still.values())
         followed, activations, temporary, peak = self.allocations, None, None, None
@@ -109,17 +109,17 @@ class StepMemory:
     def _ours(self, optimizer: Any) -> bool:
         return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
 
-    def _note(self, sizes: dict[int, int], parts: Iterable[torch.Tensor]) -> None:
-        found = _sizes(parts, self._device)
-        self.allocations.keep([key for key in found if key not in sizes])
-        sizes.update(found)
+    def _note(self, noted: dict[int, int], parts: Iterable[torch.Tensor]) -> None:
+        found = sizes(parts, self._device)
+        self.allocations.keep([key for key in found if key not in noted])
+        noted.update(found)
 
 
 def _gb(size: int | None) -> float | None:
     return None if size is None else size / GB
 
 
-def _sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
+def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
     """Return the bytes of each storage on a device, by the storage's identity."""
     storages = [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity

@@ -1,7 +1,7 @@
 """Memory of a fit: its parts, the slope of resident memory, and leaks of anonymous memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 from statistics import fmean, median
@@ -61,6 +61,8 @@ class MemoryUse:
 
     def __init__(self) -> None:
         self.parts: Memory | None = None
+        self.data_parallel: int | None = None
+        """Number of groups of ranks with their own samples."""
         self.gb_per_hour: float | None = None
         self.leak: Leak | None = None
         self.retries = 0
@@ -93,8 +95,13 @@ class MemoryUse:
 
     def summary(self) -> MemorySummary:
         """Return the parts and the slope so far."""
+        parts = self.parts
         return MemorySummary(
-            parts_gb={} if self.parts is None else known(self.parts), resident_gb_per_hour=self.gb_per_hour
+            parts_gb={} if parts is None else known(parts),
+            resident_gb_per_hour=self.gb_per_hour,
+            micro_batch=None if parts is None else parts.micro_batch,
+            micro_batches=None if parts is None else parts.micro_batches,
+            data_parallel=self.data_parallel,
         )
 
 
@@ -104,8 +111,12 @@ def known(parts: Memory) -> dict[str, float]:
     >>> known(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
     {'weights': 0.5, 'peak': 2.0}
     """
-    sizes = {field.name.removesuffix("_gb"): getattr(parts, field.name) for field in fields(Memory)}
-    return {name: size for name, size in sizes.items() if isinstance(size, float)}
+    sizes = {name: getattr(parts, f"{name}_gb") for name in PARTS}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "temporary", "context", "peak")
+"""Names of the parts of memory, in the order of their fields in `Memory`."""
 
 
 class Series:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from perf_callbacks.kernel.engine.resources import by_rank, job_figures, packed
 from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.engine.windows import MOST_NAMED, Part
 from perf_callbacks.kernel.records.fit_records import Window
@@ -46,6 +47,8 @@ class Bundle:
     """Names of the signals."""
     columns: "array[float]"
     """Signals, rank by rank and signal by signal: `length` values each."""
+    resources: "array[float]"
+    """Use of the machine, rank by rank, in the order of `RESOURCES`, with `UNKNOWN` for what a rank doesn't know."""
 
     @classmethod
     def of(cls, part: Part) -> "Bundle":
@@ -66,6 +69,7 @@ class Bundle:
             places=array("q", part.role.values()),
             names=tuple(part.signals),
             columns=_joined("f", part.signals.values()),
+            resources=packed(part.resources),
         )
 
     @property
@@ -139,6 +143,7 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
         ranks=_joined("I", [one.ranks for one in bundles]),
         places=_joined("q", [one.places for one in bundles]),
         columns=_joined("f", [one.columns for one in bundles]),
+        resources=_joined("f", [one.resources for one in bundles]),
     )
 
 
@@ -155,12 +160,14 @@ class Combination:
         self._seconds = 0.0
         self._sums: list[int | None] = [0] * 5
         self._asks: Mapping[str, int] | None = None
+        self._resources = array("f")
 
     def add(self, bundles: Collection[Bundle]) -> None:
         """Add the ranks of these bundles."""
         for one in bundles:
             self._counting.add(_counting(one))
             self._ranks.extend(one.ranks)
+            self._resources.extend(one.resources)
             self._seconds = max(self._seconds, one.seconds)
             self._asks = one.asks if self._asks is None else _least(self._asks, one.asks)
         amounts = zip(*[one.amounts for one in bundles], strict=True)
@@ -197,6 +204,8 @@ class Combination:
             model_flops=model_flops,
             hardware_flops=hardware_flops,
             asks={} if missing or self._asks is None else dict(self._asks),
+            job=job_figures(self._resources, complete=not missing),
+            by_rank=by_rank(self._resources, self._ranks, world_size) if world_size <= MOST_NAMED else {},
         )
 
 

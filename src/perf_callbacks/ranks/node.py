@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from perf_callbacks.kernel.clock import seconds_since_boot, unix_time
+from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process import processes
 from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
 from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST, rank_key
@@ -171,12 +172,8 @@ def process_began() -> float:
 
     Ranks of one job write their notes after all processes have begun, because the process group waits for them.
     """
-    try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-        return unix_time() - seconds_since_boot() + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError) as error:  # not on Linux
-        let_pass(error)
-        return 0.0
+    age = processes.age()
+    return 0.0 if age is None else unix_time() - age
 
 
 class Relay:

@@ -12,9 +12,10 @@ from functools import lru_cache
 from math import inf
 from zlib import crc32
 
+from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.ranks.bundles import Bundle, bundled
 
-VERSION = 2
+VERSION = 3
 """Version of the layout. The version changes with the columns of the header."""
 
 MOST_ATTEMPTS = 2**32 - 1
@@ -46,7 +47,7 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
         bundle.seconds,
         *[_NOT_KNOWN if amount is None else amount.to_bytes(16, "little") for amount in bundle.amounts],
     )
-    columns = array("q", bundle.asks.values()), bundle.ranks, bundle.places, bundle.columns
+    columns = array("q", bundle.asks.values()), bundle.ranks, bundle.places, bundle.resources, bundle.columns
     body = b"".join([header, schema, *[column.tobytes() for column in columns]])
     return _FRAME.pack(_MAGIC, len(body), crc32(body)) + body
 
@@ -81,16 +82,20 @@ def _bundle(body: memoryview) -> Bundle | None:
         ranks_at = _HEADER.size + asked_size
         names, asks, axes = _asked(bytes(body[_HEADER.size : ranks_at]), schema_size)
         places_at = ranks_at + 4 * count
-        columns_at = places_at + 8 * count * len(axes)
-        ranks, places, columns = array("I"), array("q"), array("f")
+        resources_at = places_at + 8 * count * len(axes)
+        columns_at = resources_at + 4 * count * len(RESOURCES)
+        ranks, places, resources, columns = array("I"), array("q"), array("f"), array("f")
         ranks.frombytes(body[ranks_at:places_at])
-        places.frombytes(body[places_at:columns_at])
+        places.frombytes(body[places_at:resources_at])
+        resources.frombytes(body[resources_at:columns_at])
         columns.frombytes(body[columns_at:])
     except (struct.error, TypeError, ValueError, RecursionError):
         return None
     if not 0 < len(ranks) == count or [*ranks] != sorted({*ranks}) or ranks[-1] >= world_size:
         return None
     if len(columns) != count * len(names) * length or len(places) != count * len(axes):
+        return None
+    if len(resources) != count * len(RESOURCES):
         return None
     if not (0 < length >= steps and 0 < parallel <= world_size and 0 <= seconds < inf):
         return None
@@ -109,6 +114,7 @@ def _bundle(body: memoryview) -> Bundle | None:
         places=places,
         names=names,
         columns=columns,
+        resources=resources,
     )
 
 

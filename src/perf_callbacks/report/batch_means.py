@@ -1,4 +1,4 @@
-"""Confidence intervals for ratios of sums, and for the time of quick steps.
+"""Confidence intervals for ratios of sums, for the time of quick steps, and for changes from runs to other runs.
 
 Slow steps often come in a row, so an interval that assumes independent steps is too narrow. The method of batch means
 cuts the steps into a few long batches. The means of long batches hardly depend on each other.
@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Relative change from one run to another: 0.1 is 10 % more."""
+    """Relative change from a run or several runs to others: 0.1 is 10 % more."""
 
     change: float
     low: float
@@ -88,24 +88,84 @@ def quick(times: Sequence[float]) -> Estimate | None:
     return Estimate(without(0, 0), math.sqrt((QUICK_BATCHES - 1) * pvariance(logs)), QUICK_BATCHES)
 
 
+def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
+    """Estimate a ratio of sums that may be 0. The error is that of the ratio, not of its logarithm.
+
+    >>> ratio_from_zero([0.0] * 40, [2.0] * 40)
+    Estimate(value=0.0, error=0.0, batches=16)
+    """
+    found = ratio(above if any(above) else below, below)
+    if found is None:
+        return None
+    return found._replace(error=found.value * found.error) if any(above) else found._replace(value=0.0)
+
+
 def change(before: Estimate, after: Estimate) -> Change:
     """Return the change of an estimate, with the interval of Welch's test on logarithms."""
-    log = math.log(after.value / before.value)
-    variances = [(one.error**2, one.batches - 1) for one in (before, after)]
-    variance = sum([each for each, _ in variances])
-    width = 0.0
-    if variance:
-        freedom = variance**2 / sum([each**2 / freedom for each, freedom in variances])
-        width = _quantile(freedom) * math.sqrt(variance)
-    return Change(math.expm1(log), math.expm1(log - width), math.expm1(log + width))
+    return change_between_runs([before], [after])
 
 
-def _quantile(freedom: float) -> float:
+def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
+    """Return the geometric mean of runs, each run with the same weight. None: there is no run."""
+    if len(runs) == 1:
+        return runs[0].value
+    return math.exp(math.fsum([math.log(run.value) for run in runs]) / len(runs)) if runs else None
+
+
+def change_between_runs(
+    before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
+) -> Change:
+    """Return the change between two sides, with the interval of Student's test on the logarithms of the runs' values.
+
+    The interval comes from what differs between the runs of a side. Both sides count as equally noisy, so a single run
+    can be compared with several. With one run on each side, the interval is that of `change`, from within the runs.
+
+    >>> [round(end, 2) for end in change_between_runs(*[[Estimate(one, 0.0, 16) for one in (1.0, 1.02, 0.98)]] * 2)]
+    [0.0, -0.07, 0.08]
+    """
+    first = before[0].value  # so that the change of a single run is exact
+    logs = [[run._replace(value=math.log(run.value / first)) for run in side] for side in (before, after)]
+    return Change(*map(math.expm1, difference_between_runs(logs[0], logs[1], confidence)))
+
+
+def difference_between_runs(
+    before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
+) -> tuple[float, float, float]:
+    """Return the difference between the means of two sides, and both ends of its interval.
+
+    With one run on each side, the interval is that of Welch's test, else that of Student's test on the runs' values.
+
+    >>> difference_between_runs([Estimate(2.0, 0.0, 16)], [Estimate(5.0, 0.0, 16)])
+    (3.0, 3.0, 3.0)
+    """
+    values = [[run.value for run in side] for side in (before, after)]
+    means = [math.fsum(side) / len(side) for side in values]
+    if len(before) == len(after) == 1:
+        parts = [(run.error**2, run.batches - 1) for run in (before[0], after[0])]
+        variance = sum([each for each, _ in parts])
+        freedom = variance**2 / sum([each**2 / free for each, free in parts]) if variance else 1.0
+    else:
+        freedom = len(before) + len(after) - 2
+        squares = math.fsum([(one - mean) ** 2 for side, mean in zip(values, means, strict=True) for one in side])
+        variance = squares / freedom * (1 / len(before) + 1 / len(after))
+    width = _quantile(freedom, confidence) * math.sqrt(variance)
+    moved = means[1] - means[0]
+    return moved, moved - width, moved + width
+
+
+_FEW = {0.99: {1: 63.657, 2: 9.925, 3: 5.841}, 0.95: {1: 12.706, 2: 4.303, 3: 3.182}}
+"""Quantiles for few degrees of freedom, for which the expansion is too small, by confidence."""
+
+
+def _quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t, by expansion around the normal quantile.
 
-    With 4 degrees of freedom, the fewest here, the result is 1 % too small; with 10, the error is negligible.
+    With 4 degrees of freedom, the result is 1 % too small; with 10, the error is negligible. Fewer are in a table.
     """
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    few = _FEW[confidence]
+    if freedom in few:
+        return few[int(freedom)]
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -6,6 +6,7 @@ from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.records.fit_records import TRIED, Checklist, Finding, Summary
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
+from perf_callbacks.report import profile_text
 from perf_callbacks.report.layout import COLUMNS, card, joined
 from perf_callbacks.report.units import DASH, duration, energy, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text
@@ -53,25 +54,32 @@ _EXCLUDING = {
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
     """Render the table at the end."""
+    first, *others = lines(summary, checklist)
+    return card([OURS + first, *others], columns, indent="")
+
+
+def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
+    """List the lines of the table at the end, before they are broken at a width."""
     parts = [
         *_verdict(summary),
         _headline(summary),
         *_account(summary),
         *_stages(summary),
         *_throughput(summary),
+        _global_batch(summary),
         *_work(summary),
         _pauses(summary),
         *_applied(checklist),
         *_proofs(summary),
         *straggler_text.lines(summary.stragglers, straggler_text.verdict_remedy(summary.findings)),
         _stalls(summary),
+        *map(profile_text.line, summary.profiles),
         *_memory(summary),
         _energy(summary),
     ]
     if summary.failure:
         parts.append(f"measuring stopped early: {summary.failure}")
-    first, *others = filter(None, parts)
-    return card([OURS + first, *others], columns, indent="")
+    return [*filter(None, parts)]
 
 
 def verdict(summary: Summary) -> str:
@@ -141,11 +149,19 @@ def _change(found: Finding) -> str:
     said = f"{found.evidence}; try {found.remedy}."
     if found.measured is not None:
         return f"{said} M{_measured(*found.measured)[1:]}."
-    if found.share is None:
-        return said
-    low, high = (f"{1 / (1 - min(share or 0.0, MOST)):.1f}x" for share in (found.low, found.share))
-    clear = found.low is not None and found.low < CLEAR * found.share and low not in {"1.0x", high}
-    return f"{said} {low} to {high} faster." if clear else f"{said} Up to {high} faster."
+    return said if found.share is None else f"{said} {promised(found)}."
+
+
+def promised(found: Finding) -> str:
+    """Render the speedup that a finding promises.
+
+    >>> promised(Finding(cause="data", share=0.5, low=0.3, evidence="", remedy=""))
+    '1.4x to 2.0x faster'
+    """
+    share = found.share or 0.0
+    low, high = (f"{1 / (1 - min(end or 0.0, MOST)):.1f}x" for end in (found.low, share))
+    clear = found.low is not None and found.low < CLEAR * share and low not in {"1.0x", high}
+    return f"{low} to {high} faster" if clear else f"Up to {high} faster"
 
 
 def _nothing_to_win(summary: Summary) -> str:
@@ -163,7 +179,8 @@ def _nothing_to_win(summary: Summary) -> str:
 
 def _headline(summary: Summary) -> str:
     excluded = summary.steps - summary.included_steps
-    why = ", ".join([name for part, name in _EXCLUDING.items() if summary.wall_seconds.get(part)])
+    names = [name for part, name in _EXCLUDING.items() if summary.wall_seconds.get(part)]
+    why = ", ".join([*names, *(["profiled steps"] if summary.profiles else [])])
     left_out = f" (without {why})" if why else f" ({excluded:,} excluded)"
     left_out = left_out if excluded and summary.included_steps else ""
     lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
@@ -240,6 +257,8 @@ def _work(summary: Summary) -> Iterable[str]:
     yield ", ".join(parts)
     if flops.lower_bound:
         yield f"≥: {'; '.join(_uncounted(flops))}"
+    if flops.heaviest_modules:
+        yield f"most FLOPs: {joined(f'{path} {percent(share)}' for path, share in flops.heaviest_modules)}"
     if flops.mfu is not None and flops.hfu is not None and flops.peak_flops_per_second is not None:
         kind = "measured peak" if flops.peak_measured else "peak"
         peak = f"{kind} {speed(flops.peak_flops_per_second)} ({flops.dtype})"
@@ -301,6 +320,17 @@ def _stalls(summary: Summary) -> str:
     if found is None or not found.count:
         return ""
     return f"{_count(found.count, 'stall')}, {duration(found.seconds)} without a step"
+
+
+def _global_batch(summary: Summary) -> str:
+    """Render the samples of an optimizer step over all ranks."""
+    found = summary.memory
+    if found is None or found.global_batch is None:
+        return ""
+    factors = (
+        f"micro-batch {found.micro_batch} x {found.micro_batches} accumulated x {found.data_parallel} data-parallel"
+    )
+    return f"global batch {found.global_batch:,}: {factors}"
 
 
 def _memory(summary: Summary) -> Iterable[str]:

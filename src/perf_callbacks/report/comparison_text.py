@@ -1,11 +1,14 @@
-"""A comparison of two runs as text, as Markdown for a pull request, and as values for JSON."""
+"""A comparison of runs as text, as Markdown for a pull request, and as values for JSON."""
 
+import re
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change
-from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
+from perf_callbacks.report.comparison import BETTER, DECIDING, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, clean, wrapped
+from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
@@ -15,52 +18,120 @@ SENTENCES = {
     UNDECIDED: "Undecided, run more steps",
 }
 
+UNDECIDED_RUNS = "Undecided, make more runs"
+
 SENTENCE = 200
 """Most characters of a sentence that contains values from a journal."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
+ONE_RUN = (
+    "One run on each side: the interval covers what varies within the runs, not what differs between runs. For that, "
+    "compare several: --base A1 A2 A3 --new B1 B2 B3."
+)
+
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence that says if the second run is slower."""
+    """Return a sentence that says if the second side is slower."""
     metric = comparison.decided_by
+    if comparison.unlike:
+        return not_alike(comparison.unlike)
+    if comparison.busier is not None:
+        doubt = "may explain the difference" if _differs(comparison) else "may hide a difference"
+        return f"Not decided: the machine was busier during {comparison.busier}, which {doubt}"
     if metric is None or metric.change is None or metric.verdict is None:
+        reason = next((comparison.not_compared[name] for name in DECIDING if name in comparison.not_compared), None)
+        if reason is not None:
+            return f"Not decided: {clean(reason, SENTENCE)}"
         return "Not decided: one of the runs has fewer than ten measured steps"
     told = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
-    return f"{SENTENCES[metric.verdict]}: {told}"
+    return f"{_sentence(comparison, metric, metric.change)}: {told}"
+
+
+def not_alike(unlike: Values) -> str:
+    """Return the sentence about runs that can't be compared."""
+    changes = [f"{clean(name)} {clean(a)} -> {clean(b)}" for name, (a, b) in unlike.items()]
+    return f"Not decided: the runs are not alike: {', '.join(changes)}"
+
+
+def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
+    """Return what the deciding metric means. Several runs also show a sure change that is below the threshold."""
+    if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
+        slower = (change.change > 0) == metric.name.endswith("_time")
+        return f"B is {'slower' if slower else 'faster'}, below the threshold of {100 * comparison.fail_over:g} %"
+    if comparison.several and metric.verdict == UNDECIDED:
+        return UNDECIDED_RUNS
+    return SENTENCES[metric.verdict or SAME]
+
+
+def _differs(comparison: Comparison) -> bool:
+    """Return True if the change of throughput, or of a step's time, is beyond chance."""
+    changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
+    found = next((changes[name] for name in DECIDING if name in changes), None)
+    return found is not None and not found.low <= 0 <= found.high
 
 
 def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     """Render a comparison for a terminal."""
-    lines = [
-        *wrapped(f"{verdict(comparison)}.", width=columns),
-        f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
-        *[f"  {line}" for line in aligned([HEADERS, *map(_row, comparison.metrics)], right=range(1, 5))],
-    ]
+    lines = wrapped(f"{verdict(comparison)}.", width=columns)
+    if not comparison.several and comparison.decided_by is not None:
+        lines += wrapped(ONE_RUN, width=columns)
+    lines += wrapped(f"{_steps(comparison, 0)}, {_steps(comparison, 1)}", width=columns)
+    lines += _load(comparison, columns)
+    lines += [f"  {line}" for line in aligned([HEADERS, *map(row, comparison.metrics)], right=range(1, 5))]
+    reasons: dict[str, list[str]] = {}
     for name, reason in comparison.not_compared.items():
-        lines += wrapped(f"no verdict on {name}: {clean(reason, SENTENCE)}", width=min(columns, COLUMNS - INDENT))
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        told = f"no verdict on {', '.join(names)}: {clean(reason, SENTENCE)}"
+        lines += wrapped(told, width=min(columns, COLUMNS - INDENT))
     if comparison.differences:
         lines.append("differences")
         lines += [f"  {clean(name)}: {clean(a)} -> {clean(b)}" for name, (a, b) in comparison.differences.items()]
     return "\n".join(lines)
 
 
+def _steps(comparison: Comparison, side: int) -> str:
+    name, steps, runs = "AB"[side], comparison.steps[side], comparison.runs[side]
+    if not comparison.several:
+        return f"{name}: {steps:,} measured steps" if side == 0 else f"{name}: {steps:,}"
+    found = f"{name}: {steps:,} measured steps of {runs} run{'s' if runs > 1 else ''}"
+    left_out = comparison.left_out[side]
+    return f"{found} ({left_out} left out, because the machine was busy)" if left_out else found
+
+
+def _load(comparison: Comparison, columns: int) -> list[str]:
+    """Return the load of the machine on both sides. Empty: it is unknown."""
+    found = [machine_load.said(side) for side in comparison.loads]
+    if not any(found):
+        return []
+    lines = [f"{name}: {one or 'unknown'}" for name, one in zip("AB", found, strict=True)]
+    return ["load of the machine", *[f"  {part}" for line in lines for part in wrapped(line, width=columns - INDENT)]]
+
+
 def markdown(comparison: Comparison) -> str:
     """Render a comparison for a pull request, as a code block.
 
-    A value from a journal can't end the block: each line begins with words of this package.
+    A value from a journal can't end the block: the fence is longer than any backticks in the text.
     """
-    return f"```text\n{text(comparison)}\n```"
+    rendered = text(comparison)
+    fence = "`" * max([3, *[len(run) + 1 for run in re.findall("`+", rendered)]])
+    return f"{fence}text\n{rendered}\n{fence}"
 
 
-def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
+def values(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as values for JSON. Changes are ratios: 0.1 is 10 % more."""
     return {
         "verdict": verdict(comparison),
         "regression": comparison.regression,
         "decided_by": None if comparison.decided_by is None else comparison.decided_by.name,
-        "fail_over": fail_over,
+        "fail_over": comparison.fail_over,
+        "runs": comparison.runs,
+        "left_out": comparison.left_out,
         "steps": comparison.steps,
+        "unlike": {name: {"a": a, "b": b} for name, (a, b) in comparison.unlike.items()},
+        "busier": comparison.busier,
+        "load": {name: [one._asdict() for one in side] for name, side in zip("ab", comparison.loads, strict=True)},
         "metrics": [
             {
                 "metric": one.name,
@@ -76,7 +147,8 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
     }
 
 
-def _row(metric: ComparedMetric) -> tuple[str, ...]:
+def row(metric: ComparedMetric) -> tuple[str, ...]:
+    """Render a metric as the cells of a table, with the headings in `HEADERS`."""
     moved = metric.change
     exact = moved is not None and moved.low == moved.high
     return (

@@ -1,12 +1,15 @@
-"""Events of a fit beside its steps: evaluations, checkpoints, restarts, garbage collections, stragglers, stalls."""
+"""Events of a fit beside its steps: evaluations, checkpoints, restarts, collections, stragglers, stalls, profiles."""
 
 from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.records.fit_records import Gc, Span
+from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
+from perf_callbacks.report import profile_text
 from perf_callbacks.report.history import FitHistory
+from perf_callbacks.report.layout import clean
 from perf_callbacks.report.tables import distinct_stalls, stalled_seconds
 from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
@@ -14,7 +17,7 @@ from perf_callbacks.stragglers.text import NAMES, rank_names
 MOST = 300
 """Most events per lane. The longest events are kept."""
 
-LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "collection", "straggler", "stall")
+LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
 """Kinds of events, in the order in which they are drawn."""
 
 COUNTS = {"counted", "recounted"}
@@ -62,27 +65,44 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
         yield JournalEvent(attempt.run.step, "restart", text, lowest, 0.0)
     for attempt in fit.first:
         for span in attempt.of(Span):
-            yield JournalEvent(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", lowest, span.seconds)
+            yield of_span(span, lowest)
         for step, reason in attempt.excluded.items():
             if reason in COUNTS:
                 yield JournalEvent(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
-        for pause in attempt.of(Gc):
-            text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
-            yield JournalEvent(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
-        for slow in attempt.of(Straggler):
-            yield _straggler(slow)
+        yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]
+        yield from map(of_straggler, attempt.of(Straggler))
+        yield from [of_profile(one, rank) for one in attempt.of(Profile) if one.first_step is not None]
     for stall in distinct_stalls(fit):
         seconds = stalled_seconds(fit, stall)
         text = f"rank {stall.rank} in {stall.stage} for {duration(seconds)}"
         yield JournalEvent(stall.step, "stall", text, stall.rank, seconds)
 
 
-def _straggler(slow: Straggler) -> JournalEvent:
+def of_straggler(slow: Straggler) -> JournalEvent:
+    """Return the event of a straggler."""
     steps = f" in {slow.steps:,} steps" if slow.steps > 1 else ""
     who = rank_names(slow.ranks or (slow.rank,))
     text = f"{who} cost {duration(slow.seconds_lost)}{steps}: {NAMES.get(slow.cause, slow.cause)}"
     return JournalEvent(slow.step, "straggler", text, slow.rank, slow.seconds_lost)
+
+
+def of_profile(profile: Profile, rank: int) -> JournalEvent:
+    """Return the event of profiled steps, at the first of them."""
+    trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
+    text = f"profile of {profile_text.title(rank, profile)}{trace}"
+    return JournalEvent(profile.first_step or 0, "profile", text, rank, profile.span_seconds)
+
+
+def of_collection(pause: Gc, rank: int) -> JournalEvent:
+    """Return the event of a garbage collection."""
+    text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
+    return JournalEvent(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
+
+
+def of_span(span: Span, rank: int) -> JournalEvent:
+    """Return the event of an evaluation or a checkpoint."""
+    return JournalEvent(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", rank, span.seconds)
 
 
 def _collector(pause: Gc) -> str:

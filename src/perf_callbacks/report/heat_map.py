@@ -21,7 +21,7 @@ RANKS = 64
 
 def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
     """Compare the ranks, bucket by bucket. None: the fit has a single rank, or no steps."""
-    axis = Axis(fit, CELLS, within)
+    axis = Axis([fit], CELLS, within)
     excess = _excess(fit, axis, within) if len(fit.ranks) > 1 else {}
     own = [name for name in OWN if name in excess] or [*excess]
     if not own:

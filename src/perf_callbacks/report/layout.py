@@ -75,6 +75,15 @@ def clean(value: object, longest: int = LONGEST) -> str:
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
+def ends(path: str, longest: int) -> str:
+    """Cut a path at its beginning, because its end says more.
+
+    >>> ends("model.layers.*.mlp.up_proj", 12)
+    '…mlp.up_proj'
+    """
+    return path if len(path) <= longest else "…" + path[1 - longest :]
+
+
 def listed(ranks: Sequence[int]) -> str:
     """List at most the first ten ranks.
 

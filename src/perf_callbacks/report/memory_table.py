@@ -1,12 +1,19 @@
 """The memory of a recorded fit as text: its parts, and resident memory with its slope."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
-from perf_callbacks.kernel.records.machine_records import Memory, Use
-from perf_callbacks.memory.use import Point, known, leak, slope
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
+from perf_callbacks.memory import out_of_memory_text
+from perf_callbacks.memory.estimate import fitting_micro_batch, headroom_gb, layers_of, layers_to_checkpoint
+from perf_callbacks.memory.use import PARTS, Point, known, leak, slope
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
+
+WIDTH = 12
+"""Width of the names of the parts."""
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -15,9 +22,10 @@ SOURCES = {
 }
 
 
-def facts(fit: Attempt) -> dict[str, object]:
-    """Return the memory figures in a fit's records, for JSON."""
+def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, object]:
+    """Return the memory figures in a fit's records, for JSON. `limit_gb` and `batch`: as in `fitting`."""
     parts: Memory | None = fit.last(Memory)
+    failed: OutOfMemory | None = fit.last(OutOfMemory)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
     return {
         "rank": fit.run.rank,
@@ -29,30 +37,67 @@ def facts(fit: Attempt) -> dict[str, object]:
         "resident_gb_per_hour": slope(points),
         "anonymous_gb_per_hour": slope(anonymous),
         "leak": None if slope(anonymous) is None else leak(anonymous) is not None,
+        **fitting(fit, limit_gb, batch),
+        "out_of_memory": None if failed is None else asdict(failed),
     }
 
 
-def render(fit: Attempt, columns: int = COLUMNS) -> str:
-    """Render the memory of a rank's fit."""
+def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, int | None]:
+    """Compute the largest micro-batch that fits, and the layers to checkpoint for a larger one. None: unknown.
+
+    Args:
+        fit: The fit, with a measured step.
+        limit_gb: Memory that tensors may take. None: what the device had left.
+        batch: Micro-batch for which layers are checkpointed. None: twice the measured micro-batch.
+    """
+    parts: Memory | None = fit.last(Memory)
+    counted: Flops | None = fit.last(Flops)
+    room = None if parts is None else headroom_gb(parts, limit_gb)
+    layers = None if counted is None else layers_of(counted.modules)
+    measured = None if parts is None else parts.micro_batch
+    batch = batch or (None if measured is None else 2 * measured)
+    return {
+        "micro_batch": measured,
+        "fitting_micro_batch": None if parts is None else fitting_micro_batch(parts, room),
+        "wanted_micro_batch": batch,
+        "layers": None if layers is None else layers.number,
+        "layers_to_checkpoint": None if parts is None else layers_to_checkpoint(parts, room, layers, batch),
+    }
+
+
+def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, batch: int | None = None) -> str:
+    """Render the memory of a rank's fit. `limit_gb` and `batch`: as in `fitting`."""
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
         lines = [f"{rank}: no `memory` record: the fit ended before its third step, or an older version wrote it"]
     else:
-        lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
+        lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *table(_sizes(parts))]
+        lines += [SOURCES.get(parts.source, ""), *_fitting(fitting(fit, limit_gb, batch))]
+    failed: OutOfMemory | None = fit.last(OutOfMemory)
+    if failed is not None:
+        lines += [clean(line, 600) for line in out_of_memory_text.lines(failed, fit.run.rank)]
     lines += _host(_points(fit, "resident_gb"), _points(fit, "anonymous_gb"))
     return card(lines, columns)
 
 
-def _table(parts: Memory) -> Iterable[str]:
-    sizes = _sizes(parts)
+def table(sizes: Mapping[str, float], names: Sequence[str] = PARTS) -> Iterable[str]:
+    """Render parts of memory, each with its share of the peak."""
     peak = sizes.get("peak")
-    for name in ("weights", "gradients", "optimizer", "activations", "temporary", "context", "peak"):
+    for name in names:
         if name == "context" and name not in sizes:
             continue
         share = f"{sizes[name] / peak:8.1%}" if peak and name in sizes and name not in {"context", "peak"} else ""
-        yield f"{name:<12}{size(sizes[name]) if name in sizes else DASH:>10}{share}".rstrip()
-    yield SOURCES.get(parts.source, "")
+        yield f"{name:<{WIDTH}}{size(sizes[name]) if name in sizes else DASH:>10}{share}".rstrip()
+
+
+def _fitting(found: Mapping[str, int | None]) -> Iterable[str]:
+    fits, number = found["fitting_micro_batch"], found["layers_to_checkpoint"]
+    if fits is not None:
+        yield f"micro-batch {fits} would fit (measured with {found['micro_batch']})"
+        if number and found["wanted_micro_batch"]:
+            wanted = found["wanted_micro_batch"]
+            yield f"for micro-batch {wanted}, checkpointing {number} of {found['layers']} layers is enough"
 
 
 def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:

@@ -13,6 +13,7 @@ FILES = {
     "style": "page.css",
     "plot": "uplot/uPlot.iife.min.js",
     "charts": "charts.js",
+    "parts": "parts.js",
     "script": "page.js",
 }
 """Files that go into the page, by their place in `page.html`."""
@@ -32,11 +33,24 @@ def render(content: Mapping[str, Any]) -> str:
     folder = resources.files("perf_callbacks.report") / "page"
     parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}
     hashes = {place: _hash(text) for place, text in parts.items()}
-    parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "script"))
+    parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "parts", "script"))
     parts["style hashes"] = " ".join(hashes[place] for place in ("plot style", "style"))
     # "<" could end the element, and U+2028 is a line end to old browsers
-    parts["data"] = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts["data"] = json.dumps(visible(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return _PLACE.sub(lambda match: parts[match[1]], (folder / "page.html").read_text(encoding="utf-8"))
+
+
+def visible(value: Any) -> Any:
+    """Replace control characters in all texts, such as those that reverse the order of letters on the page.
+
+    >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
+    {'host': ['node?7', 1.5]}
+    """
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join([one if one.isprintable() else "?" for one in value])
+    if isinstance(value, Mapping):
+        return {visible(name): visible(one) for name, one in value.items()}
+    return [visible(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _hash(text: str) -> str:

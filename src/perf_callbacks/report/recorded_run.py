@@ -5,6 +5,7 @@ Nothing here reads a clock or a file: the time and the ends of the journals are 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ class HangingRank:
     """Process of the rank, if it is known and on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordedRun:
     """The last attempt of a run."""
 
@@ -62,7 +63,7 @@ class RecordedRun:
         known = {ends.run.rank for ends in self.ranks}
         return [rank for rank in range(min(self.lead.run.world_size, 100_000)) if rank not in known][:100]
 
-    @property
+    @cached_property
     def state(self) -> State:
         """State of the run, as far as its files show it."""
         unfinished = [ends for ends in self.ranks if ends.final is None]
@@ -81,45 +82,45 @@ class RecordedRun:
         rank, reason = found[0]
         return reason if rank == self.lead.run.rank else f"rank {rank}: {reason}"
 
-    @property
+    @cached_property
     def hang(self) -> FitEnds | None:
         """Ends of a rank that hangs, or hung at the last sign of life. None: no rank hangs.
 
         The rank that logged the message about the stall comes first.
         """
-        hung = [ends for ends in self.ranks if _hangs(ends)]
+        hung = [ends for ends in self.ranks if hangs(ends)]
         return min(hung, key=lambda ends: where(ends) is None, default=None)
 
     @property
     def hung_seconds(self) -> float | None:
         """Seconds without a step until the last sign of life. None: no rank hangs, or the duration is unknown."""
         ends = self.hang
-        found = None if ends is None else _stall(ends)
+        found = None if ends is None else own_stall(ends)
         if ends is None or found is None:
             return None
         noticed, stall = found
         return stall.since_seconds + max(0.0, ends.seconds - noticed)
 
-    @property
+    @cached_property
     def hanging(self) -> list[HangingRank]:
         """The ranks that cause a hang, with their stacks. If their stacks are unknown, the rank that logged the stall.
 
         That rank writes a record of its own stall, and then a record for each rank that causes the stall.
         """
         ends = self.hang
-        found = None if ends is None else _stall(ends)
+        found = None if ends is None else own_stall(ends)
         if ends is None or found is None:
             return []
         noticed, own = found
         named = [one.record.rank for one in ends.latest if isinstance(one.record, Stall) and one.t >= noticed]
         causes = []
         for other in self.ranks:
-            stalled = _stall(other)
+            stalled = own_stall(other)
             if other is not ends and other.run.rank in named and stalled is not None and stalled[1].stack:
                 causes.append(_hanging(other, stalled[1]))
         return causes or [_hanging(ends, own)]
 
-    @property
+    @cached_property
     def summary(self) -> Summary | None:
         """Summary at the end or so far, of the lowest rank; in a hang, of the rank that logged the stall."""
         hung = None if self.hang is None else self.hang.so_far
@@ -144,7 +145,7 @@ class RecordedRun:
         """True: the step has more FLOPs than counted, so MFU is a lower bound."""
         return self.summary is not None and self.summary.flops is not None and self.summary.flops.lower_bound
 
-    @property
+    @cached_property
     def silent_ranks(self) -> list[int]:
         """Ranks without a summary and without a sign of life."""
         return [ends.run.rank for ends in self.ranks if ends.final is None and not self.lives(ends)]
@@ -155,8 +156,12 @@ class RecordedRun:
         return max(sign(ends) for ends in self.ranks)
 
     def lives(self, ends: FitEnds) -> bool:
-        """Return True if a rank gave a sign of life lately. A clock that is ahead of this machine's is allowed for."""
-        return ends.signs is not None and abs(self.now - sign(ends)) <= FRESH_SECONDS
+        """Return True if a rank gave a sign of life lately, and its process was not seen to go.
+
+        A clock that is ahead of this machine's is allowed for.
+        """
+        signs = ends.signs
+        return signs is not None and signs.gone is None and abs(self.now - sign(ends)) <= FRESH_SECONDS
 
 
 def sign(ends: FitEnds) -> float:
@@ -215,11 +220,11 @@ def _order(ends: FitEnds) -> tuple[float, int]:
     return ends.run.started_unix, ends.run.attempt
 
 
-def _hangs(ends: FitEnds) -> bool:
+def hangs(ends: FitEnds) -> bool:
     """Return True if a rank was in a stall at its last sign of life."""
     if ends.final is not None:
         return False
-    summary, found = ends.so_far, _stall(ends)
+    summary, found = ends.so_far, own_stall(ends)
     if ends.interim is None or summary is None or summary.step < ends.last_step:
         return found is not None
     if summary.stalls is not None and summary.stalls.under_way:
@@ -227,8 +232,8 @@ def _hangs(ends: FitEnds) -> bool:
     return found is not None and found[0] > ends.interim.t  # noticed after the summary was made
 
 
-def _stall(ends: FitEnds) -> tuple[float, Stall] | None:
-    """Return a rank's own last stall after its last step, and its time in the journal."""
+def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
+    """Return a rank's own last stall after its last step, and its time in the journal. None: there is none."""
     steps = ends.last(Steps)
     last = max([ends.run.step, *(steps.step[-1:] if steps is not None else ())])
     for entry in reversed(ends.latest):

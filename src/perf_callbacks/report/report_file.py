@@ -62,10 +62,16 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def write(found: list[FitHistory], number: int, path: Path, within: range | None = None) -> None:
-    """Write the report of the fit with this number."""
+def write(
+    found: list[FitHistory],
+    number: int,
+    path: Path,
+    within: range | None = None,
+    other: FitHistory | None = None,
+) -> None:
+    """Write the report of the fit with this number, with another run beside it."""
     chosen(found, number, within)
-    write_parts(path, [render(payload(found, number, within))])
+    write_parts(path, [render(payload(found, number, within, other))])
 
 
 def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:

@@ -9,8 +9,7 @@ from perf_callbacks.kernel.records.interim import path_of
 from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
 from perf_callbacks.report.recorded_run import RecordedRun, finite, where
-from perf_callbacks.report.tables import when
-from perf_callbacks.report.units import duration, long_duration
+from perf_callbacks.report.units import duration, long_duration, when
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ def render(run: RecordedRun, columns: int = COLUMNS) -> str:
     """Render the state, the title, and the table of the summary."""
     width = columns - INDENT
     lines = wrapped(f"{state(run)}.", width=columns)
-    lines += [f"  {line}" for line in _stacks(run)]
+    lines += [f"  {line}" for line in stacks(run)]
     lines += [f"  {line}" for part in _about(run) for line in wrapped(part, width=width)]
     lines += [f"  {line}" for note in notes(run) for line in wrapped(f"Note: {note}.", width=width)]
     return "\n".join([*lines, "", _table(run, columns)])
@@ -48,7 +47,7 @@ def state(run: RecordedRun) -> str:
     if run.state == "running":
         return f"running{process}: {step} after {lasted}, last sign of life {ago}"
     if run.state == "hangs":
-        return f"hangs{process} {_hang(run)}; last sign of life {ago}"
+        return f"hangs{process} {_hang(run)}. Not killed: last sign of life {ago}"
     return f"no sign of life since {when(run.last_sign)} ({ago}): {_silence(run)}"
 
 
@@ -67,7 +66,9 @@ def _silence(run: RecordedRun) -> str:
     if signs is None:
         why = "ended without a summary, and a later fit writes the same journal"
     elif signs.pid is not None:
-        why = f"process {signs.pid} is alive: it is stopped, runs C code that holds the GIL, or waits for a disk"
+        why = f"process {signs.pid} is alive: it is stopped, runs C code that holds the GIL, or can't write to its disk"
+    elif signs.gone is not None:
+        why = f"process {signs.gone} is gone, killed or crashed"
     else:
         why = "killed, or its machine or its disk is gone"
     if run.hang is not None:
@@ -75,15 +76,15 @@ def _silence(run: RecordedRun) -> str:
     return f"{why}, at step {run.last_step:,} after {long_duration(finite(run.lead.seconds))}"
 
 
-def _stacks(run: RecordedRun) -> Iterator[str]:
-    """Yield the stacks of the ranks that cause a hang."""
+def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
+    """Yield the stacks of the ranks that cause a hang, each with its innermost lines."""
     shown = run.hanging[:MOST_STACKS]
     for one in shown:
         if one.stack:
             who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
             process = "" if one.pid is None else f" (process {one.pid})"
             yield f"stack of {who}{process}, innermost line last:"
-            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-MOST_FRAMES:])
+            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-most_frames:])
     others = [one.rank for one in run.hanging[MOST_STACKS:]]
     if others:
         yield f"stacks of ranks {listed(others)} are in their journals"

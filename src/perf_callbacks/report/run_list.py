@@ -10,8 +10,7 @@ from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.report import recorded_run, run_card, run_title
 from perf_callbacks.report.layout import aligned, clean
 from perf_callbacks.report.recorded_run import RecordedRun, finite
-from perf_callbacks.report.tables import when
-from perf_callbacks.report.units import DASH, duration, percent
+from perf_callbacks.report.units import DASH, duration, percent, when
 
 MOST_LEVELS = 12
 """Most levels of directories that are searched."""

@@ -2,12 +2,21 @@
 
 import re
 from pathlib import PurePosixPath
+from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
-from perf_callbacks.report.units import count
+from perf_callbacks.report.history import FitHistory
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.opening_card import TIMELINES
+from perf_callbacks.report.units import count, when
 
 LONGEST = 48
 """Most characters of each part of a title."""
+
+MOST_COMMAND, MOST_FACT = 600, 120
+"""Most characters of the command line below a title, and of another fact."""
+
+MOST_HOSTS = 4
 
 
 def title(run: Run) -> str:
@@ -32,6 +41,46 @@ def details(run: Run, ranks: int) -> str:
     several = f"{ranks:,} ranks" if ranks > 1 else "1 process"
     attempt = f"attempt {run.attempt} from step {run.step:,}" if run.attempt > 1 else ""
     return " · ".join(filter(None, [size, _short(run.device), several, job, attempt]))
+
+
+def heading(fit: FitHistory) -> dict[str, Any]:
+    """Return the title of the page, and the facts about a run below the title."""
+    run = fit.run
+    several = f"{fit.world_size:,}" if fit.world_size > 1 else "1 process"
+    devices = f"{run.devices:,} of " if run.devices > 1 else ""
+    facts = [
+        ("model", facts_of_model(run)),
+        ("host", hosts(fit)),
+        ("device", devices + run.device),
+        ("ranks", several),
+        ("batch", f"{run.batch:,} samples per rank" if run.batch else ""),
+        ("integration", run.door),
+        ("timed by", TIMELINES.get(run.timeline, run.timeline)),
+        ("job", run.job_id or ""),
+        ("attempts", f"{len(fit.first):,}" if len(fit.first) > 1 else ""),
+        ("started", when(fit.first[0].run.started_unix)),
+        ("run", run.run_id),
+    ]
+    return {
+        "run": run.run_id,
+        "name": title(run),
+        "command": clean(run.command_line, MOST_COMMAND) if run.command_line else "",
+        "facts": [(name, clean(text, MOST_FACT)) for name, text in facts if text],
+        "version": f"perf_callbacks {run.versions.get('perf_callbacks', '')}".strip(),
+    }
+
+
+def facts_of_model(run: Run) -> str:
+    """Return class and size of a model."""
+    size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
+    return ", ".join(filter(None, [run.model or "", size]))
+
+
+def hosts(fit: FitHistory) -> str:
+    """Return the hosts of all ranks."""
+    names = sorted({attempt.run.host for attempt in fit.last if attempt.run.host})
+    more = f" and {len(names) - MOST_HOSTS:,} more" if len(names) > MOST_HOSTS else ""
+    return ", ".join(names[:MOST_HOSTS]) + more
 
 
 def _of_program(run: Run) -> list[str]:

@@ -1,6 +1,7 @@
 """Steps of all ranks as series that are short enough to draw: buckets of steps, and the slowest steps singly."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -42,12 +43,13 @@ class Outlier:
 
 
 class Axis:
-    """Steps cut into buckets of equal width."""
+    """Steps of one or several fits, cut into buckets of equal width."""
 
-    def __init__(self, fit: FitHistory, most: int, within: range | None = None) -> None:
+    def __init__(self, fits: Iterable[FitHistory], most: int, within: range | None = None) -> None:
         self.within = within
         ends = [
             (attempt.step[lower], attempt.step[upper - 1])
+            for fit in fits
             for _, attempt, lower, upper in kept(fit, within)
             if upper > lower
         ]
@@ -89,6 +91,19 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
     return [place for place in range(lower, upper) if times[place] > 0 and attempt.step[place] not in attempt.excluded]
 
 
+def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
+    """Count the steps of all ranks that are in no row, by reason."""
+    found: Counter[str] = Counter()
+    for _, attempt, lower, upper in kept(fit, within):
+        times = attempt.columns["step_time"]
+        without = sum(not times[place] > 0 for place in range(lower, upper))
+        first, last = (attempt.step[lower], attempt.step[upper - 1]) if upper > lower else (0, -1)
+        reasons = [reason for step, reason in attempt.excluded.items() if first <= step <= last]
+        found.update(reasons)
+        found["without a time"] += max(0, without - reasons.count("lost") - reasons.count("captured"))
+    return +found
+
+
 @dataclass(slots=True)
 class Band:
     """Minimum, mean and maximum of a value, for each bucket. None: no value in the bucket."""
@@ -103,6 +118,9 @@ class StepSeries:
     """All series that the page draws over the steps."""
 
     axis: Axis
+    """The axis of the charts. If a second run shares the axis, it may begin earlier and end later than the fit."""
+    ends: tuple[int, int]
+    """First and last step of the fit."""
     times: Band
     """Seconds per step."""
     flops_per_second: Band
@@ -121,17 +139,21 @@ class StepSeries:
     """Model FLOPs of the drawn steps, where known."""
     flops_seconds: float
     """Time of the drawn steps whose FLOPs are known."""
+    flops_steps: int
+    """Number of the drawn steps whose FLOPs are known."""
 
 
-def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None) -> StepSeries:
-    """Put the steps of all ranks into buckets."""
-    axis = Axis(fit, most, within)
+def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None, axis: Axis | None = None) -> StepSeries:
+    """Put the steps of all ranks into buckets, of an axis that another run may share."""
+    own = Axis([fit], most, within)
+    axis = axis or own
     count = axis.count
     counts, seconds, flops, flops_seconds = [0] * count, [0.0] * count, [0.0] * count, [0.0] * count
     times = Band([None] * count, [None] * count, [None] * count)
     rates = Band([None] * count, [None] * count, [None] * count)
     stages = {name: [0.0] * count for name in STAGES}
     known: set[str] = set()
+    flops_steps = 0
     for _, attempt, lower, upper in kept(fit, within):
         columns = attempt.columns
         for bucket, start, end in axis.cut(attempt, lower, upper):
@@ -151,6 +173,7 @@ def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None) ->
             worked = [
                 (column[place], second) for place, second in zip(places, took, strict=True) if not isnan(column[place])
             ]
+            flops_steps += len(worked)
             if worked:
                 flops[bucket] += sum([work for work, _ in worked])
                 flops_seconds[bucket] += sum([second for _, second in worked])
@@ -162,6 +185,7 @@ def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None) ->
     every = sum(counts)
     return StepSeries(
         axis=axis,
+        ends=(own.first, own.last),
         times=times,
         flops_per_second=rates,
         shares={
@@ -175,6 +199,7 @@ def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None) ->
         steps=every,
         flops=sum(flops),
         flops_seconds=sum(flops_seconds),
+        flops_steps=flops_steps,
     )
 
 

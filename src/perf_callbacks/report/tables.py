@@ -9,21 +9,25 @@ from math import isnan
 from statistics import median
 
 from perf_callbacks.flops.calculator.product_shapes import misaligned
-from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Span, Summary
+from perf_callbacks.kernel.process import packages
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Span, Summary
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES
-from perf_callbacks.report.units import DASH, duration, percent, rate, size
+from perf_callbacks.report.units import DASH, duration, percent, rate, size, when
 from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
-TEXT, NUMBER, CODE = "text", "number", "code"
-"""Kinds of columns."""
+TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
+"""Kinds of columns. A label is a short text of this package, which is never broken."""
 
 GIGA = 1e9
 
 MOST_ROWS = 50
+
+MOST_FACT = 4096
+"""Most characters of a fact about a run: of its command line, or its packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,31 +236,34 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
 
 
 def environment(fit: FitHistory) -> Table:
-    """Tabulate versions and settings."""
+    """Tabulate facts about the run, versions and settings."""
     run = fit.run
+    facts = {
+        "program": run.program,
+        "command line": run.command_line,
+        "directory": run.directory,
+        "host": run.host,
+        "job": run.job_id,
+        "model": run.model,
+        "parameters": None if run.parameters is None else f"{run.parameters:,}",
+        "samples per batch": run.batch,
+    }
     rows = [
-        ("started", f"attempt {run.attempt}", when(run.started_unix)),
-        *[(name, version, "") for name, version in run.versions.items()],
+        *[(name, _value(value, MOST_FACT), "") for name, value in facts.items() if value is not None],
+        (f"start of attempt {run.attempt}", when(run.started_unix), ""),
+        *[(name, version, "") for name, version in run.versions.items() if name in packages.NAMED],
     ]
+    others = [f"{name} {version}" for name, version in run.versions.items() if name not in packages.NAMED]
+    if others:
+        rows.append(("other packages", _value(", ".join(others), MOST_FACT), ""))
     for name, value in run.config.items():
         origin = "environment" if name in run.from_env else run.from_file.get(name, "")
         rows.append((name, _value(value), origin))
-    return Table("Versions and settings", [("name", TEXT), ("value", CODE), ("set by", TEXT)], rows)
+    return Table("Run, versions and settings", [("name", TEXT), ("value", CODE), ("set by", TEXT)], rows)
 
 
-def when(unix: float) -> str:
-    """Render a moment in UTC."""
-    from datetime import datetime, timezone  # noqa: PLC0415 only a report needs this module
-
-    try:
-        return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    except (OverflowError, OSError, ValueError) as error:
-        let_pass(error)
-        return DASH
-
-
-def _value(value: object) -> str:
-    return re.sub(r"\s+", " ", str(value))[:200]
+def _value(value: object, most: int = 200) -> str:
+    return re.sub(r"\s+", " ", str(value))[:most]
 
 
 def _stage(name: str) -> str:

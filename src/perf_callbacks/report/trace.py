@@ -13,14 +13,16 @@ from statistics import median
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Span
+from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.report import profile_text
 from perf_callbacks.report.events import events
 from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
 
 STEPS, SPANS = 1, 2
-"""Two threads of a rank in the trace: the first has steps and stages, the second evaluations and checkpoints."""
+"""Two threads of a rank in the trace: steps with their stages; and evaluations, checkpoints and profiles."""
 
-SPAN_KINDS = {"evaluation", "checkpoint"}
+SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
 """Events that the trace shows as slices."""
 
 COMPARED = 1000
@@ -73,12 +75,13 @@ def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
         yield _meta("process_name", rank, 0, {"name": f"rank {rank}"})
         yield _meta("process_sort_index", rank, 0, {"sort_index": rank})
         yield _meta("thread_name", rank, STEPS, {"name": "steps"})
-        yield _meta("thread_name", rank, SPANS, {"name": "evaluations and checkpoints"})
+        yield _meta("thread_name", rank, SPANS, {"name": "evaluations, checkpoints and profiles"})
         placed = reference if rank == lowest else _placed(fit, rank)
         for one in placed:
             _align(one, reference)
             yield from _steps(rank, one, within)
             yield from _spans(rank, one, within)
+            yield from _profiles(rank, one, within)
     yield from _beside(fit, reference, within)
 
 
@@ -151,6 +154,19 @@ def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
         if within is None or span.step in within:
             start = placed.began + max(0.0, span.start)
             yield _slice(span.kind, (rank, SPANS), start, start + max(0.0, span.seconds), {"after step": span.step})
+
+
+def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
+    """Render the profiled steps as slices that name the kept trace."""
+    for profile in placed.attempt.of(Profile):
+        first, steps = profile.first_step, profile.steps
+        if first is None or not steps:
+            continue
+        last = first + steps - 1
+        if within is None or first in within or last in within:
+            what, kept = profile_text.sentences(profile), profile.trace or "not kept"
+            details = {"steps": f"{first} to {last}", "trace": kept, "what": what}
+            yield _slice("profile", (rank, SPANS), placed.end_of(first - 1), placed.end_of(last), details)
 
 
 def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from perf_callbacks.kernel.foreign_errors import let_pass
+
 DASH = "—"
 """An unknown number."""
 
@@ -108,3 +110,14 @@ def percent(share: float | None) -> str:
 
 LEAST_TENTH = 0.0009995
 """Smallest share that rounds to 0.1 %."""
+
+
+def when(unix: float) -> str:
+    """Render a moment in UTC."""
+    from datetime import datetime, timezone  # noqa: PLC0415 only a report needs this module
+
+    try:
+        return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, OSError, ValueError) as error:
+        let_pass(error)
+        return DASH

@@ -2,6 +2,7 @@
 
 import threading
 
+from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import NEVER
@@ -215,6 +216,21 @@ class StallWatch(Observer):
         if text is not None:
             self._where = shown = "".join([letter if letter.isprintable() else "?" for letter in text])
             log.warning("perf_callbacks: no step for %.0f s. %s", waited, shown)
+            self._report(f"no step for {waited:.0f} s. {shown}", waited, under_way=True)
+
+    def _report(self, text: str, seconds: float, *, under_way: bool) -> None:
+        """Announce the stall, or its end, to the other observers."""
+        note, stack = self._note, self._stack
+        details = {
+            "text": text,
+            "under_way": under_way,
+            "seconds": round(seconds, 1),
+            "where": self._where,
+            "step": self._engine.step if note is None else note.step,
+            "stage": None if note is None else note.stage,
+            "stack": () if stack is None else stack.frames,
+        }
+        self._recorder.observers.happened("stall", details)
 
     def _write(self, rank: int, note: Note, stack: tuple[str, ...]) -> None:
         self._recorder.write(
@@ -225,7 +241,10 @@ class StallWatch(Observer):
         """Log the duration of a reported stall."""
         if self._told:
             self._stalls.append(lost)
+            if self._note is not None and self._note.stage not in {EVALUATION, CHECKPOINT}:
+                self._engine.account.stalled_seconds += lost
         if self._speaks:
             log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
+            self._report(f"{how} after {lost:.0f} s without a step.", lost, under_way=False)
         self._note, self._told, self._speaks, self._over_at = None, False, False, None
         self._beat_at = None

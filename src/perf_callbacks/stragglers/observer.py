@@ -28,6 +28,7 @@ from perf_callbacks.stragglers.gradient_moments import GradientMoments
 from perf_callbacks.stragglers.local_times import LocalTimes
 from perf_callbacks.stragglers.peers import Signals
 from perf_callbacks.stragglers.search import Stragglers
+from perf_callbacks.stragglers.slow_sets import SlowRank
 from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 from perf_callbacks.stragglers.work_kinds import KIND, kind
 
@@ -113,7 +114,24 @@ class _Found:
             if not self._warned.issuperset(slow.ranks or (slow.rank,)) and self._warnings < MOST_TOLD:
                 self._warned.update(slow.ranks or (slow.rank,))
                 self._warnings += 1
-                log.warning("perf_callbacks: %s", slow_rank(slow, self._remedies))
+                text = slow_rank(slow, self._remedies)
+                log.warning("perf_callbacks: %s", text)
+                self._report(slow, text)
+
+    def _report(self, slow: SlowRank, text: str) -> None:
+        """Announce a slow rank to the other observers."""
+        lost = [one.seconds_lost for one in self._stragglers.costliest(MOST_TOLD) if one.rank == slow.rank]
+        details = {
+            "text": text,
+            "rank": slow.rank,
+            "ranks": slow.ranks or (slow.rank,),
+            "cause": next(iter(slow.causes), None),
+            "share": slow.share,
+            "seconds_lost": lost[0] if lost else None,
+            "steps": slow.steps,
+            "step": slow.step,
+        }
+        self._recorder.observers.happened("straggler", details)
 
     def summary(self) -> dict[str, StragglerSummary]:
         """Return the stragglers' part of the summary."""

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.flops.counting.coverage import Weights
+from perf_callbacks.flops.counting.module_shares import ModuleShares
 from perf_callbacks.flops.counting.observed import Observed
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, node, phase
@@ -45,6 +46,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     Args:
         filtered: Selects the operations that are counted. None: all of them.
         follow: Called with each counted operation, its result, and the number of the current backward, or 0.
+        model: The model whose modules get their shares of the FLOPs. None: no shares.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -59,7 +61,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Return True, so that compiled code stays compiled. Only eager runs are counted."""
         return True
 
-    def __init__(self, filtered: Filter | None = None, follow: Callable[[Any, Any, int], object] | None = None) -> None:
+    def __init__(
+        self,
+        filtered: Filter | None = None,
+        follow: Callable[[Any, Any, int], object] | None = None,
+        model: torch.nn.Module | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
         """True: the counter can't be removed from the stack of modes, and has stopped counting."""
@@ -75,13 +82,15 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Counts of operations on sharded tensors, as if the tensors were whole."""
         self.weights = Weights()
         self.observed = Observed()
+        self.modules = ModuleShares(model)
         self.errors: Counter[str] = Counter()
         """Errors in the counter itself, by operation."""
         self._repeats = Repeats()
         self._filter = filtered
         self._follower = follow
-        self._apart: dict[int, Counter[Cell]] = {}
-        """Products that count only if a backward goes through their nodes. Keys are the numbers of the nodes."""
+        self._apart: dict[int, tuple[Cell, int, str | None]] = {}
+        """Products that count only if a backward goes through their nodes: FLOPs, and the path of the module. Keys are
+        the numbers of the nodes."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
@@ -166,6 +175,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def forget(self) -> None:
         """Forget all counts."""
         self.passes = [Counter()]
+        self.modules.forget()
 
     @property
     def interrupted(self) -> bool:
@@ -225,7 +235,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
-                    self._apart[node()] = Counter({cell: factor * formula.flops(*args, **kwargs, out_val=out)})
+                    flops = factor * formula.flops(*args, **kwargs, out_val=out)
+                    self._apart[node()] = cell, flops, self.modules.passed()
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self._err(func, error)
         return out
@@ -239,7 +250,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._await_end(backward)
         if self._apart:
             try:
-                self.passes[-1] += self._apart.pop(node(), Counter())
+                number = node()
+                if number in self._apart:
+                    cell, flops, path = self._apart.pop(number)
+                    self.passes[-1][cell] += flops
+                    self.modules.add(cell, flops, path)
             except Exception as error:  # noqa: BLE001 as above
                 self._err(func, error)
 
@@ -247,6 +262,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Follow the gradients and the memory of the step. An error here doesn't change the count."""
         try:
             self._repeats.follow(func, args, out)
+            self.modules.follow(func, out, backward)
             if self._follower is not None:
                 self._follower(func, out, backward)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -330,9 +346,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             cell, cells = Cell("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
         if not factor:
             return
-        cells[cell] += flops - again
-        if again:
-            cells[cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)] += again
+        split = cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)
+        for part, amount in ((cell, flops - again), (split, again)):
+            if amount:
+                cells[part] += amount
+                self.modules.add(part, amount)
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
     def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:

@@ -7,7 +7,8 @@ from typing import Any
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.engine.steps import StepFlops
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.module_records import heaviest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Rating:
             "coverage": self.count.coverage,
             "lower_bound": self.count.lower_bound,
             "uncounted": tuple(sorted(self.count.uncounted)),
+            "heaviest_modules": heaviest(self.count.modules),
             "dtype": self.dtype,
             "devices": self.devices,
             "unmasked_share": self.unmasked_share,

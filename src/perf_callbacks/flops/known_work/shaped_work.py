@@ -24,7 +24,7 @@ from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.steps import StepFlops, Totals
 from perf_callbacks.kernel.engine.work_model import WorkModel
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 MOST_TABLES = 16

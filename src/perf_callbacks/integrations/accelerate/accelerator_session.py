@@ -224,7 +224,6 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
         world_size=accelerator.num_processes,
         data_parallel=data_parallel(accelerator),
         step=int((carried or {}).get("step", 0)),
-        versions={"accelerate": accelerate.__version__},
         carried=carried,
     )
 

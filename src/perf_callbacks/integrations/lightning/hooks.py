@@ -2,7 +2,6 @@
 
 import functools
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -220,7 +219,6 @@ class LightningHooks(CallbackBase):
             world_size=trainer.world_size,
             data_parallel=_data_parallel(trainer),
             step=steps_done(trainer),
-            versions={self.framework: str(sys.modules[self.framework].__version__)},
             carried=carried,
         )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import accelerate  # type: ignore[import-untyped]
-import transformers
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -158,7 +157,6 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Pl
         devices=max(1, args.n_gpu),
         data_parallel=data_parallel(trainer.accelerator),
         step=state.global_step,
-        versions={"transformers": transformers.__version__, "accelerate": accelerate.__version__},
         carried=_carried(args, state, trainer),
     )
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from perf_callbacks.kernel.engine.ledger import Ledger
 from perf_callbacks.kernel.engine.marks import Pause
-from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, Totals
+from perf_callbacks.kernel.engine.steps import COUNTED, PROFILED, RECOUNTED, Totals
 from perf_callbacks.kernel.records import fit_records
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 
@@ -31,6 +31,8 @@ class Account:
         """Time from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
         """Time until the callback was set up, which is part of the first step."""
+        self.stalled_seconds = 0.0
+        """Time of reported stalls within steps."""
         self.own_seconds = 0.0
         """Time that the callback took during steps and subtracted from the steps."""
 
@@ -52,10 +54,28 @@ class Account:
         """Store the time until the callback was set up."""
         self.startup_seconds = now - self.began
 
+    def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
+        """Return the seconds of the steps so far, without stalls and without the excess of special steps.
+
+        The first step, and steps with a FLOP count or a profile, count at most as much as the mean step.
+
+        Args:
+            included: Sums over the included steps.
+            ledger: The steps of the fit.
+            outstanding: Number of steps whose times are still on the device. They count as mean steps.
+        """
+        usual = included.step_seconds / included.steps if included.steps else None
+        seconds = included.step_seconds + outstanding * (usual or 0.0)
+        for reason, total in ledger.excluded_seconds.items():
+            special = usual is not None and reason in {*BEGINNING, COUNTED, RECOUNTED, PROFILED}
+            seconds += min(total, ledger.excluded[reason] * (usual or 0.0)) if special else total
+        return max(0.0, seconds - self.stalled_seconds)
+
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
         """Split the wall time so far into parts; empty if `now` is None.
 
         A step in which FLOPs are counted adds the mean step time to `steps`, and the rest to `flop_counting`.
+        In the same way, the rest of a profiled step is in `own_work`.
         """
         if now is None:
             return {}
@@ -64,15 +84,16 @@ class Account:
         counts = ledger.excluded[COUNTED] + ledger.excluded[RECOUNTED]
         usual = included.step_seconds / included.steps if included.steps else 0.0
         counting = max(0.0, excluded.get(COUNTED, 0.0) + excluded.get(RECOUNTED, 0.0) - counts * usual)
+        profiling = max(0.0, excluded.get(PROFILED, 0.0) - ledger.excluded[PROFILED] * usual)
         parts = {
             STARTUP: self.before_seconds + self.startup_seconds,
             FIRST_STEP: max(0.0, first - self.startup_seconds),
             FLOP_COUNTING: counting,
-            STEPS: included.step_seconds + sum(excluded.values()) - first - counting,
+            STEPS: included.step_seconds + sum(excluded.values()) - first - counting - profiling,
             EVALUATION: 0.0,
             CHECKPOINT: 0.0,
             **self.span_seconds,
-            OWN_WORK: self.own_seconds,
+            OWN_WORK: self.own_seconds + profiling,
         }
         return parts | {OTHER: max(0.0, self.before_seconds + now - self.began - sum(parts.values()))}
 

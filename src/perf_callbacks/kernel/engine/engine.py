@@ -21,10 +21,12 @@ from perf_callbacks.kernel.engine.steps import (
     BLOCK,
     COUNTED,
     NEVER,
+    PROFILED,
     RECOUNTED,
     WATCHED_BLOCK,
     KnownParts,
     Totals,
+    added,
     plus,
 )
 from perf_callbacks.kernel.engine.tape import Tape
@@ -131,6 +133,8 @@ class Engine:
         self._look_at = 0
         """The step at whose end the work model checks which parameters are trained."""
         self._collections = Pauses()
+        self.baseline_rate: float | None = None
+        """Samples per second and device that `perf/scaling_efficiency` is relative to. None: no baseline is known."""
 
     def start(self, now: float) -> None:
         """Begin the fit. The step that follows is in no row."""
@@ -281,10 +285,10 @@ class Engine:
     def why_empty(self) -> str | None:
         """Reasons for the steps left out of the last row.
 
-        None if only the first step and counted steps were left out.
+        None if only the first step, counted steps and profiled steps were left out.
         """
         left_out = self._ledger.left_out
-        return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
+        return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None
 
     def whole(self, step: int) -> dict[str, float]:
         """Return the metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
@@ -296,7 +300,7 @@ class Engine:
         flops = self.work.metrics(totals)
         # The last window covers about as many steps as a row, not a whole fit, which therefore gets no window's rates.
         window = self._windows.latest if kind == "row" else None
-        metrics = ratios.metrics(totals, self._shown, window, flops)
+        metrics = ratios.metrics(totals, self._shown, window, flops, self.baseline_rate)
         if metrics:
             metrics |= self._observers.metrics(kind)
             keys = KEYS[kind]
@@ -308,13 +312,16 @@ class Engine:
         """Return samples and tokens of all attempts so far. A checkpoint carries the amounts to the next attempt."""
         with self.step_reader.alone():
             self.step_reader.collect()
-            _, done, _ = self._all()
-        return self._with_earlier(done)
+            return added(self._earlier, self._all()[1])
 
-    def _with_earlier(self, done: Amounts) -> Amounts:
-        return Amounts(
-            samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)
-        )
+    def productive_seconds(self) -> float:
+        """Return the seconds of the steps so far, as `Account.productive` counts them."""
+        with self.step_reader.alone():
+            self.step_reader.collect()
+            self._ledger.add_up()
+            return self.account.productive(
+                self._ledger.included(interim=True), self._ledger, len(self.step_reader.passed)
+            )
 
     def _all(self, *, interim: bool = False) -> tuple[int, Amounts, int]:
         """Return the read steps of this attempt, their amounts, and the number of lost steps.
@@ -348,8 +355,7 @@ class Engine:
     def _summary(
         self, all_steps: tuple[int, Amounts, int], included: Totals, failure: str | None, now: float | None
     ) -> Summary:
-        steps, done, lost = all_steps
-        total = self._with_earlier(done)
+        (steps, done, lost), total = all_steps, added(self._earlier, all_steps[1])
         summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,

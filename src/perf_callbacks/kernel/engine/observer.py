@@ -76,6 +76,10 @@ class Observer:
         """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""
         return {}
 
+    def resources(self) -> Mapping[str, float]:
+        """Return the use of the machine by this rank since the last call, for a window: see `RESOURCES`."""
+        return {}
+
     def operation(self, function: Any, output: Any, backward: int) -> None:
         """Handle an operation of a counted step.
 
@@ -84,6 +88,15 @@ class Observer:
 
     def record_written(self, record: Record) -> None:
         """Handle a record that any thread has written."""
+
+    def happened(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Handle an event that a person may want to hear of at once, such as "stall". Any thread may report it.
+
+        `details` has a sentence `text`, and values for JSON.
+        """
+
+    def exception_raised(self, error: BaseException) -> None:
+        """Handle the exception that ends the fit. Its frames, and the tensors in these, still exist."""
 
     def before_summary(self) -> None:
         """Wait a moment for messages of other ranks. Called after the fit is closed and before its summary is made."""
@@ -208,10 +221,13 @@ class Observers:
     agreed = _to_each(Observer.agreed, look_ahead=True)
     operation = _to_each(Observer.operation)
     record_written = _to_each(Observer.record_written)
+    happened = _to_each(Observer.happened)
+    exception_raised = _to_each(Observer.exception_raised)
     before_summary = _to_each(Observer.before_summary)
     shape_seen = _to_each(Observer.shape_seen)
 
     window_part = _merged(Observer.window_part)
+    resources = _merged(Observer.resources)
     metrics = _merged(Observer.metrics)
     summary = _merged(Observer.summary)
     facts = _merged(Observer.facts)

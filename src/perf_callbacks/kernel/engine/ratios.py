@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from perf_callbacks.kernel.engine import windows
+from perf_callbacks.kernel.engine.resources import JOB_FIGURES
 from perf_callbacks.kernel.engine.steps import KnownParts, Totals
 from perf_callbacks.kernel.records.fit_records import Window
 
@@ -13,13 +14,18 @@ NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})
 
 
 def metrics(
-    totals: Totals, shown: KnownParts, window: Window | None = None, flops: Mapping[str, float | None] = NO_FLOPS
+    totals: Totals,
+    shown: KnownParts,
+    window: Window | None = None,
+    flops: Mapping[str, float | None] = NO_FLOPS,
+    baseline_rate: float | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of some steps, by name. Unknown metrics are left out. Without steps there are no metrics.
 
     If a single process trains, rates of the job come from these steps. Otherwise they come from the last complete
-    window of all ranks. Rates per device come from these steps, and are left out if a single device trains. `flops` are
-    the metrics of the steps whose FLOPs are known.
+    window of all ranks, and so does the use of the machines. Rates per device come from these steps, and are left out
+    if a single device trains. `flops` are the metrics of the steps whose FLOPs are
+    known. `baseline_rate`: samples per second and device of the baseline.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -34,6 +40,9 @@ def metrics(
             values[f"{name}_per_second_per_device"] = rate / shown.devices
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
+        values |= {name: window.job[name] for name in JOB_FIGURES if name in window.job}
+    if baseline_rate and totals.samples is not None and shown.devices is not None:
+        values["scaling_efficiency"] = totals.samples / seconds / shown.devices / baseline_rate
     values |= flops
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}

@@ -7,7 +7,7 @@ from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
-from perf_callbacks.kernel.records.fit_records import Steps
+from perf_callbacks.kernel.records.fit_records import Amounts, Steps
 
 UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. Adding seconds turns it into a float."""
@@ -33,6 +33,9 @@ RECOUNTED = "recounted"
 
 Ranks may meet the shape at different steps, so windows include the step.
 """
+
+PROFILED = "profiled"
+"""Reason that excludes a step in which a rank runs torch.profiler, the same steps on all ranks."""
 
 
 class StepFlops(NamedTuple):
@@ -231,6 +234,11 @@ def plus(*amounts: Any) -> Any:
     (6, None)
     """
     return None if any([amount is None for amount in amounts]) else sum(amounts)
+
+
+def added(one: Amounts, other: Amounts) -> Amounts:
+    """Return the sum of two amounts."""
+    return Amounts(samples=plus(one.samples, other.samples), tokens=plus(one.tokens, other.tokens))
 
 
 def alike(column: Sequence[Any]) -> bool:

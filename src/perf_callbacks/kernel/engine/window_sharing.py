@@ -160,6 +160,7 @@ class WindowSharing:
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
             asks=self._observers.asks,
+            resources=self._observers.resources(),
             signals=self._signals(window * length + 1, length),
         )
 

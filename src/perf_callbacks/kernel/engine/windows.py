@@ -16,7 +16,7 @@ NOTICE = 3
 proposal in this time."""
 
 MOST_NAMED = 64
-"""Most missing ranks that a window lists; all are counted."""
+"""Most missing ranks that a window lists; all are counted. In a job of more ranks, a window has no figures by rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,8 @@ class Part:
     signals: Mapping[str, "array[float]"] = field(default_factory=dict)
     """For each signal, by name, the seconds of each step of the window, from `first_step` on: an array of type "f".
     NaN: unknown."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Use of the machine by this rank, by the names in `resources.py`. Unknown resources are left out."""
     role: Mapping[str, int] = field(default_factory=dict)
     """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
     attempt: int = 0

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.steps import NEVER, StepFlops, Totals
-from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 LOOK_STEPS = 50

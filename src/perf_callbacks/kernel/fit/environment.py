@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perf_callbacks.kernel.failures import guard
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import cpu_facts, processes, topology
 from perf_callbacks.kernel.process.collector import COLLECTOR, generational
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts
+from perf_callbacks.kernel.process.resident_memory import memory_available
 
 if TYPE_CHECKING:  # this module does without torch
     from perf_callbacks.kernel.process.device import Device
@@ -105,26 +105,3 @@ def _cpus(ranks: int, root: Path) -> int | None:
     quota = topology.quota(root)
     together = together if quota is None else min(together, quota)
     return max(1, min(own, int(together / ranks)))
-
-
-def memory_available(root: Path = Path("/")) -> int | None:
-    """Return the available bytes of host memory, of the machine or of the control group, whichever are fewer."""
-    known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
-    return min(known, default=None)
-
-
-def _machine(root: Path) -> int | None:
-    kib = (processes.entry(root / "proc/meminfo", "MemAvailable") or "").removesuffix(" kB")
-    return int(kib) * 1024 if kib.isdecimal() else None
-
-
-def _group(root: Path) -> int | None:
-    """Return the bytes that the control group mounted here has left; None if the group has no limit."""
-    group = root / "sys/fs/cgroup"
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with suppress(OSError, ValueError):
-            return max(0, int((group / limit).read_text()) - int((group / usage).read_text()))
-    return None

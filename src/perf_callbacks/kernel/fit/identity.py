@@ -18,7 +18,7 @@ _LONGEST = 4096
 _HIDDEN = "***"
 _JOB_IDS = "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"
 
-_WRAPPERS = (
+WRAPPERS = (
     "DataParallel",
     "DeepSpeedEngine",
     "DistributedDataParallel",
@@ -86,8 +86,8 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def model_name(model: nn.Module) -> str:
     """Return the class of a model, or of the model inside of wrappers such as DistributedDataParallel."""
-    for _ in _WRAPPERS:
-        if type(model).__name__ not in _WRAPPERS:
+    for _ in WRAPPERS:
+        if type(model).__name__ not in WRAPPERS:
             break
         inner = getattr(model, "_orig_mod", getattr(model, "module", None))
         model = inner if isinstance(inner, nn.Module) else model
@@ -102,12 +102,20 @@ def parameters(model: nn.Module) -> int | None:
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     total = 0
     for one in model.parameters():
-        lazy = isinstance(one, nn.parameter.UninitializedParameter)
-        whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
-        if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
+        size = parameter_size(one, managed=managed)
+        if size is None:
             return None
-        total += one.numel() if whole is None else int(whole)
+        total += size
     return total
+
+
+def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
+    """Return the number of elements of a parameter, as in `parameters`. `managed`: FSDP 1 manages the model."""
+    lazy = isinstance(one, nn.parameter.UninitializedParameter)
+    whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
+    if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
+        return None
+    return one.numel() if whole is None else int(whole)
 
 
 def batch_size(loaders: Sequence[Any]) -> int | None:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from perf_callbacks.kernel.clock import unix_time
-from perf_callbacks.kernel.fit import identity, meshes
-from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.fit import chain, identity, meshes
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import device, packages
 from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
+from perf_callbacks.kernel.records.signs_of_life import signs
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.settings.output_directory import filled
@@ -46,8 +48,6 @@ class Place:
     """Reason why `data_parallel` is unknown. Then there are no rates of the job or per device."""
     step: int = 0
     """Optimizer steps done before."""
-    versions: Mapping[str, str]
-    """Versions of the frameworks."""
     carried: Mapping[str, Any] | None = None
     """State that `Recorder.state` returned at the checkpoint from which this fit resumes; empty if the checkpoint has
     none."""
@@ -65,19 +65,23 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
         device=where.name,
         tensor_cores=where.features().tensor_cores,
         devices=place.devices,
+        data_parallel=None if place.ambiguous else place.data_parallel or place.world_size,
         timeline="host" if timing.timeline is None else "device",
         unstaged=timing.unstaged,
         door=place.integration,
         versions={
             "perf_callbacks": __version__,
             "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            **place.versions,
+            **packages.loaded(),
+            **packages.drivers(),
         },
         config=asdict(settings.config),
         from_env=settings.from_env,
         from_file=settings.from_file,
         started_unix=unix_time(),
+        process_seconds=chain.process_seconds(),
+        **chain.uptime(),
+        resumed_unix=chain.number(carried, "started_unix"),
         **identity.of_program(os.environ),
         **training,
     )
@@ -132,7 +136,6 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
         world_size=world_size,
         data_parallel=data_parallel,
         step=int(carried.get("step", 0)),
-        versions={},
         carried=carried or None,
     )
     if world_size % (data_parallel or 1):
@@ -173,3 +176,10 @@ def new_journal(config: PerfConfig, place: Place, directory: Path, began: float,
         began=began,
         clock=clock,
     )
+
+
+def last_sign(journal: Journal) -> float | None:
+    """Return the time of the last write to a journal's file, or to the summary beside it. None: there is no file."""
+    with suppress(OSError):
+        return None if journal.path is None else signs(journal.path, {}).written_unix
+    return None

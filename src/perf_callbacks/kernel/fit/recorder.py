@@ -7,9 +7,11 @@ undone then, or when the recorder is closed, or when the interpreter exits.
 import atexit
 import dataclasses
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,9 +23,9 @@ from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
 from perf_callbacks.kernel.failures import describe, exit_reason, fails_open, guard
-from perf_callbacks.kernel.fit import meshes
+from perf_callbacks.kernel.fit import chain, meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
-from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening, output_directory
+from perf_callbacks.kernel.fit.place import Place, earlier, last_sign, new_journal, opening, output_directory
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
@@ -66,7 +68,7 @@ class Recorder:
             clock: Returns seconds.
         """
         config = self.config = settings.config
-        self.clock, self.device = clock, place.device
+        self.clock, self.device, self.on_event, self.ranks = clock, place.device, settings.on_event, ranks
         self.patches = Patches()
         self.failure: str | None = None
         self.failed = False
@@ -77,16 +79,16 @@ class Recorder:
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timing = device.of(place.device).timing()
         self.run = opening(settings, place, timing, training)
-        self.ranks = ranks
         job_settings = ranks.agree() if ranks is not None else None
         if job_settings is not None:
             self.run = dataclasses.replace(self.run, run_id=job_settings.run_id)
         began = clock()
         directory = output_directory(config, place, self.run, id_shared=job_settings is not None)
         if directory is None:
-            agreed = job_settings.directory if job_settings is not None else None
-            directory = Path(agreed or place.directory)
+            directory = Path((job_settings and job_settings.directory) or place.directory)
         self._journal = new_journal(config, place, directory, began, clock)
+        self.run = dataclasses.replace(self.run, last_sign_unix=last_sign(self._journal))
+        self.chain = chain.before(place.carried, place.step, self.run)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         """The observers of this fit."""
@@ -219,6 +221,7 @@ class Recorder:
         self.observers.span_began(kind, self.engine.step)
         if kind == "checkpoint":  # a run that goes on from there finds in the journal what came before
             self._journal.flush()
+            self.engine.flush_at = 0.0  # Lightning's checkpoint lies within its step, which is written when it ends
 
     @fails_open
     def end_span(self) -> None:
@@ -283,14 +286,10 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """State that a checkpoint has to carry, so that the next attempt goes on counting."""
         amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
-        run, step = self.run, self.engine.step
-        return {
-            "run_id": run.run_id,
-            "attempt": run.attempt,
-            "rank": run.rank,
-            "step": step,
-            **dataclasses.asdict(amounts),
-        }
+        seconds = self._asked(lambda: self.clock() - self.engine.account.began)
+        run, productive = self.run, self._asked(self.engine.productive_seconds)
+        identity = {"run_id": run.run_id, "attempt": run.attempt, "rank": run.rank, "step": self.engine.step}
+        return {**identity, **dataclasses.asdict(amounts), **self.chain.state(run, seconds, productive)}
 
     @property
     def summary(self) -> Summary | None:
@@ -335,6 +334,9 @@ class Recorder:
         if late is not None and not self.failed:
             self.fail(late)
             return
+        error = sys.exc_info()[1]  # integrations close the recorder while they handle the exception
+        if error is not None and not self.failed and failure == describe(error):
+            self._asked(partial(self.observers.exception_raised, error))
         self.failure = failure
         self.active = False
         atexit.unregister(self._at_exit)

@@ -16,6 +16,7 @@ from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing, Words
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
+from perf_callbacks.kernel.process.resident_memory import address_space_left, memory_available
 
 EXPANDABLE = "expandable_segments:True"
 
@@ -117,6 +118,17 @@ class Device:
             let_pass(error)
             return None
 
+    def headroom(self) -> int | None:
+        """Return the bytes that this process may still allocate: free, or held unused by its allocator.
+
+        None: unknown. Call this only if the process has a context on the device.
+        """
+        with suppress(Exception):  # no such function
+            found = self.allocator()
+            free = int(self.module.mem_get_info(self.place)[0])
+            return None if found is None else free + found.reserved_bytes - found.allocated_bytes
+        return None
+
     @property
     def peak_memory_share(self) -> float | None:
         """Largest share of the device's memory that tensors have held so far; None if unknown."""
@@ -181,6 +193,11 @@ class Cpu(Device):
     def allocator(self) -> Allocator | None:
         """Return None: the host's allocator has no statistics."""
         return None
+
+    def headroom(self) -> int | None:
+        """Return the available memory of the host, or what a limit on the address space leaves if that is less."""
+        known = [amount for amount in (memory_available(), address_space_left()) if amount is not None]
+        return min(known, default=None)
 
 
 class Cuda(Device):

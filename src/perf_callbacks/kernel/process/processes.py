@@ -1,16 +1,24 @@
-"""CPU time, memory and disk reads of this process and its children, as Linux's `/proc` shows them."""
+"""CPU time, memory and disk reads of this process and its children, as Linux's `/proc` shows them.
+
+Children that are ranks of the job are left out, with their children: Lightning starts the other ranks of a machine from
+the first, and each rank reads its own use.
+"""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+
+LOCAL_RANK = b"LOCAL_RANK="
+"""Beginning of the entry in the environment of a rank that another process has started."""
 
 DEEPEST = 8
 """Most generations of children that are read."""
 
-UTIME, STIME, CUTIME, CSTIME = 11, 12, 13, 14
+UTIME, STIME, CUTIME, CSTIME, STARTTIME = 11, 12, 13, 14, 19
 """Positions in `/proc/<pid>/stat` after the name, which is in parentheses and may contain anything."""
 
 
@@ -28,11 +36,22 @@ class Processes:
     """Bytes read from disks. None: unavailable."""
 
 
+def age() -> float | None:
+    """Return the seconds since this process began. None: unknown, as on systems other than Linux."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[STARTTIME])
+        seconds = seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK")
+        return seconds if ticks and seconds >= 0 else None
+    return None
+
+
 def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
     """Read the totals; None without Linux's `/proc`. Takes about 30 us per process and 10 us per thread."""
     proc = root / "proc"
     try:
-        pids = {*_tree(proc, os.getpid() if pid is None else pid)}
+        own = os.getpid() if pid is None else pid
+        ranks = {*_local_ranks(proc / str(own)), LOCAL_RANK + os.environ.get("LOCAL_RANK", "").encode()}
+        pids = {*_tree(proc, own, ranks)}
         found = [one for one in (_stat(proc / str(one)) for one in pids) if one is not None]
         ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError, AttributeError) as error:
@@ -77,8 +96,18 @@ def entry(path: Path, name: str) -> str | None:
     return None
 
 
-def _tree(proc: Path, pid: int, depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children. Linux lists children by the thread that started each child."""
+def _local_ranks(process: Path) -> set[bytes]:
+    """Return the entry of the local rank in the environment with which a process started; empty if there is none."""
+    with suppress(OSError):
+        return {one for one in (process / "environ").read_bytes().split(b"\0") if one.startswith(LOCAL_RANK)}
+    return set()
+
+
+def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
+    """Yield a process and its children. Linux lists children by the thread that started each child.
+
+    `own`: the local rank of the process at the root, at its start and now: its loader workers inherit either.
+    """
     yield pid
     threads = proc / str(pid) / "task"
     if not (threads / str(pid) / "children").exists():
@@ -89,7 +118,8 @@ def _tree(proc: Path, pid: int, depth: int = 0) -> Iterator[int]:
             children = (threads / thread / "children").read_text()
         for child in children.split():
             with suppress(OSError):  # a child that has just ended
-                yield from _tree(proc, int(child), depth + 1)
+                if depth or _local_ranks(proc / child) <= own:
+                    yield from _tree(proc, int(child), own, depth + 1)
 
 
 def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:

@@ -1,4 +1,4 @@
-"""Memory that a process uses, read by a single system call."""
+"""Memory that a process uses, and may still use, read from the system."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,6 +8,12 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 import sys
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import processes
+
+_UNLIMITED = -1 if resource is None else resource.RLIM_INFINITY
 
 UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes per unit of `ru_maxrss`: macOS counts bytes, Linux KiB."""
@@ -26,3 +32,35 @@ def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], 
         return {kind: amount for kind, amount in found.items() if amount is not None}
 
     return read
+
+
+def memory_available(root: Path = Path("/")) -> int | None:
+    """Return the available bytes of host memory, of the machine or of the control group, whichever are fewer."""
+    known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
+    return min(known, default=None)
+
+
+def _machine(root: Path) -> int | None:
+    kib = (processes.entry(root / "proc/meminfo", "MemAvailable") or "").removesuffix(" kB")
+    return int(kib) * 1024 if kib.isdecimal() else None
+
+
+def _group(root: Path) -> int | None:
+    """Return the bytes that the control group mounted here has left; None if the group has no limit."""
+    group = root / "sys/fs/cgroup"
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):
+            return max(0, int((group / limit).read_text()) - int((group / usage).read_text()))
+    return None
+
+
+def address_space_left(root: Path = Path("/")) -> int | None:
+    """Return the bytes that a limit on the address space (`ulimit -v`) leaves. None: no limit, or unknown."""
+    if resource is None or (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == _UNLIMITED:
+        return None
+    with suppress(OSError, ValueError, IndexError):
+        return max(0, limit - int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    return None

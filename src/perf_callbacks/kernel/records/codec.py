@@ -6,6 +6,7 @@ is also skipped if a known key has a value of the wrong type.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_args
@@ -15,15 +16,18 @@ import msgspec
 from perf_callbacks.kernel.engine.windows import possible
 from perf_callbacks.kernel.records import old_summaries
 from perf_callbacks.kernel.records.fit_records import Record, Run, Steps
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 
 T = TypeVar("T")
 
-_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
+NAMES = {kind: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Record)}
+"""Name of each class of records in a journal, such as `out_of_memory`."""
+
+_TYPES: dict[str, type[Record]] = {name: kind for kind, name in NAMES.items()}
 
 _FIELDS = {kind: [item.name for item in fields(kind)] for kind in _TYPES.values()}
 
-_SPARSE = (Use, Memory)
+_SPARSE = (Use, Memory, OutOfMemory)
 """Records whose fields with the value None are not written."""
 
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
@@ -50,7 +54,7 @@ def encode(entry: Entry) -> str:
     """Encode an entry as a journal line without line end. Times of steps have a resolution of 0.1 us."""
     record = entry.record
     nothing = ((), None) if isinstance(record, _SPARSE) else ((),)
-    parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
+    parts = [f'"type":"{NAMES[type(record)]}"', f'"t":{entry.t:.6f}']
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
         if value not in nothing:

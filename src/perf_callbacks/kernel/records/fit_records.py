@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
+from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.kernel.records.summary_parts import (
+    CpuSummary,
     EnergySummary,
     FlopsSummary,
     GcSummary,
@@ -51,6 +54,8 @@ class Run:
     """True: the device has NVIDIA's tensor cores."""
     devices: int = 1
     """Number of devices that the rank drives. If there are several, the stages are those of the first."""
+    data_parallel: int | None = None
+    """Number of groups of ranks with their own samples. None: unknown, or an older version wrote the journal."""
     timeline: str
     """Clock behind steps and stages: "host" or "device"."""
     unstaged: str | None = None
@@ -80,7 +85,19 @@ class Run:
     batch: int | None = None
     """Samples per batch, as the loader says."""
     started_unix: float
-    """Wall clock at the start, for people; no duration uses this field."""
+    """Wall clock at the start. Only the time between attempts uses this field, and only without `uptime_seconds`."""
+    process_seconds: float | None = None
+    """Seconds from the start of the process to this record, in the first fit of a process. None: unknown, as in a
+    notebook."""
+    boot_id: str | None = None
+    """Id of the machine's boot. None, here and in the next field: the system has none."""
+    uptime_seconds: float | None = None
+    """Seconds since that boot: the clock that attempts on a machine have in common."""
+    resumed_unix: float | None = None
+    """`started_unix` of the attempt that saved the checkpoint. None: not resumed, or unknown."""
+    last_sign_unix: float | None = None
+    """Wall clock at the last write to this journal, or to the summary beside it, before this attempt. None: there was
+    no journal."""
     schema: int = SCHEMA
 
 
@@ -128,7 +145,7 @@ class Steps:
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
     """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost",
-    "captured"; None: the step is in a row."""
+    "captured", "profiled"; None: the step is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,62 +188,12 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flops:
-    """FLOP count of one step on this rank."""
-
-    step: int
-    model_flops: int
-    """FLOPs of forward and backward: the numerator of MFU."""
-    hardware_flops: int
-    """All executed FLOPs: the numerator of HFU."""
-    by_phase: Mapping[str, int]
-    """FLOPs by phase: forward, backward, recompute, attention_recompute, optimizer."""
-    by_dtype: Mapping[str, int]
-    """Model FLOPs by the number format of the operands."""
-    source: str
-    """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
-    from the sizes of the weights."""
-    coverage: float | None
-    """Share of the elements of all matrix weights that counted operations multiplied."""
-    uncounted: Mapping[str, int]
-    """Number of calls that were not counted, by name. The names are those of operations that may multiply matrices but
-    have no formula, and of modules that ran without gradients outside of the forward."""
-    lower_bound: bool
-    """True: the step has more FLOPs than counted."""
-    whole_step: bool = True
-    """False: the count began within the step, at the first batch of a new shape."""
-    compiled: bool = False
-    """True: a compiled model or optimizer ran eagerly for the count."""
-    logical_flops: int | None = None
-    """FLOPs of operations on sharded tensors, as if one rank held the whole tensors. None without sharded tensors."""
-    causal_flops: int = 0
-    """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
-    pairs computes about half."""
-    masked_flops: int = 0
-    """Part of `causal_flops` on masked pairs. Only torch's own kernels with as many keys as queries are included."""
-    over_six_n: float | None = None
-    """Model FLOPs divided by 6 x tokens x multiplied weights. None without tokens."""
-    products: tuple[tuple[str, str, str, int], ...] = ()
-    """Heaviest products: operation, shapes, number format, FLOPs."""
-    copies: tuple[tuple[str, str, int], ...] = ()
-    """Largest copies: operation, shape, bytes."""
-    reads: Mapping[str, int] = field(default_factory=dict)
-    """Number of times that the host waited to read from the device, by line of the program."""
-    values_read: Mapping[str, int] = field(default_factory=dict)
-    """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
-    reductions: int = 0
-    """Number of micro-batches whose backward summed tensors over ranks, such as DDP's gradients."""
-    errors: Mapping[str, int] = field(default_factory=dict)
-    """Errors in counting, by operation."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """Cause that limits a run, and its remedy. Written at the end of a fit."""
 
     cause: str
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
-    evaluation, checkpoint, startup, memory, precision, compile, shape."""
+    evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. Of cause startup, the
     time until the callback was set up is a part of all wall time. None: unknown."""
@@ -270,6 +237,12 @@ class Window:
     """Minimum over ranks of each value that ranks agree on, by name."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """By name: the step from whose end on all ranks use the agreed value in `asks`."""
+    job: Mapping[str, float] = field(default_factory=dict)
+    """Use of the machines by all ranks since the previous window, by the names of the metrics `perf/job_…`. Empty:
+    unknown, or an older version wrote the journal."""
+    by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """The same figures of each rank, by the names of the `use` record, and `cpu_cores`, the CPU cores that a rank keeps
+    busy. In jobs of up to 64 ranks. None: unknown."""
 
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
@@ -325,7 +298,10 @@ class Summary:
     memory: MemorySummary | None = None
     energy: EnergySummary | None = None
     """None: the device counts no energy, several processes share the device, or the fit is short."""
+    cpu: CpuSummary | None = None
     stragglers: StragglerSummary | None = None
+    profiles: tuple[Profile, ...] = ()
+    """The rank's `profile` records without operations, copies and lines, and with three modules at most."""
 
     @property
     def mfu(self) -> float | None:
@@ -364,7 +340,28 @@ class Summary:
         """True: there are enough steps for findings that depend on times. In shorter fits, shares are chance."""
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 
+    def _repr_html_(self) -> str | None:
+        """Return the card as HTML: Jupyter calls this method if a summary is the last line of a cell."""
+        from perf_callbacks.report import notebook_card  # noqa: PLC0415 records import reports for this alone
+
+        return notebook_card.html(self)
+
 
 Record = (
-    Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler | Use | Memory
+    Run
+    | Checklist
+    | Steps
+    | Row
+    | Gc
+    | Span
+    | Flops
+    | Finding
+    | Window
+    | Summary
+    | Stall
+    | Straggler
+    | Use
+    | Memory
+    | OutOfMemory
+    | Profile
 )

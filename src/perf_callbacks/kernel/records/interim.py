@@ -1,10 +1,10 @@
 """The file `summary<k>.json` beside a journal: the latest summary of a run, also if the run hangs or is killed."""
 
-import os
 import stat
 from pathlib import Path
 
 from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 
@@ -23,21 +23,7 @@ def path_of(journal: Path) -> Path:
 
 def write(journal: Path, entry: Entry) -> None:
     """Replace the file, whole or not at all. Raise `OSError` if writing fails."""
-    path, data = path_of(journal), f"{encode(entry)}\n".encode()
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)  # of a killed run, or a link to any file of the user
-    try:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            while data:
-                data = data[os.write(file, data) :]
-        finally:
-            os.close(file)
-        part.replace(path)
-    except BaseException:  # an interrupt, too
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
+    atomic_file.replace(path_of(journal), f"{encode(entry)}\n".encode())
 
 
 def latest(journal: Path) -> Entry | None:

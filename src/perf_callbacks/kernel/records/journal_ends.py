@@ -1,6 +1,7 @@
 """The two ends of each fit in a journal, read without the steps between them."""
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -24,7 +25,13 @@ begins there, as many bytes before are searched, and so on."""
 MOST_SEARCHED_BYTES = 600_000_000
 """Most bytes that are searched. Twice the default size of a journal fits in."""
 
-_OPENING = b'\n{"type":"run",'
+KEPT_STEPS = 50
+"""Older steps are dropped from the end of a fit, because a list of many runs would need much memory."""
+
+OPENING = b'\n{"type":"run",'
+"""Beginning of a line that opens a fit."""
+
+_SUMMARY = b'{"type":"summary",'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +43,7 @@ class FitEnds:
     first: tuple[Entry, ...]
     """Records before the first steps, such as the checklist."""
     latest: tuple[Entry, ...]
-    """Last records, in order, with only the last steps. They may overlap with `first`."""
+    """Last records, in order, with only the last `KEPT_STEPS` steps. They may overlap with `first`."""
     interim: Entry | None
     """Summary in the file beside the journal. None: there is none of this attempt."""
     unreadable: int
@@ -85,6 +92,28 @@ class FitEnds:
         return max(known, default=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line near the end of a journal."""
+
+    start: int
+    """Place of the line in the file."""
+    entry: Entry | None
+    """None: the line holds no record."""
+    blank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Ends of a fit, and the lines from which its last records are known."""
+
+    start: int
+    """Place of the `run` record in the file."""
+    ends: FitEnds
+    lines: tuple[Line, ...]
+    """Lines in the last `END_BYTES` of the fit. The last line may be torn or empty."""
+
+
 def read(journal: Path, locks: Locks) -> list[FitEnds]:
     """Read the ends of the fits in a journal, oldest first.
 
@@ -92,23 +121,63 @@ def read(journal: Path, locks: Locks) -> list[FitEnds]:
     can't be read.
     """
     with journal.open("rb") as file:
-        reader = _EndReader(file, journal)
-        starts = reader.openings()
-        fits = [reader.fit(*place) for place in pairwise([*starts, reader.size])]
-    found = [ends for ends in fits if ends is not None]
+        reader = EndReader(file, journal)
+        found = [fit.ends for fit in reader.fits()]
     if found:
         damaged = reader.beside is None and interim.path_of(journal).exists()
         found[-1] = replace(found[-1], signs=signs(journal, locks), damaged_summary=damaged)
     return found
 
 
-class _EndReader:
+def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
+    """Return the ends of a fit whose last lines and summary are these."""
+    return replace(
+        ends,
+        latest=tuple(_without_old_steps([line.entry for line in lines if line.entry is not None])),
+        interim=_of_attempt(beside, ends.run),
+        unreadable=sum([line.entry is None and not line.blank for line in lines[:-1]]),
+    )
+
+
+def _without_old_steps(entries: Sequence[Entry]) -> list[Entry]:
+    kept, number = [], 0
+    for entry in reversed(entries):
+        if isinstance(entry.record, Steps):
+            if number >= KEPT_STEPS:
+                continue
+            number += len(entry.record.step)
+        kept.append(entry)
+    return kept[::-1]
+
+
+def with_summary(ends: FitEnds, beside: Entry | None) -> FitEnds:
+    """Return the ends of a fit with the summary beside the journal, if the summary belongs to the fit."""
+    found = _of_attempt(beside, ends.run)
+    return ends if found is ends.interim else replace(ends, interim=found)
+
+
+def lines_of(data: bytes, start: int) -> list[Line]:
+    """Decode lines that begin at a place of the file. The last line may be torn or empty."""
+    found, place = [], start
+    for text in data.split(b"\n"):
+        found.append(Line(place, _entry(text), text.strip() == b""))
+        place += len(text) + 1
+    return found
+
+
+class EndReader:
     """Reads parts of a journal."""
 
     def __init__(self, file: BinaryIO, journal: Path) -> None:
         self._file, self._journal = file, journal
         self.beside = interim.latest(journal)
         self.size = file.seek(0, os.SEEK_END)
+
+    def fits(self) -> list[Fit]:
+        """Read the ends of the fits in the journal, oldest first."""
+        starts = self.openings()
+        found = [self.fit(*place) for place in pairwise([*starts, self.size])]
+        return [fit for fit in found if fit is not None]
 
     def openings(self) -> list[int]:
         """Return the places at which fits begin, as far as these are found without reading the whole file."""
@@ -125,53 +194,59 @@ class _EndReader:
                 found = self._search(start, end)
         return sorted({*(first if start == 0 or not found else ()), *found})
 
-    def fit(self, start: int, end: int) -> FitEnds | None:
+    def fit(self, start: int, end: int) -> Fit | None:
         """Read the ends of the fit between two places. None: the `run` record can't be read."""
         near = max(start, end - END_BYTES)
         tail = self._lines(near, end)
-        if near > start and not any(map(_entry, tail)):  # all bytes belong to a longer line
+        if near > start and not any([line.entry for line in tail]):  # all bytes belong to a longer line
             near = max(start, end - LONGEST_LINE - END_BYTES)
             tail = self._lines(near, end)
-        head = tail if near == start else self._lines(start, min(end, start + END_BYTES))
-        entries = [entry for entry in map(_entry, head) if entry is not None]
-        run = entries[0].record if entries else None
+        head: Iterable[Entry | None]
+        if near == start:
+            head = [line.entry for line in tail]
+        else:
+            head = map(_entry, self._data(start, min(end, start + END_BYTES))[0].split(b"\n"))
+        entries = (entry for entry in head if entry is not None)
+        opening = next(entries, None)
+        run = None if opening is None else opening.record
         if not isinstance(run, Run):
             return None
-        latest = [_entry(line) for line in tail]
-        lines = zip(latest[:-1], tail, strict=False)
-        known = [entry for entry in latest if entry is not None]
-        steps = [entry for entry in known if isinstance(entry.record, Steps)][-1:]
-        return FitEnds(
-            journal=self._journal,
-            run=run,
-            first=tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries[1:])),
-            latest=tuple([entry for entry in known if not isinstance(entry.record, Steps) or entry is steps[0]]),
-            interim=self.beside if _is_of(self.beside, run) else None,
-            unreadable=sum([entry is None and line.strip() != b"" for entry, line in lines]),
-        )
+        first = tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries))
+        ends = FitEnds(journal=self._journal, run=run, first=first, latest=(), interim=None, unreadable=0)
+        return Fit(start, with_lines(ends, tail, self.beside), tuple(tail))
 
     def _ends_with(self, run: Run, near: int) -> bool:
         """Return True if the file ends with the attempt of this `run` record."""
-        entries = [entry for entry in map(_entry, self._lines(near, self.size)) if entry is not None]
-        summaries = [entry for entry in entries if isinstance(entry.record, Summary)]
+        data = self._data(near, self.size)[0]
+        entries = [_entry(line) for line in data.split(b"\n") if line.startswith(_SUMMARY)]
+        summaries = [entry for entry in entries if entry is not None]
         return _is_of(summaries[-1] if summaries else self.beside, run)
 
     def _search(self, start: int, end: int) -> list[int]:
         """Return the places of all lines between two places that open a fit."""
         self._file.seek(start)
-        data, found = self._file.read(end - start + len(_OPENING) - 1), []
-        place = data.find(_OPENING)
+        data, found = self._file.read(end - start + len(OPENING) - 1), []
+        place = data.find(OPENING)
         while place >= 0:
             found.append(start + place + 1)
-            place = data.find(_OPENING, place + 1)
+            place = data.find(OPENING, place + 1)
         return found
 
-    def _lines(self, start: int, end: int) -> list[bytes]:
+    def _lines(self, start: int, end: int) -> list[Line]:
         """Read the lines between two places, except a line that begins before. The last line may be torn or empty."""
+        return lines_of(*self._data(start, end))
+
+    def _data(self, start: int, end: int) -> tuple[bytes, int]:
+        """Read the bytes of these lines, and return them with their place."""
         before = max(0, start - 1)
         self._file.seek(before)
         data = self._file.read(end - before)
-        return (data.partition(b"\n")[2] if start else data).split(b"\n")
+        rest = data.partition(b"\n")[2] if start else data
+        return rest, before + len(data) - len(rest)
+
+
+def _of_attempt(entry: Entry | None, run: Run) -> Entry | None:
+    return entry if _is_of(entry, run) else None
 
 
 def _is_of(entry: Entry | None, run: Run) -> bool:

@@ -16,8 +16,10 @@ from typing import BinaryIO
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.codec import Entry, encode, entries
-from perf_callbacks.kernel.records.fit_records import Checklist, Flops, Gc, Record, Run, Steps, Summary
-from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.fit_records import Checklist, Gc, Record, Run, Steps, Summary
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory
+from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Stall
 
 try:
@@ -25,12 +27,12 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)
+AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory, OutOfMemory, Profile)
 """Rare records, which are on disk when `write` returns."""
 
 SPACING_SECONDS = 0.1
-"""Records of other classes wait if the last write is less than this many seconds ago, because some loops write records
-in every step, for example of evaluations."""
+"""Records of other classes wait if such a record was written less than this many seconds ago, because some loops write
+records in every step, for example of evaluations."""
 
 PENDING = 256
 """Number of held-back records that triggers a write."""
@@ -158,6 +160,8 @@ class FileJournal(Journal):
         now = self._clock()
         self._pending.append(encode(Entry(now - self._began, record)) + "\n")
         soon = not isinstance(record, Gc) and now - self._written_at >= SPACING_SECONDS
+        if soon:  # other writes don't count: a step that ended just after a tick would wait for the next tick
+            self._written_at = now
         if soon or isinstance(record, AT_ONCE) or len(self._pending) >= PENDING:
             self.flush()
 
@@ -231,7 +235,6 @@ class FileJournal(Journal):
             written = os.write(self._file.fileno(), data)
             self._size += written
             data = data[written:]
-        self._written_at = self._clock()
 
     def _lasts(self, record: Record) -> bool:
         """Return True if a record is to be written. A full journal takes no steps and no short collections."""

@@ -71,3 +71,64 @@ class Memory:
     peak_gb: float | None = None
     """Largest sum of all parts at any moment of the step. On a device with an allocator: the allocator's largest sum
     since the program began."""
+    micro_batch: int | None = None
+    """Samples of the largest micro-batch of the step."""
+    micro_batches: int | None = None
+    """Number of micro-batches of the step."""
+    headroom_gb: float | None = None
+    """Memory that this process could still allocate at the end of the step. On a CPU: of the host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldMemory:
+    """Memory that tensors of the same kind in a module hold, without submodules. Layers of a list share a path."""
+
+    path: str
+    """Path as in `ModuleWork`."""
+    kind: str
+    """One of weights, gradients, optimizer; activations, which an earlier step was measured to keep; or failed call:
+    local variables of the functions in which the allocation failed."""
+    gb: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutOfMemory:
+    """Failed allocation that ended the fit, and the memory of this rank at that moment, in GB of 10^9 bytes.
+
+    None: unknown, and not in the journal.
+    """
+
+    step: int
+    """Number of optimizer steps done."""
+    device: str
+    """Kind of the device, as in `Memory`."""
+    error: str
+    """First line of the framework's message."""
+    stage: str | None = None
+    """One of forward, backward, optimizer, evaluation. None: the allocation failed outside of these."""
+    module: str | None = None
+    """Path of the module in whose forward the allocation failed, as in `ModuleWork`."""
+    requested_gb: float | None = None
+    weights_gb: float | None = None
+    gradients_gb: float | None = None
+    optimizer_gb: float | None = None
+    other_gb: float | None = None
+    """All other tensors: activations, temporary memory, tensors of the program. None: the device has no allocator with
+    statistics."""
+    reserved_gb: float | None = None
+    """Memory that the device's allocator holds, used or free."""
+    largest: tuple[HeldMemory, ...] = ()
+    """The largest amounts, in order."""
+    micro_batch: int | None = None
+    """Samples of the micro-batch that failed."""
+    fitting_micro_batch: int | None = None
+    """Largest micro-batch that would have fitted, by the memory of an earlier step. None: no such step was measured."""
+    about_micro_batch: int | None = None
+    """Without a measured step: micro-batch that would have fitted, by the layers that had run. Such a failure is one in
+    the forward on a device whose allocator has statistics."""
+    layers: int | None = None
+    """Number of layers in the list of layers with most activations, or in the list that had run in part."""
+    layers_to_checkpoint: int | None = None
+    """Number of these layers whose checkpointing would have been enough. None: unknown, or all are not enough."""
+    seconds: float = 0.0
+    """Time that this report took."""

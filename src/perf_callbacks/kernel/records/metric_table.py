@@ -21,7 +21,9 @@ class Metric:
     """Name without prefix."""
     unit: str
     meaning: str
-    """Sentence for the documentation, in Markdown."""
+    """How the metric is computed, in Markdown: for the documentation, the report and its hover texts."""
+    left_out: str = ""
+    """Work or time that the metric doesn't count, in Markdown."""
     needs: tuple[str, ...] = ()
     """Conditions that a run must meet to have this metric. Known samples and tokens, which some metrics also need, are
     not listed."""
@@ -47,20 +49,38 @@ class Metric:
 CLOCK, GC, MASK, DEVICES = "host's clock", "`gc`", "attention mask", "several devices"
 FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
 GPU, RANKS, SEVERAL_RANKS = "GPU", "several ranks", "rank 0 of several"
+RESUMED, BASELINE = "a resumed run", "`baseline`, a directory or a number"
+JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
 """Needs of metrics. `MASK` is a mask of integers or booleans; `GC` and `FLOPS` are settings other than "off"."""
 
+_STEPS = "excluded steps"
+_FLOPS_LEFT_OUT = (
+    "recomputation, the optimizer, and all work that is no matrix product, convolution or attention: norms, "
+    "activations, "
+    "softmax. Products without a formula: the figure is then a lower bound"
+)
+_HARDWARE_LEFT_OUT = (
+    "all work that is no matrix product, convolution or attention. Products without a formula: the figure is then a "
+    "lower bound"
+)
+
 METRICS = (
-    Metric(name="step_time", unit="s", meaning="seconds per step", main=True),
+    Metric(name="step_time", unit="s", meaning="seconds per step", left_out=_STEPS, main=True),
     Metric(name="data_time", unit="s", meaning="waiting for the loader and copying to the device", main=True),
     Metric(name="forward_time", unit="s", meaning="the whole call of the model, with its hooks, and the loss"),
-    Metric(name="backward_time", unit="s", meaning="the backward"),
+    Metric(
+        name="backward_time",
+        unit="s",
+        meaning="computing gradients. With several ranks, also waiting for other ranks, whose gradients are summed up",
+    ),
     Metric(
         name="optimizer_time", unit="s", meaning="clipping, gradient scaler, optimizer step, scheduler, `zero_grad`"
     ),
     Metric(
         name="communication_time",
         unit="s",
-        meaning="blocked in collectives outside of the backward: waiting for other ranks, or exchanging data. Its time "
+        meaning="blocked in collectives outside of the backward: waiting for other ranks, or exchanging data. Its "
+        "time "
         "is not part of the stage in which it fell",
         needs=(RANKS,),
     ),
@@ -78,13 +98,18 @@ METRICS = (
     Metric(
         name="samples_per_second",
         unit="1/s",
-        meaning="[samples](#what-is-a-sample) of the batches. With several ranks, of [all ranks](ranks.md)",
+        meaning="[samples](#what-is-a-sample) of the batches, divided by the time of the steps. With several ranks, "
+        "of "
+        "[all ranks](ranks.md), divided by the time of the slowest rank",
+        left_out="excluded steps, evaluations and checkpoints",
         main=True,
     ),
     Metric(
         name="tokens_per_second",
         unit="1/s",
-        meaning="[tokens](#what-is-a-token) of the batches, of all ranks too",
+        meaning="[tokens](#what-is-a-token) of the batches, with padding, divided by the time of the steps; of all "
+        "ranks too",
+        left_out="excluded steps, evaluations and checkpoints",
         main=True,
     ),
     Metric(
@@ -115,6 +140,7 @@ METRICS = (
         name="tflops",
         unit="TFLOPS",
         meaning="FLOPs of forward and backward per second and device, over the steps whose FLOPs are known",
+        left_out=_FLOPS_LEFT_OUT,
         needs=(FLOPS,),
         main=True,
     ),
@@ -123,16 +149,26 @@ METRICS = (
         unit="TFLOPS",
         meaning="the same with all executed FLOPs: also recomputation by checkpointing and fused attention, and the "
         "optimizer's products",
+        left_out=_HARDWARE_LEFT_OUT,
         needs=(FLOPS,),
     ),
     Metric(
         name="mfu",
         unit="0 to 1",
-        meaning="`perf/tflops` divided by the dense peak of the number format that carries most FLOPs",
+        meaning="model FLOPs per second and device (`perf/tflops`), divided by the dense peak of the number format "
+        "that "
+        "carries most FLOPs",
+        left_out="as `perf/tflops`",
         needs=(FLOPS, PEAK),
         main=True,
     ),
-    Metric(name="hfu", unit="0 to 1", meaning="`perf/hardware_tflops` divided by the same peak", needs=(FLOPS, PEAK)),
+    Metric(
+        name="hfu",
+        unit="0 to 1",
+        meaning="executed FLOPs per second and device (`perf/hardware_tflops`), divided by the same peak as MFU",
+        left_out="as `perf/hardware_tflops`",
+        needs=(FLOPS, PEAK),
+    ),
     Metric(
         name="mfu_mixed",
         unit="0 to 1",
@@ -175,14 +211,15 @@ METRICS = (
     Metric(
         name="gc_loss",
         unit="s",
-        meaning="the sum of the collections in the row's steps. The table at the end also counts collections outside "
-        "of steps",
+        meaning="the sum of the collections in the row's steps",
+        left_out="collections outside of steps, which the table at the end counts",
         needs=(GC,),
     ),
     Metric(
         name="memory_allocated_peak_gb",
         unit="GB",
         meaning="the largest sum of all tensors in the run so far",
+        left_out="memory outside of torch's allocator: context, libraries, communicators",
         needs=(GPU,),
     ),
     Metric(name="memory_reserved_gb", unit="GB", meaning="memory that the allocator holds", needs=(GPU,)),
@@ -197,9 +234,52 @@ METRICS = (
         unit="s",
         meaning="seconds that the job lost to [slow ranks](stragglers.md), in the windows that were compared since "
         "the last row",
+        left_out="uneven batches and uneven stages of a pipeline, for which no rank is to blame",
         needs=(SEVERAL_RANKS,),
     ),
+    Metric(
+        name="ettr",
+        unit="0 to 1",
+        meaning="effective training time ratio: the time of all steps that survive, divided by the time since the "
+        "first start of the run, with the time between attempts ([goodput](goodput.md))",
+        left_out="steps that were lost because the run was resumed from an older checkpoint",
+        needs=(RESUMED,),
+    ),
+    Metric(
+        name="scaling_efficiency",
+        unit="ratio",
+        meaning="samples per second and device, divided by those of the [baseline](scaling.md#how-do-i-see-it-live). "
+        "Over 0.8 is good",
+        left_out="excluded steps, evaluations and checkpoints",
+        needs=(BASELINE,),
+    ),
+    Metric(
+        name="job_cpu_cores",
+        unit="count",
+        meaning="CPU cores that all ranks keep busy, with their loader workers; this and the next five are means or "
+        "maxima of readings every ten seconds, in [the last window](ranks.md)",
+        needs=(JOB,),
+    ),
+    Metric(
+        name="job_resident_gb",
+        unit="GB",
+        meaning="host memory of all ranks, with their workers; shared memory counts for each process",
+        needs=(JOB,),
+    ),
+    Metric(
+        name="job_gpu_utilization", unit="0 to 1", meaning="utilization of a GPU, mean of all ranks", needs=(JOB_GPUS,)
+    ),
+    Metric(name="job_gpu_utilization_min", unit="0 to 1", meaning="the same, lowest of all ranks", needs=(JOB_GPUS,)),
+    Metric(name="job_gpu_memory_max_gb", unit="GB", meaning="memory in use on the fullest GPU", needs=(JOB_GPUS,)),
+    Metric(
+        name="job_power_watts",
+        unit="W",
+        meaning="power of the GPUs of all ranks; unknown if processes share a GPU",
+        needs=(JOB_GPUS,),
+    ),
 )
+
+BY_NAME = {metric.name: metric for metric in METRICS}
 
 KEYS = {
     "row": {metric.name: metric.key for metric in METRICS},

@@ -23,17 +23,32 @@ class Signs:
     """Time of the last write to the journal or the summary beside the journal."""
     pid: int | None
     """Process on this machine that has locked the journal, and so is alive. None: not known to this machine."""
+    gone: int | None = None
+    """Process that had locked the journal at an earlier reading, and has no longer. None: there is none, or the journal
+    was read once."""
 
 
 def signs(journal: Path, locks: Locks) -> Signs:
     """Return the signs of life of a journal's writer. Raise `OSError` if the journal is gone."""
-    found = journal.stat()
-    written = found.st_mtime
+    beside = None
     with suppress(OSError):
-        written = max(written, interim.path_of(journal).stat().st_mtime)
-    if not locks:  # also on Windows, where a device has no major number
+        beside = interim.path_of(journal).stat()
+    return signs_of(journal.stat(), beside, locks)
+
+
+def signs_of(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
+    """Return the signs of life that a journal and the summary beside it give."""
+    written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
+    if not locks or not hasattr(os, "major"):  # Windows
         return Signs(written, None)
-    return Signs(written, locks.get((os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)))
+    return Signs(written, locks.get((os.major(journal.st_dev), os.minor(journal.st_dev), journal.st_ino)))
+
+
+def exists(pid: int) -> bool:
+    """Return True if a process runs on this machine, which lists its processes in /proc, and is no zombie."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+    return False
 
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:

@@ -29,6 +29,8 @@ class FlopsSummary:
     unmasked_share: float | None = None
     """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no
     kernel got a causal mask, or counts differ."""
+    heaviest_modules: tuple[tuple[str, float], ...] = ()
+    """Modules with most executed FLOPs in the last count: path, and share of all executed FLOPs. Empty: unknown."""
     dtype: str | None = None
     """Number format that carries most FLOPs. The peak is that of one device in this format."""
     peak_flops_per_second: float | None = None
@@ -53,7 +55,7 @@ class FlopsSummary:
         return None if self.hfu is None or self.unmasked_share is None else self.hfu * self.unmasked_share
 
     def _of_peak(self, flops: int | None) -> float | None:
-        if flops is None or not self.seconds or not self.peak_flops_per_second:
+        if flops is None or not self.seconds or not self.peak_flops_per_second or not self.devices:
             return None
         return flops / self.seconds / self.devices / self.peak_flops_per_second
 
@@ -100,6 +102,19 @@ class MemorySummary:
     """Memory by part, as far as known, named like the fields of `Memory` without `_gb`."""
     resident_gb_per_hour: float | None = None
     """Slope of the resident memory of this rank and its children; None: too few `use` records."""
+    micro_batch: int | None = None
+    """Samples of the largest micro-batch of the measured step. None, here and in the next two fields: unknown."""
+    micro_batches: int | None = None
+    """Number of micro-batches of that step."""
+    data_parallel: int | None = None
+    """Number of groups of ranks with their own samples."""
+
+    @property
+    def global_batch(self) -> int | None:
+        """Samples of an optimizer step over all ranks, if all micro-batches are as large as the largest."""
+        if self.micro_batch is None or self.micro_batches is None or self.data_parallel is None:
+            return None
+        return self.micro_batch * self.micro_batches * self.data_parallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +127,22 @@ class EnergySummary:
     joules: float
     steps: int
     """Number of steps in this time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuSummary:
+    """Load of the machine during a fit. None: unknown."""
+
+    cpus: int | None = None
+    """Number of CPUs that this rank may use."""
+    no_cpu_share: float | None = None
+    """Share of the fit in which the training thread was ready to run and waited for a CPU, from 0 to 1."""
+    other_cpus: float | None = None
+    """Mean number of these CPUs that other programs used. Other ranks of the job don't count."""
+    idle_cpus: float | None = None
+    """Mean number of these CPUs that were idle."""
+    load_average: float | None = None
+    """Load average of the last minute, when the summary was made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

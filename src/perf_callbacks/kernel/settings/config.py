@@ -91,11 +91,18 @@ class PerfConfig:
     """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced; `{{` stands for a brace.
     None: the trainer's output directory; in Lightning, the directory of rank 0's logger; or else the working
     directory."""
+    baseline: str | None = None
+    """Runs that this run's first steps are compared with: auto (the last five runs of the same program), a directory of
+    runs, or samples/s per device, such as "1500". None: no comparison."""
+    profile: str = "off"
+    """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
+    on rank 0. auto: three steps after a confirmed slow step or straggler, on its rank, at most three times. off: no
+    step."""
     max_journal_mb: int = 256
     """Largest size of a rank's journal. Beyond this size, steps and short collections are no longer written."""
 
     def __post_init__(self) -> None:
-        for name in ("peak_tflops", "stall_after"):
+        for name in ("peak_tflops", "stall_after", "baseline"):
             value: Any = getattr(self, name)
             if type(value) in {int, float} and not is_huge(
                 value
@@ -177,6 +184,11 @@ _PATTERNS = {
     ),
     "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
     "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
+    "baseline": (r"[^\x00]*\S[^\x00]*", 'auto, a directory of runs, samples/s per device such as "1500", or None'),
+    "profile": (
+        r"off|auto|[1-9]\d{0,8}:([1-9]|1\d|20)",
+        'off, auto, or the first step and at most 20 steps, such as "20:3"',
+    ),
     "output_dir": (output_directory.PATTERN, output_directory.WANTED),
 }
 

@@ -3,9 +3,10 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from perf_callbacks.kernel.settings import on_event
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, printable, rules, shown
 
 SWITCH = "PERF_CALLBACKS"
@@ -41,6 +42,14 @@ class Settings:
     """Origin of each field that is set from outside: a variable, or a place in a file."""
     remarks: tuple[str, ...]
     """Sentences for the log about variables without a meaning."""
+    on_event: tuple[str, ...] = ()
+    """Command for events, with its arguments; empty: none. No field of `config`, because the environment alone sets
+    the command."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Values of all settings. Of the command for events only the program, because arguments may hold secrets."""
+        return asdict(self.config) | {on_event.FIELD: on_event.shown(self.on_event) if self.on_event else None}
 
     @property
     def from_file(self) -> dict[str, str]:
@@ -71,12 +80,17 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
     origins = {name: variable(name) for name in from_env}
     origins |= {entry.name: entry.where for entry in entries if entry.name not in found}
     origins |= {name: "accelerate's config" for name in found if name in handed}
+    command = on_event.command(environ)
+    if command:
+        from_env += (on_event.FIELD,)
+        origins[on_event.FIELD] = on_event.VARIABLE
     config = replace(config, **values)
     return Settings(
         config=config,
         from_env=from_env,
         origins=origins,
         remarks=_strangers(environ),
+        on_event=command,
     )
 
 
@@ -104,6 +118,8 @@ you mean window?
     """
     values: dict[str, Any] = {}
     for entry in entries:
+        if entry.name == on_event.FIELD:
+            raise ConfigError(f"{entry.where}: {on_event.ENVIRONMENT_ALONE}.")
         if entry.name not in rules():
             question = _question(entry.name, [*rules()])
             raise ConfigError(f"{entry.where}: there is no field {entry.name!r}{question}")
@@ -124,7 +140,7 @@ _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    known = [*map(variable, rules()), FILE, SECTION, SWITCH]
+    known = [*map(variable, rules()), on_event.VARIABLE, FILE, SECTION, SWITCH]
     similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
     names = sorted(name for name in similar if name not in known)
     return tuple(f"{printable(name)} is no setting{_question(name, known)}" for name in names)

@@ -81,7 +81,7 @@ const Charts = (() => {
       bands: bands.map((band) => ({ series: band.series, fill: () => color(band.fill) })),
       axes: [
         axis({ size: rows ? 6 : 26, values: (_, ticks) => ticks.map((v) => (!rows && Number.isInteger(v) ? v.toLocaleString("en") : "")) }),
-        axis({ size: 70, values: (_, ticks) => ticks.map((v) => (rows ? rows[v] : form.tick(v))), ...(rows ? { splits: () => rows.map((_, row) => row) } : {}) }),
+        axis({ size: 84, values: (_, ticks) => ticks.map((v) => (rows ? rows[v] : form.tick(v))), ...(rows ? { splits: () => rows.map((_, row) => row) } : {}) }),
       ],
       hooks: {
         setScale: [(plot, key) => { if (key === "x" && plot.ready) zoom(plot.scales.x.min, plot.scales.x.max); }],
@@ -113,6 +113,8 @@ const Charts = (() => {
     chart, zoom, color, seconds, percent, figures, usual, units,
     begin(first, last, zoomed) { whole = first < last ? [first, last] : [first - 0.5, last + 0.5]; view = [...whole]; onZoom = zoomed; },
     reset: () => zoom(...whole),
+    // Set the width of all charts, or let them follow the page again.
+    fit: (most = Infinity) => all.forEach((plot) => plot.setSize({ width: Math.min(most, plot.root.parentNode.clientWidth || most), height: plot.height })),
     redraw: () => all.forEach((plot) => plot.redraw(false, true)),
     get view() { return view; },
   };

@@ -1,85 +1,9 @@
 "use strict";
-// The page is built from the data alone, as text: nothing in a journal is ever read as HTML.
-const data = JSON.parse(document.getElementById("data").textContent);
-const page = document.getElementById("page");
-
-function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "on") for (const [event, handler] of Object.entries(value)) made.addEventListener(event, handler);
-    else if (name === "style") for (const [property, set] of Object.entries(value)) made.style.setProperty(property, set);
-    else if (value != null) made.setAttribute(name, value);
-  }
-  made.append(...children.filter((child) => child != null));
-  return made;
-}
-
+// The page from top to bottom.
 const STAGE_COLORS = { data: "s0", forward: "s1", backward: "s2", optimizer: "s3", communication: "s6", gc: "s4", other: "s5" };
 const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", other: "s7" };
-const PART_COLORS = ["s2", "s1", "s3", "s0", "s4", "s6", "s5", "s7"];
-const LANE_COLORS = { evaluation: "s3", checkpoint: "s6", restart: "warn", "FLOP count": "faint", collection: "s4", straggler: "s0", stall: "warn" };
-const chip = (color, line) => el("i", { class: line ? "line" : "", style: { background: `var(--${color})` } });
-const key = (...pairs) => el("span", { class: "key" }, ...pairs.map(([name, color, line]) => el("span", {}, chip(color, line), name)));
-const section = (title, ...parts) => {
-  const shown = parts.filter((part) => part != null);
-  if (shown.length) page.append(el("section", {}, title && el("h2", {}, title), ...shown));
-};
-
-// No line ends between a number and its unit.
-const joined = (text) => text.replace(/(\d) (?=(us|ms|s|B|kB|MB|GB)\b)/g, "$1\u00a0");
-
-function table(name, options = {}) {
-  const found = data.tables[name];
-  if (!found) return null;
-  // a column that is empty in all rows is left out
-  const filled = found.columns.map((_, place) => found.rows.some((row) => row[place])), shown = (cells) => cells.filter((_, place) => filled[place]);
-  const columns = shown(found.columns);
-  const inside = (text, heading, kind) => (kind === "code" && text ? el("code", {}, text) : heading.endsWith("step") && data.steps && kind === "number" ? stepButton(text) : joined(text));
-  const cell = (text, [heading, kind]) => el("td", { class: kind, "data-label": heading }, inside(text, heading, kind));
-  const body = el("table", {},
-    el("thead", {}, el("tr", {}, ...columns.map(([heading, kind]) => el("th", { class: kind, scope: "col" }, heading)))),
-    el("tbody", {}, ...found.rows.map((row) => el("tr", {}, ...shown(row).map((text, place) => cell(text, columns[place]))))));
-  const head = [el("h3", {}, found.title), found.note ? el("span", { class: "said" }, found.note) : null].filter(Boolean);
-  const inner = found.rows.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": found.title }, body) : "";
-  if (options.folded) return el("details", { class: "table" }, el("summary", {}, el("h3", { style: { display: "inline" } }, found.title)), inner);
-  return el("div", { class: `table ${options.class || ""}` }, el("header", {}, ...head), inner);
-}
-
-// The number of a step, which zooms all charts to its neighbours.
-function stepButton(text) {
-  const step = Number(text.replaceAll(",", "")), around = Math.max(20, 2 * data.steps.width);
-  const look = () => { Charts.zoom(step - around, step + around); document.getElementById("steps").scrollIntoView(); };
-  return step >= data.steps.first && step <= data.steps.last ? el("button", { class: "step", type: "button", title: "Zoom to this step", on: { click: look } }, text) : text;
-}
-
-const pair = (...parts) => (parts.some(Boolean) ? el("div", { class: "two" }, ...parts) : null);
-
-function figure(title, legend, text) {
-  return el("figure", { role: "group", "aria-label": text },
-    el("figcaption", {}, el("h3", {}, title), legend));
-}
-
-function asTable(into, headings, rows) {
-  const most = 24, stride = Math.max(1, Math.ceil(rows.length / most));
-  const build = () => el("div", { class: "scroll" }, el("table", {},
-    el("thead", {}, el("tr", {}, ...headings.map((heading) => el("th", { class: "number", scope: "col" }, heading)))),
-    el("tbody", {}, ...rows.filter((_, place) => place % stride === 0).map((row) => el("tr", {}, ...row.map((text) => el("td", { class: "number" }, text)))))));
-  const folded = el("details", { class: "data" }, el("summary", {}, stride > 1 ? `As a table: one point in ${stride}` : "As a table"));
-  folded.addEventListener("toggle", () => { if (folded.open && folded.children.length === 1) folded.append(build()); });
-  into.append(folded);
-}
-
-function bar(title, found, colors) {
-  if (!found) return null;
-  const made = figure(title, el("span", { class: "said" }, found.title), found.text);
-  const tint = (part, place) => `var(--${(colors && colors[part.name]) || PART_COLORS[place % PART_COLORS.length]})`;
-  made.append(
-    el("div", { class: "stack", role: "img", "aria-label": found.text }, ...found.parts.map((part, place) =>
-      el("span", { title: `${part.name} ${part.value}`, style: { width: `${part.share * 100}%`, background: tint(part, place) } }))),
-    el("ul", { class: "parts" }, ...found.parts.map((part, place) =>
-      el("li", {}, el("i", { style: { background: tint(part, place) } }), part.name, el("b", {}, part.value)))));
-  return made;
-}
+const GOODPUT_COLORS = { productive: "s2", data: "s0", communication: "s6", stragglers: "s1", "rolled back": "warn", stalls: "s4", startup: "s5", "first step": "s1", evaluation: "s3", checkpoint: "s4", downtime: "second", other: "s7" };
+const LANE_COLORS = { evaluation: "s3", checkpoint: "s6", restart: "warn", "FLOP count": "faint", profile: "s2", collection: "s4", straggler: "s0", stall: "warn" };
 
 // ---- head
 document.title = `${data.title.name} · perf_callbacks report`;
@@ -87,23 +11,37 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const theme = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
 const toggle = el("button", { type: "button" });
 const nameToggle = () => { toggle.textContent = theme() === "dark" ? "Light" : "Dark"; };
-const paint = () => { nameToggle(); Charts.redraw(); drawHeat(); };
+const paint = (wide) => { nameToggle(); Charts.redraw(); drawHeat(wide); };
 let drawHeat = () => {};
 toggle.addEventListener("click", () => { document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark"; paint(); });
-dark.addEventListener("change", paint);
-let before;
-const foldedTables = () => document.querySelectorAll("details.table");
-addEventListener("beforeprint", () => { for (const one of foldedTables()) one.open = true; before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; paint(); });
-addEventListener("afterprint", () => { for (const one of foldedTables()) one.open = false; if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; paint(); });
+dark.addEventListener("change", () => paint());
+// On paper, everything is open and light, and charts are as wide as the page.
+let before, opened = [];
+addEventListener("beforeprint", () => {
+  before = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+  opened = [...document.querySelectorAll("details.how:not([open]), details.table:not([open])")];
+  for (const one of opened) one.open = true;
+  Charts.fit(660);
+  paint(660);
+});
+addEventListener("afterprint", () => {
+  for (const one of opened) one.open = false;
+  if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme;
+  Charts.fit();
+  paint();
+});
 page.append(
   el("div", { class: "top" }, el("span", {}, el("b", {}, "perf_callbacks"), " report"), toggle),
   el("h1", {}, data.verdict || "No verdict on this run."),
-  el("p", { class: "details" }, el("b", {}, data.title.name), ` · ${data.title.details} · started ${data.title.started} · `, el("span", { class: "mono" }, data.title.run)),
+  el("p", { class: "name" }, data.title.name),
+  data.title.command ? el("p", { class: "command" }, el("code", {}, data.title.command)) : "",
+  el("dl", { class: "facts" }, ...data.title.facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))),
   ...(data.notes.length ? [el("ul", { class: "notes" }, ...data.notes.map((note) => el("li", {}, note)))] : []),
-  el("dl", { class: "tiles" }, ...(data.figures || []).map((one) => el("div", {},
-    el("dt", {}, one.name), el("dd", { class: "value" }, one.value), el("dd", { class: "note" }, joined(one.note))))));
+  ...tiles(data.figures || []));
 
 section(null, table("findings", { class: "findings wordy" }), table("stragglers", { class: "wordy" }), table("stalls", { class: "wordy" }));
+section(data.other ? "Two runs" : null, table("comparison"), table("differences", { class: "wordy" }));
 
 // ---- over the steps
 const steps = data.steps;
@@ -112,12 +50,17 @@ const at = (place) => {
   return steps.width === 1 ? `step ${middle.toLocaleString("en")}` : `steps ${(middle - half).toLocaleString("en")} to ${Math.min(steps.last, middle + half).toLocaleString("en")}`;
 };
 
+const bandOf = (found) => (found.names.band ? [{ values: found.most, width: 0 }, { values: found.least, width: 0 }] : []);
+
 function timeChart() {
-  const made = figure("Step time", key(["mean", "accent", true], ["fastest to slowest", "band"], ["slow step", "second"]), steps.text);
+  const { names } = steps, other = data.other ? data.other.mean : [];
+  const made = figure("Step time", key([data.other ? `A: ${names.line}` : names.line, "accent", true], names.band && [names.band, "band"],
+    steps.outliers.length && ["slow step", "second"], data.other && ["B", "s4", true]), [steps.text, data.other?.text].filter(Boolean).join(" "));
   page.lastChild.append(made);
   // a few long steps would flatten all others: at first the scale fits the usual steps
-  const slowest = Math.max(...steps.outliers.map((one) => one[1]), ...steps.most.filter((v) => v != null)) * 1.05;
-  const usual = Math.min(slowest, Math.max(Math.min(Charts.usual(steps.most) * 1.25, Charts.usual(steps.mean) * 3), Charts.usual(steps.mean) * 1.5));
+  const slowest = Math.max(...steps.outliers.map((one) => one[1]), ...[...steps.most, ...other].filter((v) => v != null)) * 1.05;
+  const mean = Math.max(Charts.usual(steps.mean), other.length ? Charts.usual(other) : 0);
+  const usual = Math.min(slowest, Math.max(Math.min(Charts.usual(steps.most) * 1.25, mean * 3), mean * 1.5));
   let high = usual, plot = null;
   if (slowest > usual) {
     const all = el("button", { type: "button", "aria-pressed": "false" }, "Scale to the slowest");
@@ -127,9 +70,10 @@ function timeChart() {
   const spot = (plot, [step, value], ratio) => [plot.valToPos(step, "x", ratio), plot.valToPos(Math.min(value, high), "y", ratio)];
   plot = Charts.chart(made, {
     x: steps.x, unit: "seconds", height: 250, range: () => [0, high],
-    lines: [{ values: steps.most, width: 0 }, { values: steps.least, width: 0 }, { values: steps.mean, color: "accent" }],
-    bands: [{ series: [1, 2], fill: "band" }],
-    say: (place, say) => `${at(place)}\nmean ${say(steps.mean[place])}\n${say(steps.least[place])} to ${say(steps.most[place])}`,
+    lines: [...bandOf(steps), { values: steps.mean, color: "accent" }, ...(data.other ? [{ values: other, color: "s4", dash: [7, 3] }] : [])],
+    bands: names.band ? [{ series: [1, 2], fill: "band" }] : [],
+    say: (place, say) => [at(place), `${names.line} ${say(steps.mean[place])}`, names.band && `${say(steps.least[place])} to ${say(steps.most[place])}`,
+      data.other && `B ${say(other[place])}`].filter(Boolean).join("\n"),
     hit: (plot, left, top) => {
       const near = steps.outliers.find((one) => { const [x, y] = spot(plot, one, false); return Math.hypot(x - left, y - top) < 7; });
       return near && `step ${near[0].toLocaleString("en")}: ${Charts.seconds(near[1])}\nrank ${near[2]}${near[3] ? `\nexcluded: ${near[3]}` : ""}`;
@@ -148,7 +92,9 @@ function timeChart() {
       ctx.restore();
     },
   });
-  asTable(made, ["step", "mean", "fastest", "slowest"], steps.x.map((x, place) => [x.toLocaleString("en"), ...["mean", "least", "most"].map((name) => Charts.seconds(steps[name][place]))]));
+  const columns = [steps.mean, ...(names.band ? [steps.least, steps.most] : []), ...(data.other ? [other] : [])];
+  below(made, "steps", ["step", names.line, ...(names.band ? [names.least, names.most] : []), ...(data.other ? ["B"] : [])],
+    steps.x.map((x, place) => [x.toLocaleString("en"), ...columns.map((values) => Charts.seconds(values[place]))]));
 }
 
 function marksChart() {
@@ -165,23 +111,25 @@ function marksChart() {
     x, lines, rows: [...lanes].reverse(), height: 20 * lanes.length + 22, range: [-0.6, lanes.length - 0.4],
     say: (index) => [`step ${x[index].toLocaleString("en")}`, ...said[index].slice(0, 4), ...(said[index].length > 4 ? [`and ${said[index].length - 4} more`] : [])].join("\n"),
   });
-  asTable(made, ["step", "event", "what"], marks.map(([step, lane, text]) => [step.toLocaleString("en"), lanes[lane], text]));
+  below(made, "marks", ["step", "event", "what"], marks.map(([step, lane, text]) => [step.toLocaleString("en"), lanes[lane], text]), ["number", "label", "label"]);
 }
 
 function rateChart() {
   const rate = data.rate;
   if (!rate) return;
   const name = rate.unit === "share" ? "MFU" : "TFLOPS";
-  const made = figure(name, key([name, "accent", true], ["lowest to highest", "band"]), rate.text);
+  const made = figure(name, key([name, "accent", true], rate.names.band && [rate.names.band, "band"]), rate.text);
   page.lastChild.append(made);
   const high = Math.min(Math.max(...rate.most.filter((v) => v != null)) * 1.08, Charts.usual(rate.most) * 1.6);
   Charts.chart(made, {
     x: steps.x, unit: rate.unit, height: 180, range: [0, high],
-    lines: [{ values: rate.most, width: 0 }, { values: rate.least, width: 0 }, { values: rate.mean, color: "accent" }],
-    bands: [{ series: [1, 2], fill: "band" }],
-    say: (place, say) => `${at(place)}\n${name} ${say(rate.mean[place])}\n${say(rate.least[place])} to ${say(rate.most[place])}`,
+    lines: [...bandOf(rate), { values: rate.mean, color: "accent" }],
+    bands: rate.names.band ? [{ series: [1, 2], fill: "band" }] : [],
+    say: (place, say) => [at(place), `${name} ${say(rate.mean[place])}`, rate.names.band && `${say(rate.least[place])} to ${say(rate.most[place])}`].filter(Boolean).join("\n"),
   });
-  asTable(made, ["step", name, "lowest", "highest"], steps.x.map((x, place) => [x.toLocaleString("en"), ...["mean", "least", "most"].map((one) => Charts.units[rate.unit].say(rate[one][place]))]));
+  const columns = rate.names.band ? ["mean", "least", "most"] : ["mean"];
+  below(made, "rate", ["step", name, ...(rate.names.band ? [rate.names.least, rate.names.most] : [])],
+    steps.x.map((x, place) => [x.toLocaleString("en"), ...columns.map((one) => Charts.units[rate.unit].say(rate[one][place]))]));
 }
 
 function stagesChart() {
@@ -196,7 +144,7 @@ function stagesChart() {
     lines: piled.map((values, place) => ({ values, width: 0, fill: STAGE_COLORS[stages.names[place]] || "s6" })).reverse(),
     say: (place, say) => [at(place), ...stages.names.map((name, row) => `${name} ${say(stages.shares[row][place])}`)].join("\n"),
   });
-  asTable(made, ["step", ...stages.names], steps.x.map((x, place) => [x.toLocaleString("en"), ...stages.shares.map((values) => Charts.percent(values[place]))]));
+  below(made, "stages", ["step", ...stages.names], steps.x.map((x, place) => [x.toLocaleString("en"), ...stages.shares.map((values) => Charts.percent(values[place]))]));
 }
 
 function useCharts(place) {
@@ -209,7 +157,7 @@ function useCharts(place) {
       lines: use.values.map((values, place) => ({ values, color: ["accent", "second"][place] })),
       say: (place, say) => [`step ${use.x[place].toLocaleString("en")}`, ...use.names.map((name, row) => `${name} ${say(use.values[row][place])}`)].join("\n"),
     });
-    asTable(made, ["step", ...use.names], use.x.map((x, place) => [x.toLocaleString("en"), ...use.values.map((values) => Charts.units[use.unit].say(values[place]))]));
+    below(made, use.title, ["step", ...use.names], use.x.map((x, place) => [x.toLocaleString("en"), ...use.values.map((values) => Charts.units[use.unit].say(values[place]))]));
   }
 }
 
@@ -231,7 +179,9 @@ if (steps) {
 }
 
 // ---- where the time went
-if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", data.account, WALL_COLORS), bar("Peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", unused: "s7" })].filter(Boolean)));
+if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", "account", data.account, WALL_COLORS), bar("Peak", "peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", unused: "s7" })].filter(Boolean)));
+
+if (data.goodput) section("Attempts", bar("Time since the first start", "goodput", data.goodput.all, GOODPUT_COLORS), el("div", { class: "two" }, ...data.goodput.attempts.map((one) => bar(one.name, null, one.bar, GOODPUT_COLORS))));
 
 // ---- ranks
 function heatMap() {
@@ -246,10 +196,10 @@ function heatMap() {
   const canvas = el("canvas", { class: "heat", role: "img", "aria-label": heat.text }), tip = el("div", { class: "tip" });
   made.append(canvas, tip);
   // its columns lie under the steps of the charts above, and follow their zoom
-  const left = 70, right = 30, foot = 18, height = heat.ranks.length * cell + foot;
+  const left = 84, right = 30, foot = 18, height = heat.ranks.length * cell + foot;
   const shown = () => (steps ? Charts.view : [heat.first - 0.5, heat.last + 0.5]);
-  drawHeat = () => {
-    const wide = made.clientWidth - 28, scale = devicePixelRatio || 1, [low, high] = shown(), space = wide - left - right;
+  drawHeat = (most = Infinity) => {
+    const wide = Math.min(most, made.clientWidth - 28), scale = devicePixelRatio || 1, [low, high] = shown(), space = wide - left - right;
     const at = (column) => left + ((heat.first - 0.5 + column * heat.width - low) / (high - low)) * space;
     canvas.width = wide * scale; canvas.height = height * scale; canvas.style.height = `${height}px`;
     const ctx = canvas.getContext("2d");
@@ -291,14 +241,21 @@ function heatMap() {
   });
   canvas.addEventListener("mouseleave", () => { tip.style.display = "none"; });
   new ResizeObserver(() => drawHeat()).observe(made);
+  made.append(how("heat") || "");
   if (heat.left_out) made.append(el("p", { class: "said" }, `${heat.left_out.toLocaleString("en")} more ranks are not drawn: those that exceed the median rank least.`));
   return made;
 }
 section(data.heat ? "Ranks and slow steps" : "Slow steps", heatMap(), pair(table("worst"), table("ranks")));
 
+// ---- profiled steps
+(data.profiles || []).forEach((one, place) => section(place ? null : "What a step consists of",
+  el("div", { class: "profile" }, el("h3", {}, one.title), el("p", {}, joined(one.text)), one.trace && el("p", { class: "said" }, "The trace opens at ui.perfetto.dev: ", el("code", {}, one.trace))),
+  pair(bar("Time of the profiled steps", "profile_time", one.profile_time), bar("Busy time by class", "profile_classes", one.profile_classes)),
+  table("profiled_modules", { of: one, class: "wordy" }), table("operations", { of: one, class: "wordy" }), table("copies", { of: one, class: "wordy" }), table("waits", { of: one })));
+
 // ---- the rest
-section("FLOPs", table("products"), pair(table("phases"), table("uncounted")));
-const memory = bar("Memory of a step", data.memory);
+section("FLOPs", table("modules"), table("products"), pair(table("phases"), table("uncounted")));
+const memory = bar("Memory of a step", "memory", data.memory);
 if (memory || (data.use || []).length) {
   const place = el("div", { class: "two" });
   section("Memory and machine", memory, place);
@@ -306,8 +263,9 @@ if (memory || (data.use || []).length) {
 }
 section(null, table("checklist", { class: "wordy" }));
 section(null, table("environment", { folded: true }));
+section(null, glossary() || null);
 page.append(el("footer", {},
-  el("p", {}, !steps || steps.width === 1 ? "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank." : `Each point is ${steps.width.toLocaleString("en")} steps of all ranks: their mean, and a band from the fastest to the slowest. Neither includes excluded steps: the first step, and steps with a FLOP count, an evaluation or a checkpoint.`),
+  el("p", {}, [steps && steps.about, "Lines and bands leave out excluded steps: the first step, and steps with a FLOP count, a profile, an evaluation or a checkpoint."].filter(Boolean).join(" ")),
   el("p", {}, "The slowest steps are drawn one by one; a triangle at the upper edge is a step beyond the scale. Steps that were repeated after a restart are shown as they ran last."),
   el("p", {}, `${data.title.version}. The page needs no network. Charts: uPlot 1.6.32, MIT licence, © 2022 Leon Sorokin.`)));
 nameToggle();

@@ -1,0 +1,185 @@
+"""Rules about busy time in a profile: element-wise operations, copies, collectives."""
+
+import re
+
+from perf_callbacks.advice import model, waits
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.profiled_steps import LEAST, ProfiledSteps, profiled
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy
+from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.profiles.kernel_classes import COMMUNICATION, ELEMENTWISE
+
+FUSIBLE = 0.15
+"""Least share of the run in element-wise operations and casts for the advice to fuse them."""
+
+LAYOUT = "layout"
+WITHIN = frozenset({LAYOUT, "device to device"})
+"""Kinds of copies within the memory of a CPU or a device."""
+
+TRANSFERS = {
+    "host to device": (
+        " to the device",
+        "copying the next batch on a stream of its own while the device computes, or images in uint8",
+    ),
+    "device to host": (" from the device", "keeping values on the device, or copying them rarely"),
+}
+"""By kind of a copy between host and device: its direction, and the remedy."""
+
+FEW, MANY = 3, 20
+"""Numbers of collectives per step: DDP overlaps little with so few, and waits for the start of each with so many."""
+
+SHORT_SECONDS = 200e-6
+"""Mean time of collectives below which starting a collective takes most of the time."""
+
+BUCKETS, LARGE_BUCKET_MB = 8, 100
+"""Number of buckets with which DDP overlaps well, and size of a large bucket."""
+
+GRADIENT_MB = 4e-6
+"""Megabytes of an element of a gradient in float32."""
+
+BUCKET_SIZE = {
+    "transformers": "TrainingArguments(ddp_bucket_cap_mb={})",
+    "lightning": "DDPStrategy(bucket_cap_mb={})",
+    "accelerate": "DistributedDataParallelKwargs(bucket_cap_mb={})",
+}
+
+MOSTLY = 0.5
+"""Part of the exposed communication that must fit beside computation, for the advice to overlap both."""
+
+
+@timed
+def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Advise torch.compile on a device, which fuses element-wise operations and casts.
+
+    The time that fused attention and no recomputation would save belongs to other rules. On a CPU, compilation saved
+    little or nothing: see `benchmarks/fusing.py`.
+    """
+    steps = profiled(machine, facts, measured)
+    if steps is None or steps.on_cpu or facts.compiled:
+        return None
+    seconds = fusible_seconds(steps.profile)
+    others = [rule(machine, facts, measured) for rule in (model.attention, model.recompute)]
+    within = measured.share(measured.stage("forward") + measured.stage("backward"))
+    share = min(steps.share(seconds), within) - sum([one.share or 0.0 for one in others if one is not None])
+    if share < FUSIBLE:
+        return None
+    evidence = f"Element-wise operations and casts took {steps.part(seconds)}, and nothing is compiled"
+    remedy = model.COMPILED.get(facts.integration, "torch.compile(model)")
+    return finding("compile", share, evidence, remedy)
+
+
+def fusible_seconds(profile: Profile) -> float:
+    """Return the time of element-wise operations, and of the casts among the listed copies."""
+    casts = [one.seconds for one in profile.copies if one.kind not in WITHIN and one.kind not in TRANSFERS]
+    return profile.class_seconds.get(ELEMENTWISE, 0.0) + sum(casts)
+
+
+@timed
+def copies(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the operation whose copies within the memory of a device or a CPU take most time."""
+    steps = profiled(machine, facts, measured)
+    if steps is None:
+        return None
+    by_operation: dict[str, list[ProfiledCopy]] = {}
+    for one in steps.profile.copies:
+        if one.kind in WITHIN:
+            by_operation.setdefault(one.operation, []).append(one)
+    worst = max(by_operation.values(), key=_seconds, default=[])
+    remedy = "views or operations in place instead of copies"
+    if worst and worst[0].kind == LAYOUT:
+        remedy = "views, or the order of dimensions that the next operation takes (convolutions: torch.channels_last)"
+    return _copying(steps, worst, "", remedy)
+
+
+@timed
+def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name copies between host and device that run while the device computes nothing."""
+    steps = profiled(machine, facts, measured)
+    if steps is None or steps.on_cpu:
+        return None
+    by_kind = {kind: [one for one in steps.profile.copies if one.kind == kind] for kind in TRANSFERS}
+    kind = max(by_kind, key=lambda one: _seconds(by_kind[one]))
+    return _copying(steps, by_kind[kind], *TRANSFERS[kind])
+
+
+@timed
+def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time of collectives in which the device computes nothing. Slow ranks have findings of their own."""
+    steps = profiled(machine, facts, measured)
+    if steps is None:
+        return None
+    exposed = steps.profile.exposed_communication_seconds
+    number = _collectives_per_step(steps)
+    saved, remedy = _overlapping(facts, steps, number)
+    share = saved * (steps.share(exposed) - _lost_to_ranks(measured))
+    if share < LEAST:
+        return None
+    evidence = f"Collectives and their waits for other ranks took {steps.part(exposed)} without computation beside them"
+    evidence += f": {number:,.0f} per step" if number else ""
+    return finding("communication", share, evidence, remedy)
+
+
+def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
+    """Return the finding about some copies, the longest first. None: the copies take little time."""
+    seconds = _seconds(found)
+    share = steps.share(seconds)
+    if share < LEAST:
+        return None
+    calls = sum([one.calls for one in found]) / steps.number
+    evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(found[0].operation)}, {calls:,.0f} per step"
+    evidence += f", mostly in {printable(found[0].line)}" if found[0].line else ""
+    return finding("copy", share, evidence, remedy)
+
+
+def _seconds(found: list[ProfiledCopy]) -> float:
+    return sum([one.seconds for one in found])
+
+
+def _lost_to_ranks(measured: Measured) -> float:
+    """Return the share of the run that slow ranks and uneven work cost, as far as the comparison of ranks shows."""
+    lost = measured.summary.stragglers
+    if lost is None or not lost.seconds:
+        return 0.0
+    uneven = (lost.uneven_batches_seconds or 0.0) + (lost.uneven_stages_seconds or 0.0)
+    part = (sum(lost.seconds_by_cause.values()) + uneven) / lost.seconds
+    return part * measured.steps_seconds / measured.seconds
+
+
+def _collectives_per_step(steps: ProfiledSteps) -> float:
+    """Return the number of collectives per step of the most frequent kind; 0 if collectives took little time."""
+    return max([one.calls for one in steps.profile.operations if one.kind == COMMUNICATION], default=0) / steps.number
+
+
+def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:
+    """Return the part of the exposed communication that can be saved at most, and the remedy.
+
+    Computation hides at most as much communication as there is computation without communication beside it.
+    """
+    profile, work = steps.profile, facts.work
+    exposed, running = profile.exposed_communication_seconds, profile.communication_seconds
+    free = min(1.0, max(0.0, profile.busy_seconds - running) / exposed) if exposed > 0 else 0.0
+    short = number >= MANY and running / steps.number / number < SHORT_SECONDS
+    names = " ".join([one.name for one in profile.operations if one.kind == COMMUNICATION])
+    if facts.ddp and work is not None and work.reductions > 1:
+        return 1 - 1 / work.reductions, waits.no_sync(facts)
+    if facts.ddp:
+        return _in_buckets(facts, free, few=number <= FEW, short=short)
+    remedies = "async_op=True, and computation that needs no result before work.wait()", "fewer or smaller collectives"
+    if re.search("all_?gather|reduce_?scatter", names, re.IGNORECASE):
+        sharded = "reshard_after_forward=False in FSDP, if memory suffices"
+        remedies = f"prefetching in FSDP, or {sharded}", sharded
+    elif short:
+        return 1.0, "one collective for many tensors, in a buffer that holds them all"
+    return (free, remedies[0]) if free >= MOSTLY else (1.0, remedies[1])
+
+
+def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
+    """Return the same about DDP, which reduces gradients in buckets: there are few, or each takes a short time."""
+    size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
+    gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
+    if few and free >= MOSTLY and gradients_mb > 1:
+        return free, size.format(max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"
+    if short:
+        return 1.0, size.format(LARGE_BUCKET_MB)
+    return 1.0, "gradient accumulation with model.no_sync(), or bf16_compress_hook of DDP"

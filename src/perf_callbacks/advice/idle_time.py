@@ -1,0 +1,92 @@
+"""Rules about idle time in a profile: the host loads data, launches kernels or waits for the device."""
+
+import re
+
+from perf_callbacks.advice import slow_code, waits
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.profiled_steps import LEAST, profiled, unknown_loading
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
+
+LARGE = 0.1
+"""Least share of the run in which the host is late, because some idle time is usual."""
+
+LONGEST_PACE = 100e-6
+"""Most seconds per kernel in steps that launches limit. A launch takes some 5 to 50 us. If more time passes, the host
+does something else."""
+
+KEEPING = "keeping values on the device until they are logged"
+
+REMEDIES = (
+    (
+        r"^aten::(to|_to_copy|copy_|cpu)$|Memcpy",
+        "pin_memory=True in the DataLoader, and tensor.to(device, non_blocking=True)",
+    ),
+    (r"Synchronize", "removing torch.{device}.synchronize() from the step"),
+    (
+        r"::nonzero|masked_select|unique|aten::index|repeat_interleave",
+        "operations whose result has a fixed shape, such as torch.where(condition, a, b)",
+    ),
+)
+"""Pattern of operations in which the host waits for the device, and the remedy. Operations without a pattern have
+the remedy `KEEPING`."""
+
+
+@timed
+def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the wait for a DataLoader that the program did not pass to the callback."""
+    steps, seconds = profiled(machine, facts, measured), unknown_loading(machine, facts, measured)
+    share = measured.with_cpu(measured.share(seconds))
+    if steps is None or share < LEAST:
+        return None
+    evidence = f"Waiting for the DataLoader took {steps.part(steps.profile.idle_seconds[DATA_CAUSE])}"
+    remedy = "num_workers in the DataLoader; measure(..., loader=loader) says how many"
+    return finding("data", share, evidence, remedy)
+
+
+@timed
+def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time in which the device waits until the host launches kernels.
+
+    Slow code of the program that was sampled has a finding of its own.
+    """
+    steps = profiled(machine, facts, measured)
+    known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
+    if steps is None or steps.on_cpu or known:
+        return None
+    profile, (least, most) = steps.profile, steps.idle(HOST)
+    if least < LARGE:
+        return None
+    idled = f"The device idled for {steps.part(profile.idle_seconds[HOST])} because the CPU"
+    pace, mean = [seconds / profile.kernels for seconds in (profile.span_seconds, profile.busy_seconds)]
+    if pace > LONGEST_PACE:
+        evidence = f"{idled} did other work than launching kernels: one kernel per {1e6 * pace:,.0f} us"
+        remedy = "moving this work out of the training thread: the trace of the profile shows it in Perfetto"
+        return finding("host", most, evidence, remedy)
+    number = f"{profile.kernels / steps.number:,.0f} per step, of {1e6 * mean:,.0f} us each"
+    remedy = "larger micro-batches"
+    if not facts.compiled:
+        remedy += ', or torch.compile(model, mode="reduce-overhead")'
+    return finding("host", most, f"{idled} was still launching kernels: {number}", remedy)
+
+
+@timed
+def waiting(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the operation in which the host waits for the device, after which the device waits for the host."""
+    steps = profiled(machine, facts, measured)
+    if steps is None or steps.on_cpu:
+        return None
+    least, most = steps.idle(SYNC)
+    if least < LEAST:
+        return None
+    place = next(iter(steps.profile.sync_seconds), "")
+    evidence = f"The device idled for {steps.part(steps.profile.idle_seconds[SYNC])} after the CPU had waited for it"
+    evidence += f", mostly in {printable(place)}" if place else ""
+    found = [remedy for pattern, remedy in REMEDIES if re.search(pattern, place)]
+    if found:
+        return finding("sync", most, evidence, found[0].format(device=facts.device_type))
+    if facts.nan_filter and place == "aten::is_nonzero":
+        return finding("sync", most, evidence, waits.NO_NAN_FILTER)
+    read = waits.most_frequent_read(facts)
+    return finding("sync", most, evidence if read is None else f"{evidence}, for example at {read[0]}", KEEPING)

@@ -1,0 +1,181 @@
+"""Ledger of runs: a file in the user's cache with a line of JSON per run, whatever directory the run writes to.
+
+Several processes may append at once. Lines that are torn, foreign or have values of a wrong type are skipped.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perf_callbacks.kernel.fit.cache import cache_directory
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.report.run_figures import RunFigures
+from perf_callbacks.trials.plan import Identity
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+MOST_LINES = 1000
+"""Lines that remain when the file is shortened: the newest."""
+
+MOST_BYTES = 4_000_000
+"""Largest size of the ledger: an append shortens a larger file, and a reader reads only its end."""
+
+LONGEST_LINE = 20_000
+"""Bytes of the longest line that is read or written."""
+
+TRIES = 3
+"""Most attempts to lock the file, which another process may just replace."""
+
+_NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLine:
+    """A run in the ledger."""
+
+    key: str
+    """Identifies runs of the same program with the same model, batch, device and number of ranks."""
+    title: str
+    """Program, model and host, for people."""
+    run: RunFigures
+    """Figures of the whole run."""
+    early: RunFigures | None = None
+    """Figures of the first steps, which a later run compares with its first steps. None: the run was too short."""
+
+
+def path() -> Path:
+    """Return the path of the ledger."""
+    return cache_directory() / "runs.jsonl"
+
+
+def key(run: Run) -> str:
+    """Return the key of a run. A program is known by its file, wherever the program was started from."""
+    identity = Identity.of(run)
+    program = str(Path(identity.directory or "", identity.program or ""))
+    known = (program, run.model, run.parameters, run.batch, run.device, run.devices, run.world_size, run.door)
+    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
+
+
+def append(line: LedgerLine, file: Path) -> None:
+    """Append a line. Raise `OSError` if the file can't be written."""
+    data = _encoded(line)
+    if len(data) > LONGEST_LINE:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(file) as opened:
+        if opened.seek(0, os.SEEK_END) + len(data) > MOST_BYTES:
+            _shorten(opened, file)
+    with _opened(file) as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - 1))
+        torn = size > 0 and opened.read(1) != b"\n"
+        opened.write(b"\n" + data if torn else data)  # a single write: lines of several processes don't mix
+
+
+def read(file: Path) -> list[LedgerLine]:
+    """Read the lines, oldest first. Empty: the file can't be read, or is no regular file."""
+    data = b""
+    with suppress(OSError):
+        descriptor = os.open(file, os.O_RDONLY | _NO_LINK | _NO_WAIT)
+        with os.fdopen(descriptor, "rb") as opened:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode):
+                opened.seek(max(0, found.st_size - MOST_BYTES - LONGEST_LINE))
+                data = opened.read(MOST_BYTES + LONGEST_LINE)
+    return [line for line in map(_decoded, data.split(b"\n")) if line is not None]
+
+
+def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str) -> Sequence[LedgerLine]:
+    """Return the newest lines with a key and early figures, oldest first.
+
+    Args:
+        lines: Lines of the ledger, oldest first.
+        wanted: The key.
+        number: Most lines to return.
+        besides: Id of the current run. Its earlier attempts don't count. Of another run, the last attempt counts.
+    """
+    found = {
+        line.run.run_id: line
+        for line in lines
+        if line.key == wanted and line.run.run_id != besides and line.early is not None
+    }
+    return [*found.values()][-number:]
+
+
+def _opened(file: Path) -> FileIO:
+    """Open a regular file for appending, and lock the file if no process has a lock.
+
+    The lock only keeps two processes from shortening the file at once. So no process waits for the lock.
+    """
+    if not _NO_LINK and file.is_symlink():  # Windows
+        raise OSError(errno.ELOOP, "it is a symbolic link")
+    for _ in range(TRIES):
+        opened = FileIO(file, "a+", opener=_descriptor)
+        here = os.fstat(opened.fileno())
+        if not stat.S_ISREG(here.st_mode):
+            opened.close()
+            raise OSError("it is not a regular file")
+        _lock(opened)
+        with suppress(OSError):
+            if file.stat().st_ino == here.st_ino:
+                return opened
+        opened.close()  # another process has replaced the file
+    raise OSError("other processes replace it")
+
+
+def _descriptor(name: str, flags: int) -> int:
+    return os.open(name, flags | _NO_LINK | _NO_WAIT, 0o600)
+
+
+def _lock(opened: FileIO) -> bool:
+    """Lock an open file. Return False if another process holds the lock, or without locks."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
+
+
+def _shorten(opened: FileIO, file: Path) -> None:
+    """Replace the file by its newest lines, unless another process does so."""
+    if not _lock(opened):
+        return
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(b"".join(map(_encoded, read(file)[-MOST_LINES:])))
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _encoded(line: LedgerLine) -> bytes:
+    return msgspec.json.encode(msgspec.to_builtins(line, enc_hook=_plain)) + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value of a subclass, such as a version of torch, to its built-in type."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a line holds {value!r}")
+
+
+def _decoded(data: bytes) -> LedgerLine | None:
+    if len(data) > LONGEST_LINE or not data.strip():
+        return None
+    try:
+        return msgspec.json.decode(data, type=LedgerLine)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None

@@ -1,0 +1,144 @@
+"""Observer of a fit's standing: reads the baseline, says a line after the first steps, and writes the ledger's line."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+
+from perf_callbacks.baseline import ledger, recorded_baseline
+from perf_callbacks.baseline.ledger import LedgerLine
+from perf_callbacks.baseline.standing import Standing, against_rate, line, standing
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.failures import guard, logs
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Record, Summary
+from perf_callbacks.report import run_figures, run_title
+from perf_callbacks.report.run_figures import RunFigures
+from perf_callbacks.trials import turn
+
+EARLY_STEPS = 100
+"""Least number of measured steps after which a run is compared with its baseline."""
+
+EARLY_SECONDS = 10.0
+"""Least time of these steps. Equal runs differ more in their first second than in their first ten."""
+
+RUNS = 5
+"""Most runs of the ledger that are a baseline."""
+
+CLOSE_SECONDS = 1.0
+"""Seconds that the end of a fit may wait for the disk with the ledger."""
+
+AUTO = "auto"
+
+
+def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
+    """Compare this fit with its baseline, on rank 0. None: the fit is a trial, or has no journal."""
+    if recorder.run.rank != 0 or not recorder.config.journal or turn.of_process() is not None:
+        return None
+    watch = BaselineWatch(recorder, training.show)
+    with suppress(RuntimeError):  # no thread available: no line, neither on the console nor in the ledger
+        if recorder.config.baseline is not None:
+            Thread(target=watch.read, name="perf_callbacks baseline", daemon=True).start()
+        WATCHDOG.watch(watch)
+    return watch
+
+
+class BaselineWatch(Observer):
+    """Follows a fit on the watchdog's thread. The training thread has no part, except that the fit's end waits.
+
+    A disk may hang, so short-lived threads read the baseline and write the ledger.
+    """
+
+    def __init__(self, recorder: Recorder, show: Callable[[str], object], file: Path | None = None) -> None:
+        self._recorder, self._show = recorder, show
+        self._file = ledger.path() if file is None else file
+        self._process = os.getpid()
+        self._baseline: Sequence[RunFigures] = ()
+        self._early: RunFigures | None = None
+        wanted = recorder.config.baseline
+        self._rate = None if wanted is None else rate_of(wanted)
+        if self._rate is not None and 0 < self._rate < math.inf:
+            recorder.engine.baseline_rate = self._rate
+        self._known, self._ended = recorder.config.baseline is None, False
+        self.standing: Standing | None = None
+        """Standing of the run. None: the run is as fast as its baseline, or too little is known."""
+
+    def read(self) -> None:
+        """Read the runs of the baseline, on a thread of its own."""
+        with guard(logs(log.info, "perf_callbacks: no baseline: %s.")):
+            wanted, run = self._recorder.config.baseline, self._recorder.run
+            if wanted == AUTO:
+                lines = ledger.last(ledger.read(self._file), ledger.key(run), RUNS, besides=run.run_id)
+                self._baseline = [one.early for one in lines if one.early is not None]
+            elif wanted is not None and self._rate is None:
+                self._baseline = recorded_baseline.read(
+                    Path(wanted).expanduser(), EARLY_STEPS, EARLY_SECONDS, besides=run.run_id
+                )
+                self._recorder.engine.baseline_rate = recorded_baseline.rate_per_device(self._baseline, run)
+        self._known = True
+
+    def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the number of steps
+        """Compare the first steps with the baseline, once enough steps are measured."""
+        if self._ended:
+            return False
+        if self._early is None:
+            self._early = self._first_steps()
+        if self._early is None or not self._known:
+            return True
+        with guard(logs(log.info, "perf_callbacks: no comparison with the baseline: %s.")):
+            self._compare(self._early)
+        return False
+
+    def _first_steps(self) -> RunFigures | None:
+        """Return the figures of the first steps. None: too few are measured, or the training thread reads steps."""
+        recorder = self._recorder
+        if recorder.step - recorder.run.step <= EARLY_STEPS:
+            return None
+        summary = recorder.engine.interim_summary(recorder.clock())
+        if summary is None or summary.included_steps < EARLY_STEPS:
+            return None
+        figures = run_figures.of(recorder.run, summary)
+        long = (figures.step_seconds or 0.0) * figures.steps >= EARLY_SECONDS
+        return figures if long else None
+
+    def record_written(self, record: Record) -> None:
+        """Write the ledger's line at the end of the fit."""
+        if not isinstance(record, Summary) or self._ended or os.getpid() != self._process:
+            return
+        self._ended = True
+        if record.included_steps > 0:
+            with suppress(RuntimeError):  # no thread available
+                thread = Thread(target=self._append, args=(record,), name="perf_callbacks ledger", daemon=True)
+                thread.start()
+                thread.join(CLOSE_SECONDS)
+
+    def _compare(self, early: RunFigures) -> None:
+        self.standing = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
+        if self.standing is None:
+            return
+        text = line(self.standing)
+        self._show(text)
+        if self.standing.slower:
+            details = {"text": text, "change": self.standing.change.change, "runs": self.standing.runs}
+            self._recorder.observers.happened("regression", details)
+
+    def _append(self, summary: Summary) -> None:
+        with guard(logs(log.debug, "perf_callbacks: no line in the ledger of runs: %s.")):
+            run, journal = self._recorder.run, self._recorder.journal_path
+            directory = None if journal is None else str(journal.parent.parent.absolute())
+            state = "ended" if summary.failure is None else "failed"
+            figures = run_figures.of(run, summary, directory=directory, state=state)
+            key, title = ledger.key(run), run_title.title(run)
+            ledger.append(LedgerLine(key=key, title=title, run=figures, early=self._early), self._file)
+
+
+def rate_of(text: str) -> float | None:
+    """Return the number of samples per second that a baseline is. None: the baseline is `auto` or a directory."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

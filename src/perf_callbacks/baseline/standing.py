@@ -1,0 +1,155 @@
+"""Standing of a run: the change of its step time since earlier runs, and the versions and stages that changed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from perf_callbacks.report import machine_load
+from perf_callbacks.report.batch_means import Change, Estimate, change_between_runs
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.likeness import SAME_AMOUNT, SAME_LENGTH
+from perf_callbacks.report.run_figures import RunFigures
+from perf_callbacks.report.units import duration, rate
+
+LEAST = 0.05
+"""Least relative change that is worth a line."""
+
+EXPLAINED = 0.5
+"""As in `comparison`: least part of a change that the load must be able to explain, to say nothing."""
+
+LARGE_STAGE = 0.2
+"""Least part of the whole change that a stage must have, to be named."""
+
+MOST_NAMED = 4
+"""Most versions that are named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A run that is surely slower or faster than its baseline."""
+
+    change: Change
+    """Relative change of the step time, with its 99 % interval. Against a rate, the interval is a single value."""
+    runs: int
+    """Number of runs in the baseline. 0: the baseline is a number of samples per second."""
+    rate: float | None = None
+    """Samples per second and device, if the baseline is a rate."""
+    versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Versions that no run of the baseline has, each with the version of the last of these runs."""
+    stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Seconds per step, before and now, of the stages that changed most."""
+
+    @property
+    def slower(self) -> bool:
+        """True: the run is slower than its baseline."""
+        return self.change.change > 0
+
+
+def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
+    """Compare the first steps of a run with the first steps of earlier runs.
+
+    None: the difference is within what differs between runs, the runs are not alike, or the load of the machine may
+    explain the difference.
+    """
+    known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
+    if _seconds(run) is None or not known:
+        return None
+    kept = [known[place] for place in machine_load.choose([one.load for one in known], [run.load]).first]
+    if len(kept) < 2:  # noqa: PLR2004 two runs have a spread
+        return None
+    change = change_between_runs([_estimate(one) for one in kept], [_estimate(run)])
+    longer = math.log1p(change.change)
+    if abs(longer) < math.log1p(LEAST) or change.low <= 0 <= change.high:
+        return None
+    effect = machine_load.effect([one.load for one in kept], [run.load])
+    if longer * effect > 0 and abs(effect) >= EXPLAINED * abs(longer):
+        return None
+    return Standing(change=change, runs=len(kept), versions=_versions(run, kept), stages=_stages(run, kept))
+
+
+def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
+    """Compare the first steps of a run with a number of samples per second and device. None: as fast, or unknown."""
+    if not run.samples_per_second or samples_per_second <= 0 or run.devices < 1:
+        return None
+    longer = samples_per_second * run.devices / run.samples_per_second - 1
+    if not math.isfinite(longer) or abs(math.log1p(longer)) < math.log1p(LEAST):
+        return None
+    return Standing(change=Change(longer, longer, longer), runs=0, rate=samples_per_second)
+
+
+def line(found: Standing) -> str:
+    """Return the line about a standing, such as "32.0 % slower than the last 5 runs (…): torch 2.14 -> 2.15"."""
+    moved = found.change
+    share = f"{100 * abs(moved.change):.1f} % {'slower' if found.slower else 'faster'}"
+    if found.rate is not None:
+        return f"perf_callbacks: {share} than the baseline of {rate(found.rate)} samples/s per device."
+    ends = sorted([abs(moved.low), abs(moved.high)])
+    known = f"last {found.runs} undisturbed runs of this program"
+    causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in found.versions.items()]
+    more = len(causes) - MOST_NAMED
+    causes = [*causes[:MOST_NAMED], *([f"{more} other packages"] if more > 0 else [])]
+    causes += [
+        f"{name.removesuffix('_time')} {duration(before)} -> {duration(now)}"
+        for name, (before, now) in found.stages.items()
+    ]
+    why = f": {', '.join(causes)}" if causes else ""
+    return f"perf_callbacks: {share} than the {known} ({100 * ends[0]:.1f} % to {100 * ends[1]:.1f} %){why}."
+
+
+def alike(one: RunFigures, other: RunFigures) -> bool:
+    """Return True if two runs have the same model, batch, device and number of ranks, as far as known."""
+    for name in ("parameters", "batch", "device", "devices", "world_size"):
+        values = getattr(one, name), getattr(other, name)
+        if None not in values and values[0] != values[1]:
+            return False
+    for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
+        amounts = [_per_step(getattr(figures, name), figures) for figures in (one, other)]
+        known = [amount for amount in amounts if amount is not None]
+        if len(known) == len(amounts) and max(known) - min(known) > most * max(known):
+            return False
+    return True
+
+
+def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
+    seconds = _seconds(run)
+    return None if amount_per_second is None or seconds is None else amount_per_second * seconds
+
+
+def _seconds(run: RunFigures) -> float | None:
+    """Return the seconds of a step. None: the time is unknown, or impossible."""
+    found = run.step_seconds
+    return found if found is not None and SHORTEST <= found <= LONGEST else None
+
+
+SHORTEST, LONGEST = 1e-9, 1e9
+"""Bounds of the seconds of a step."""
+
+
+def _estimate(run: RunFigures) -> Estimate:
+    return Estimate(run.step_seconds or 1.0, 0.0, 2)
+
+
+def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[str, str]]:
+    """Return the versions that are new in this run."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, now in run.versions.items():
+        before = [one.versions[name] for one in baseline if name in one.versions]
+        if before and now not in before:
+            found[name] = (before[-1], now)
+    return found
+
+
+def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[float, float]]:
+    """Return the stages that hold a large part of the change, the largest first."""
+    before = fmean([one.step_seconds or 0.0 for one in baseline])
+    whole = (run.step_seconds or 0.0) - before
+    found: list[tuple[float, str, tuple[float, float]]] = []
+    for name, now in run.stage_seconds.items():
+        earlier = [one.stage_seconds.get(name) for one in baseline]
+        known = [seconds for seconds in earlier if seconds is not None and 0 <= seconds <= LONGEST]
+        if known and 0 <= now <= LONGEST and whole:
+            part = (now - fmean(known)) / whole
+            if part >= LARGE_STAGE:
+                found.append((part, name, (fmean(known), now)))
+    return {name: pair for _, name, pair in sorted(found, reverse=True)}

@@ -1,0 +1,148 @@
+"""`perf-callbacks demo`: train a small model with a hidden fault, and apply the remedy that the verdict names."""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perf_callbacks.commands.try_program import INTERRUPTED, Stop
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+from perf_callbacks.report.layout import wrapped
+
+if TYPE_CHECKING:
+    from perf_callbacks.launch.demo.two_runs import TwoRuns
+
+NAME: str = "demo"
+SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
+
+JSON_SCHEMA = 1
+"""Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+
+LEAST_SECONDS = 11.0
+"""A verdict needs ten seconds of steps; the first steps don't count."""
+
+SECONDS = 24.0
+"""Seconds of the first run. With the remedy, the same steps should take ten seconds or more: a verdict needs ten."""
+
+MOST_RANKS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = (
+        "Trains on the CPU, in a new temporary directory, which stays. Needs no network and nothing but this package. "
+        "Settings from PERF_CALLBACKS variables don't apply. Exits with 1 if the verdict doesn't name the fault, as on "
+        "a busy machine."
+    )
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes, of which the last is slow (1)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, metavar="S", help=f"seconds of the first run's steps ({SECONDS:g})"
+    )
+    parser.add_argument("--open", action="store_true", help="open the report of both runs in a browser")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object; the rest to stderr")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo and return the exit status."""
+    from perf_callbacks.kernel.process.processes import allowed_cpus  # noqa: PLC0415 only this command needs these
+    from perf_callbacks.launch.demo import two_runs  # noqa: PLC0415 as above
+
+    ranks, seconds, cpus = arguments.ranks, arguments.seconds, allowed_cpus()
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ConfigError(f"--ranks: got {ranks}, wanted 1 to {MOST_RANKS}.")
+    if not LEAST_SECONDS <= seconds < math.inf:
+        raise ConfigError(f"--seconds: got {seconds:g}, wanted {LEAST_SECONDS:g} or more: shorter runs get no verdict.")
+    found = two_runs.TwoRuns(directory=Path(tempfile.mkdtemp(prefix="perf-callbacks-demo-")), ranks=ranks)
+    say = partial(_say, file=sys.stderr if arguments.json else sys.stdout)
+    stop = Stop()
+    train = partial(two_runs.start, found.directory, stopped=lambda: stop.asked, output=2 if arguments.json else None)
+    status = 0
+    with stop:
+        try:
+            play(found, seconds, cpus, train, say)
+        except two_runs.UnfinishedError as error:
+            say(printable(str(error)))
+            status = 1
+        except two_runs.StoppedError:
+            say(f"Interrupted. {found.directory} has the journals so far: `perf-callbacks show` reads them.")
+            status = INTERRUPTED
+    if arguments.json:
+        print(json.dumps(facts(found, cpus), indent=2, allow_nan=False))
+    if arguments.open and found.report is not None:
+        webbrowser.open(found.report.as_uri())
+    return status
+
+
+def play(
+    found: "TwoRuns",
+    seconds: float,
+    cpus: int | None,
+    train: Callable[[Sequence[str]], int],
+    say: Callable[[str], object],
+) -> None:
+    """Run the program twice, and say what happens."""
+    from perf_callbacks.launch.demo import two_runs  # noqa: PLC0415 only this command needs the module
+
+    number = "" if cpus is None else f", on {cpus} CPU{'s' * (cpus != 1)}"
+    who = "1 process" if found.ranks == 1 else f"{found.ranks} ranks"
+    say(
+        f"A small GPT trains for about {seconds:g} s as {who}{number}. A fault is hidden in the program. Then come the "
+        f"same steps with the remedy. Everything is in {found.directory}."
+    )
+    if cpus is not None and cpus < max(2, found.ranks):
+        say(_few_cpus(cpus, found.ranks))
+    two_runs.run_both(found, seconds, train, say)
+    for sentence in two_runs.conclusion(found):
+        say(sentence)
+    say(f"The report of both runs: {two_runs.write_report(found)}")
+
+
+def _few_cpus(cpus: int, ranks: int) -> str:
+    number = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
+    if ranks == 1:
+        return (
+            f"With {number}, loader workers would only take time from the training. On two CPUs, the remedy is another."
+        )
+    return f"{ranks} ranks share {number}, so steps wait for a CPU too. The verdict may name the missing CPU first."
+
+
+def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
+    """Return the result as JSON."""
+    from perf_callbacks.report.cards import verdict  # noqa: PLC0415 only this command needs the module
+
+    finding = found.finding
+    return {
+        "schema": JSON_SCHEMA,
+        "directory": str(found.directory),
+        "report": None if found.report is None else str(found.report),
+        "ranks": found.ranks,
+        "cpus": cpus,
+        "fault": found.fault,
+        "remedy": None if finding is None else finding.remedy,
+        "promised_share": None if finding is None else [finding.low, finding.share],
+        "gain": found.gain,
+        "runs": [
+            {
+                "directory": str(one.directory),
+                "options": [*one.options],
+                "steps": one.summary.steps,
+                "step_seconds": one.summary.step_time,
+                "no_cpu_share": None if one.summary.cpu is None else one.summary.cpu.no_cpu_share,
+                "verdict": verdict(one.summary) or None,
+            }
+            for one in found.runs
+        ],
+    }
+
+
+def _say(paragraph: str, file: Any) -> None:
+    """Print a paragraph below an empty line. A command stays in one line, for copying."""
+    lines = [paragraph] if paragraph.startswith("$ ") else wrapped(paragraph, indent="", width=terminal.columns())
+    print("\n" + "\n".join(lines), file=file, flush=True)

@@ -1,0 +1,135 @@
+"""`perf-callbacks goodput`: show how much of a job's time bought progress, over all attempts."""
+
+import argparse
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+from perf_callbacks.commands import show
+from perf_callbacks.commands.run_reader import files_of_lowest_rank, to_stderr
+from perf_callbacks.goodput import job_time, text
+from perf_callbacks.goodput.job_time import JobTime
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+from perf_callbacks.report import run_list, run_title
+from perf_callbacks.report.history import FitHistory, gather
+from perf_callbacks.report.layout import aligned, clean, wrapped
+from perf_callbacks.report.units import energy
+
+NAME: str = "goodput"
+SUMMARY: str = "show how much of a job's time bought progress, over all attempts"
+
+JSON_SCHEMA = 1
+"""Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = (
+        "Reads the journals of the lowest rank in and below DIR. The attempts of a job share the run's id, which "
+        "checkpoints carry on. Shows the newest job. Exits with 2 if there is no journal, or if a journal holds "
+        "impossible values."
+    )
+    show.add_directory(parser)
+    parser.add_argument("--all", action="store_true", help="count all runs in and below DIR as attempts of one job")
+    parser.add_argument("--price", type=_price, metavar="PRICE", help="price of an hour of one device, such as 2.5")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the time of the newest job, or of all runs as a single job."""
+    top: Path = arguments.directory
+    jobs = _jobs(_fits(top))
+    if arguments.all:
+        jobs = [[fit for job in jobs for fit in job]]
+    elif len(jobs) > 1:
+        to_stderr(f"{printable(str(top))}: the newest of {len(jobs):,} jobs. All runs as one job: --all")
+    fits = jobs[-1]
+    try:
+        found = job_time.of([attempt for fit in fits for attempt in fit.first])
+        if arguments.json:
+            title = run_title.title(fits[-1].run)
+            facts = {"schema": JSON_SCHEMA, "title": title, **job_time.facts(found, arguments.price)}
+            shown = json.dumps(facts, indent=2, allow_nan=False)
+        else:
+            shown = _text(found, arguments.price, terminal.columns())
+    except (ArithmeticError, ValueError):
+        raise ConfigError(f"{top}: the journal holds impossible values") from None
+    print(shown)
+    return 0
+
+
+def _fits(top: Path) -> list[FitHistory]:
+    """Read the runs in and below a directory, or in a journal, oldest first."""
+    try:
+        journals = (
+            [path for folder in run_list.folders(top, []) for path in files_of_lowest_rank(folder)]
+            if top.is_dir()
+            else files(top)
+        )
+        found = gather(map(read, journals), [partial(interim.read, path) for path in journals])
+    except OSError as error:
+        raise ConfigError(f"{top}: {error.strerror or error}") from error
+    if not found:
+        raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
+    return found
+
+
+def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
+    """Gather the runs of each job, oldest first.
+
+    A scheduler or torchrun may start a job again before its first checkpoint. Then the runs have ids of their own, but
+    the same id of the job and the same command, and the earlier run didn't end in order.
+    """
+    jobs: list[list[FitHistory]] = []
+    for fit in fits:
+        again = [job for job in jobs if _is_restart(job[-1], fit)]
+        if again:
+            again[-1].append(fit)
+        else:
+            jobs.append([fit])
+    return sorted(jobs, key=lambda job: job[-1].run.started_unix)
+
+
+def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
+    old, new = before.run, fit.first[0].run
+    end = before.first[-1].last(Summary)
+    same = (old.job_id, old.command_line, old.directory) == (new.job_id, new.command_line, new.directory)
+    return same and new.job_id is not None and (end is None or end.failure is not None)
+
+
+def _text(job: JobTime, price: float | None, columns: int) -> str:
+    """Render the time of a job."""
+    lines = wrapped(text.sentence(job), indent="", width=columns)
+    ettr = "unknown" if job.ettr is None else f"{job.ettr:.3f}"
+    kept = sum([one.kept_steps for one in job.attempts])
+    lost = sum([one.rolled_back_steps for one in job.attempts])
+    attempts = "1 attempt" if len(job.attempts) == 1 else f"{len(job.attempts):,} attempts"
+    lines.append(f"ETTR {ettr} over {attempts}: {kept:,} steps survive, {lost:,} were rolled back.")
+    facts = job_time.facts(job, price)
+    per_token, per_million = job.joules_per_token, facts["money_per_million_tokens"]
+    if price is not None:
+        money = f"Money: {facts['money']:,.2f} at {price:g} per device-hour"
+        lines.append(money + (f", {per_million:,.3g} per million tokens." if per_million is not None else "."))
+    if job.joules is not None:
+        used = f"Energy of rank {job.attempts[-1].run.rank}'s device: {energy(job.joules)}"
+        lines.append(used + (f", {energy(per_token)} per token." if per_token is not None else "."))
+    lines += ["", *[f"  {row}" for row in aligned(text.kinds(job), right={1, 2})], ""]
+    rows = [[clean(cell) for cell in row] for row in text.attempts(job)]
+    lines += [f"  {row}"[:columns] for row in aligned(rows, right=range(7))]
+    notes = [line for note in text.notes(job) for line in wrapped(note, width=columns)]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _price(word: str) -> float:
+    """Read a price."""
+    with suppress(ValueError):
+        value = float(word)
+        if math.isfinite(value) and value >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"got {word}, wanted a price such as 2.5")

@@ -1,0 +1,186 @@
+"""Estimate of the memory of a training step from a config.json, for `perf-callbacks memory`."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.commands.flops import read_config
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.memory.estimate import SHARDED, largest, on_rank
+from perf_callbacks.report import memory_table
+from perf_callbacks.report.layout import card
+
+LARGEST = 1_000_000
+"""Largest number that an option takes."""
+
+OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "adafactor")
+DTYPES = ("bf16", "bf16-mixed", "fp16", "fp16-mixed", "fp32")
+
+_NUMBERS = {
+    "seq": (1, "tokens in a sequence"),
+    "ranks": (1, "ranks with their own samples, which also share what is sharded"),
+    "accumulate": (1, "micro-batches in an optimizer step"),
+    "checkpointing": (0, "layers to checkpoint; without a number all"),
+}
+
+
+def add_arguments(group: Any) -> None:
+    """Add the options that describe the run."""
+    group.add_argument("--seq", type=int, help="tokens in a sequence")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of torch (default: adamw)")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="bf16",
+        help="format of weights and products; -mixed: weights in fp32 and autocast (default: bf16)",
+    )
+    group.add_argument(
+        "--checkpointing",
+        type=int,
+        nargs="?",
+        const=LARGEST,
+        default=0,
+        metavar="LAYERS",
+        help=_NUMBERS["checkpointing"][1],
+    )
+    group.add_argument("--accumulate", type=int, default=1, metavar="N", help=_NUMBERS["accumulate"][1])
+    group.add_argument("--ranks", type=int, default=1, help=_NUMBERS["ranks"][1])
+    group.add_argument("--sharding", choices=(*SHARDED,), default=None, help="default: ddp with several ranks")
+    group.add_argument("--cpu", action="store_true", help="the optimizer updates weights one by one, as on a CPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Memory of a rank in GB by micro-batch and number of checkpointed layers, each simulated once."""
+
+    sizes: Callable[[int, int], dict[str, float]]
+    layers: int
+    parameters: int
+
+
+def estimator(arguments: argparse.Namespace) -> Estimator:
+    """Build the model of a config.json on fake tensors."""
+    from perf_callbacks.commands.simulated_model import simulation, unpadded  # noqa: PLC0415 imports torch
+
+    config = read_config(arguments.path)
+    kind = arguments.optimizer, arguments.dtype
+    try:
+        simulated = simulation(config, *kind, accelerator=not arguments.cpu)
+
+        @cache
+        def sizes(batch: int, checkpointed: int) -> dict[str, float]:
+            with unpadded():
+                step = simulated.step(batch, arguments.seq, checkpointed=checkpointed, accumulated=arguments.accumulate)
+            return on_rank(step, arguments.ranks, _sharding(arguments), simulated.layers, simulated.layer_bytes)
+
+        sizes(arguments.batch or 1, min(arguments.checkpointing, simulated.layers))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{arguments.path}: the model can't be simulated: {describe(error)}") from error
+    return Estimator(sizes, simulated.layers, simulated.parameters)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the estimate."""
+    if arguments.seq is None:
+        raise ConfigError("--seq: is missing, wanted the tokens in a sequence.")
+    for name, (least, _) in _NUMBERS.items():
+        value = getattr(arguments, name)
+        if not least <= value <= LARGEST:
+            raise ConfigError(f"--{name}: got {value}, wanted a whole number from {least} to {LARGEST:,}.")
+    found = facts(arguments, estimator(arguments))
+    print(json.dumps(found, indent=2, allow_nan=False) if arguments.json else render(found, arguments.path))
+    return 0
+
+
+def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
+    """Return the estimate and what fits below the limit, for JSON."""
+    batch, limit = arguments.batch or 1, arguments.limit_gb
+    checkpointed = min(arguments.checkpointing, found.layers)
+    sizes = found.sizes(batch, checkpointed)
+    fits = enough = None
+    if limit is not None:
+        fits = _fitting(found, limit, checkpointed, batch)
+        unchecked = largest(lambda number: found.sizes(batch, found.layers - number)["peak"] <= limit, 1, found.layers)
+        if unchecked or found.sizes(batch, found.layers)["peak"] <= limit:
+            enough = found.layers - unchecked
+    return {
+        "parameters": found.parameters,
+        "micro_batch": batch,
+        "seq": arguments.seq,
+        "optimizer": arguments.optimizer,
+        "dtype": arguments.dtype,
+        "ranks": arguments.ranks,
+        "sharding": _sharding(arguments),
+        "accumulated": arguments.accumulate,
+        "checkpointed_layers": checkpointed,
+        "layers": found.layers,
+        "gb": sizes,
+        "limit_gb": limit,
+        "fitting_micro_batch": fits,
+        "layers_to_checkpoint": enough,
+        "global_batch": batch * arguments.accumulate * arguments.ranks,
+        "largest_global_batch": None if fits is None else fits * arguments.accumulate * arguments.ranks,
+    }
+
+
+def _fitting(found: Estimator, limit: float, checkpointed: int, batch: int) -> int:
+    """Return the largest micro-batch that fits. The first guess is on the line through two simulated sizes."""
+    one, other = found.sizes(batch, checkpointed)["peak"], found.sizes(2 * batch, checkpointed)["peak"]
+    per_sample = (other - one) / batch
+    guess = int(batch + (limit - one) / per_sample) if per_sample > 0 else LARGEST
+    return largest(lambda number: found.sizes(number, checkpointed)["peak"] <= limit, guess, LARGEST)
+
+
+def _sharding(arguments: argparse.Namespace) -> str:
+    return str(arguments.sharding or ("ddp" if arguments.ranks > 1 else "none"))
+
+
+def render(found: dict[str, Any], path: Path) -> str:
+    """Render an estimate."""
+    columns, several = terminal.columns(), found["ranks"] > 1
+    title = (
+        f"{path}: {found['parameters']:,} parameters, micro-batch {found['micro_batch']} of {found['seq']} tokens, "
+        f"{found['dtype']}, {found['optimizer']}"
+    )
+    if found["checkpointed_layers"]:
+        title += f", {found['checkpointed_layers']} of {found['layers']} layers checkpointed"
+    if several:
+        title += f", each of {found['ranks']} ranks with {found['sharding']}"
+    lines = [title, *memory_table.table(found["gb"], ESTIMATED if several else ESTIMATED[:-2] + ESTIMATED[-1:])]
+    lines.append("simulated on fake tensors" + (", divided among ranks by formulas" if several else ""))
+    if found["limit_gb"] is not None:
+        lines += _limits(found)
+    factors = (
+        f"micro-batch {found['micro_batch']} x {found['accumulated']} accumulated x {found['ranks']} data-parallel"
+    )
+    lines.append(f"global batch {found['global_batch']:,}: {factors}")
+    return card(lines, columns)
+
+
+ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "exchange", "peak")
+"""Parts of an estimate, in order."""
+
+
+def _limits(found: dict[str, Any]) -> list[str]:
+    """Render what fits below the limit."""
+    fits, enough, limit = found["fitting_micro_batch"], found["layers_to_checkpoint"], f"{found['limit_gb']:g} GB"
+    lines = [f"micro-batch {fits} would fit in {limit}" if fits else f"no micro-batch fits in {limit}"]
+    if fits:
+        lines[0] += f", global batch {found['largest_global_batch']:,}"
+    if enough is None:
+        lines.append(f"micro-batch {found['micro_batch']} doesn't fit, even with all layers checkpointed")
+    elif enough:
+        lines.append(
+            f"for micro-batch {found['micro_batch']}, checkpointing {enough} of {found['layers']} layers is enough"
+        )
+    else:
+        lines.append(f"micro-batch {found['micro_batch']} fits without checkpointing")
+    return lines

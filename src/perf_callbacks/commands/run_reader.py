@@ -1,0 +1,115 @@
+"""Runs in and below a directory, as commands find them: the newest, all, and all ranks of a run."""
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.records import journal_ends
+from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.kernel.records.journal_file import FOLDER, files
+from perf_callbacks.kernel.records.signs_of_life import Locks, read_locks
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+from perf_callbacks.report import recorded_run, run_list
+from perf_callbacks.report.recorded_run import RecordedRun
+
+
+def to_stderr(line: str) -> None:
+    """Print a line about a file that can't be read."""
+    print(line, file=sys.stderr)
+
+
+class RunReader:
+    """Finds runs and reads the ends of their journals."""
+
+    def __init__(
+        self,
+        read: Callable[[Path, Locks], list[FitEnds]] = journal_ends.read,
+        complain: Callable[[str], None] = to_stderr,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._read, self._complain = read, complain
+        self._clock = clock or unix_time
+        self._locks = read_locks()
+
+    def refresh_locks(self) -> None:
+        """Read the locks of this machine anew."""
+        self._locks = read_locks()
+
+    def below(self, top: Path) -> list[RecordedRun]:
+        """Read the lowest rank of all runs in and below a directory, newest first.
+
+        Raise `ConfigError` if there is none, or if the directory can't be looked at.
+        """
+        unreadable: list[str] = []
+        if _is_folder(top):
+            found = [
+                one for folder in run_list.folders(top, unreadable) for one in self._leads(files_of_lowest_rank(folder))
+            ]
+        else:
+            found = self._leads(_named(top))
+        for path in unreadable:
+            self._complain(f"{printable(path)}: this directory can't be read")
+        if not found:
+            raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
+        return recorded_run.merge(found)
+
+    def nearest(self, top: Path) -> list[RecordedRun]:
+        """Read the lowest rank of the runs in a directory, or else below the directory, newest first."""
+        here = [folder for folder in (top, top / FOLDER) if files_of_lowest_rank(folder)]
+        direct = [one for folder in here for one in self._leads(files_of_lowest_rank(folder))]
+        return recorded_run.merge(direct) or self.below(top)
+
+    def whole(self, found: RecordedRun) -> RecordedRun:
+        """Read the other ranks of a run."""
+        known = {ends.journal for ends in found.ranks}
+        run_id, others = found.lead.run.run_id, list[FitEnds]()
+        for folder in dict.fromkeys([path.parent for path in sorted(known)]) if found.lead.run.world_size > 1 else ():
+            journals = [path for path in files(folder) if path.parent == folder and path not in known]
+            others += [ends for path in journals for ends in self._ends(path) if ends.run.run_id == run_id]
+        return recorded_run.gather([*found.ranks, *others], found.now)[0]
+
+    def again(self, found: RecordedRun) -> RecordedRun | None:
+        """Read the journals of a run again. None: the run is gone."""
+        run_id = found.lead.run.run_id
+        fits = [ends for one in found.ranks for ends in self._ends(one.journal) if ends.run.run_id == run_id]
+        return recorded_run.gather(fits, self._clock())[0] if fits else None
+
+    def _leads(self, journals: Iterable[Path]) -> list[RecordedRun]:
+        """Read the runs in the journals of a directory."""
+        return recorded_run.gather([ends for journal in journals for ends in self._ends(journal)], self._clock())
+
+    def _ends(self, journal: Path) -> list[FitEnds]:
+        """Read the ends of a journal. Print a line if the journal can't be read."""
+        try:
+            found = self._read(journal, self._locks)
+        except OSError as error:
+            self._complain(f"{printable(str(journal))}: {error.strerror or error}")
+            return []
+        if not found:
+            self._complain(f"{printable(str(journal))}: no `run` record can be read")
+        return found
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+def _named(path: Path) -> list[Path]:
+    try:
+        return files(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+def files_of_lowest_rank(folder: Path) -> list[Path]:
+    """List the journals of the lowest rank in a directory: a journal per writer."""
+    try:
+        found = [path for path in files(folder) if path.parent == folder]
+    except OSError:
+        return []
+    rank = found[0].name.split(".")[0] if found else ""
+    return [path for path in found if path.name.split(".")[0] == rank]

@@ -1,0 +1,61 @@
+"""A model of transformers on fake tensors, from its config.json, for `perf-callbacks memory`."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.memory.simulated_step import Simulation
+
+
+def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, accelerator: bool) -> Simulation:
+    """Simulate the causal language model of a config.json. No code beside the file is run.
+
+    Raises `ConfigError` if transformers lacks such a model.
+    """
+    try:
+        import transformers  # noqa: PLC0415 slow, and optional
+    except ImportError:
+        raise ConfigError("transformers: is not installed, wanted for the model of a config.json.") from None
+    kind = str(config.get("model_type"))
+    values = {name: value for name, value in config.items() if name not in {"model_type", "auto_map"}}
+    library: Any = transformers  # untyped in parts
+    library.utils.logging.set_verbosity_error()
+    try:
+        found = library.AutoConfig.for_model(kind, **values)
+        known = type(found) in library.AutoModelForCausalLM._model_mapping  # noqa: SLF001 there is no public name
+    except ValueError as error:
+        raise ConfigError(f"model_type: got {kind!r}: {str(error).partition(chr(10))[0]}") from None
+    if not known:
+        raise ConfigError(f"model_type: got {kind!r}, wanted the model_type of a causal language model.")
+
+    name = "torch_dtype" if library.__version__.startswith("4.") else "dtype"
+
+    def make(dtype: torch.dtype) -> nn.Module:
+        model: nn.Module = library.AutoModelForCausalLM.from_config(found, **{name: dtype})
+        return model
+
+    with unpadded():
+        return Simulation(make, optimizer, dtype, accelerator=accelerator)
+
+
+@contextmanager
+def unpadded() -> Iterator[None]:
+    """Let models see fake tensors as batches without padding.
+
+    For fake tensors, transformers 5 always makes a mask, which it needs for padding only.
+    """
+    from transformers.utils import import_utils  # noqa: PLC0415 as above
+
+    name = "is_fake_tensor"
+    known = getattr(import_utils, name, None)
+    if known is not None:
+        setattr(import_utils, name, lambda _: False)
+    try:
+        yield
+    finally:
+        if known is not None:
+            setattr(import_utils, name, known)

@@ -1,0 +1,178 @@
+"""`perf-callbacks watch`: show a run live in a terminal, or write its figures for Prometheus."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from perf_callbacks.commands import show
+from perf_callbacks.commands.run_reader import RunReader
+from perf_callbacks.commands.watched_run import WatchedRun
+from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.records import atomic_file
+from perf_callbacks.kernel.records.followed_journal import FollowedJournals
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report import prometheus, watch_frame
+from perf_callbacks.report.rank_pace import Paces
+from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.styled_lines import Line, encodable, plain
+from perf_callbacks.report.watch_frame import Size
+
+NAME: str = "watch"
+SUMMARY: str = "watch a run live in a terminal, from its files alone, or write its figures for Prometheus"
+
+FRAME_SECONDS = 0.5
+"""Time between two frames."""
+
+TEXTFILE_SECONDS = 5.0
+"""Time between two replacements of the file for Prometheus. Steps reach the disk within as many seconds."""
+
+NOTEBOOK = "JPY_PARENT_PID"
+"""Variable that Jupyter sets for its kernels, and so for the commands of a cell."""
+
+READABLE = 0o644
+"""Permissions of the file for Prometheus: node_exporter runs as a user of its own."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
+UNENDED = {"running", "hangs", "silent"}
+
+
+class Display(Protocol):
+    """A terminal that shows frames and has keys."""
+
+    def size(self) -> Size:
+        """Return the size of the terminal."""
+        ...
+
+    def draw(self, lines: Sequence[Line], /) -> None:
+        """Draw a frame over the last frame."""
+
+    def keys(self, seconds: float, /) -> Iterable[str]:
+        """Return the keys that were pressed, after the first key or after these seconds."""
+        ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = (
+        "Reads files alone: the training isn't asked, and may run on another machine. Shows the newest run in DIR, or "
+        "else below DIR, and waits if there is none. Keys: q quits, n shows the next older run, p the previous one. "
+        "A pipe or a dumb terminal gets one frame."
+    )
+    show.add_directory(parser)
+    parser.add_argument("--once", action="store_true", help="print one frame, or write the textfile once, and exit")
+    parser.add_argument("--run", default="", metavar="ID", help="watch the run whose id begins so, not the newest")
+    parser.add_argument(
+        "--textfile",
+        type=Path,
+        metavar="FILE",
+        help="write metrics for node_exporter's textfile collector until the run ends, and show nothing",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show frames until the user quits, or write the textfile until the run ends."""
+    top, path = arguments.directory, arguments.textfile
+    reader = RunReader(FollowedJournals().read, complain=lambda _: None)
+    watched, paces = WatchedRun(top, reader, arguments.run), Paces()
+    try:
+        if path is not None and arguments.once:
+            write(_prom(path), _found(watched, arguments), paces)
+            return 0
+        if path is not None:
+            return keep(watched, _prom(path), paces)
+        if arguments.once or not _redraws():
+            _print(_found(watched, arguments), paces)
+            return 0
+        from perf_callbacks.commands.watch_screen import Screen  # noqa: PLC0415 only this command imports rich
+
+        with Screen() as screen:
+            return live(watched, paces, screen, str(top))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:
+    """Write the textfile until a run has ended that went on before. Older runs may lie in the directory."""
+    went_on = False
+    while True:
+        found = watched.look()
+        if found is not None:
+            write(path, found, paces)
+            goes_on = found.state in UNENDED
+            if went_on and not goes_on:
+                return 0
+            went_on = goes_on
+        pause(TEXTFILE_SECONDS)
+
+
+def write(path: Path, run: RecordedRun, paces: Paces) -> None:
+    """Replace the textfile. Raise `ConfigError` if the file can't be written."""
+    text = prometheus.render(run, paces.of(run))
+    try:
+        atomic_file.replace(path, text.encode(errors="replace"), READABLE)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+def live(watched: WatchedRun, paces: Paces, screen: Display, place: str) -> int:
+    """Show frames until the user quits."""
+    drawn: tuple[Size, list[Line]] | None = None
+    while True:
+        found, size = watched.look(), screen.size()
+        footer = keys(watched.count)
+        if found is None:
+            lines = watch_frame.waiting(place, size, footer)
+        else:
+            lines = watch_frame.frame(found, paces.of(found), size, footer)
+        if (size, lines) != drawn:
+            screen.draw(lines)
+            drawn = size, lines
+        for key in screen.keys(FRAME_SECONDS):
+            if key == "q":
+                return 0
+            watched.choose({"n": 1, "p": -1}.get(key, 0))
+
+
+def keys(runs: int) -> str:
+    """Return the footer, with the keys."""
+    return f"q quit   n older run   p newer run   {runs:,} runs here" if runs > 1 else "q quit"
+
+
+def _found(watched: WatchedRun, arguments: argparse.Namespace) -> RecordedRun:
+    found = watched.look()
+    if found is None:
+        which = f"no run whose id begins with {arguments.run!r}" if arguments.run else "no run"
+        raise ConfigError(f"{arguments.directory}: {which} in or below this directory.")
+    return found
+
+
+def _prom(path: Path) -> Path:
+    if path.suffix != ".prom":
+        raise ConfigError(f"--textfile {path}: node_exporter reads only files whose names end with .prom")
+    return path
+
+
+def _redraws() -> bool:
+    """Return True if standard output is a terminal on which a frame can be drawn over the last frame.
+
+    `!perf-callbacks watch` in a notebook has a terminal whose cursor the notebook doesn't move: frames would pile up.
+    """
+    dumb = os.environ.get("TERM", "") in {"dumb", "unknown"} or NOTEBOOK in os.environ
+    return sys.stdout.isatty() and not dumb
+
+
+def _print(run: RecordedRun, paces: Paces) -> None:
+    """Print one frame: in colours on a terminal."""
+    lines = watch_frame.frame(run, paces.of(run), Size(columns=shutil.get_terminal_size().columns))
+    if not sys.stdout.isatty():
+        print("\n".join(map(plain, encodable(lines, sys.stdout.encoding or "utf-8"))))
+        return
+    from perf_callbacks.commands.watch_screen import print_lines  # noqa: PLC0415 only this command imports rich
+
+    print_lines(lines)

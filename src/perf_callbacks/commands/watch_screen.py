@@ -1,0 +1,151 @@
+"""The terminal of `perf-callbacks watch`: frames through rich, and keys. Only this module imports rich."""
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.style import Style
+from typing_extensions import Self
+
+from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.report.styled_lines import Line, encodable
+from perf_callbacks.report.watch_frame import Size
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows
+    termios = tty = None  # type: ignore[assignment]
+
+STYLES = {
+    "": Style.null(),
+    "dim": Style(dim=True),
+    "strong": Style(bold=True),
+    "good": Style(color="green"),
+    "warning": Style(color="yellow", bold=True),
+    "bad": Style(color="red", bold=True),
+}
+
+USUAL_SIZE = (80, 24)
+"""Columns and rows of a terminal that doesn't tell its size."""
+
+TERMINATED = 143
+"""Exit status after SIGTERM."""
+
+
+class _Frame:
+    """Lines that rich draws. `ends`: the last line ends with a line end too, as on paper."""
+
+    def __init__(self, lines: Sequence[Line], *, ends: bool = False) -> None:
+        self._lines, self._ends = lines, ends
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the parts of all lines."""
+        for place, line in enumerate(self._lines):
+            if place:
+                yield Segment.line()
+            yield from (Segment(span.text, STYLES[span.style]) for span in line)
+        if self._ends:
+            yield Segment.line()
+
+
+def print_lines(lines: Sequence[Line]) -> None:
+    """Print a frame once."""
+    console = _console()
+    console.print(_Frame(encodable(lines, console.encoding), ends=True), overflow="ignore", crop=False)
+
+
+def _console(*, forced: bool | None = None) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, force_terminal=forced)
+
+
+class Screen:
+    """The alternate screen of a terminal, and its keys. Everything is restored at the end."""
+
+    def __init__(self) -> None:
+        self._console = _console(forced=True)  # the caller knows that there is a terminal
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        self._input: int | None = None
+        self._attributes: list[Any] = []
+        self._old_handler: Any = None
+        self._last: Sequence[Line] = ()
+
+    def __enter__(self) -> Self:
+        self._old_handler = signal.signal(signal.SIGTERM, _terminated)
+        try:
+            self._listen()
+            self._live.start()
+        except BaseException as error:  # an interrupt, too
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._live.stop()
+            self._console.print(_Frame([*_first_paragraph(self._last)], ends=True), overflow="ignore", crop=False)
+        finally:
+            if termios is not None and self._input is not None:
+                termios.tcsetattr(self._input, termios.TCSADRAIN, self._attributes)
+            signal.signal(signal.SIGTERM, self._old_handler)
+
+    def _listen(self) -> None:
+        """Get keys at once and unseen. Without a terminal as input, and on Windows, there are no keys."""
+        if termios is None or tty is None or sys.stdin is None or not sys.stdin.isatty():
+            return
+        terminal = sys.stdin.fileno()
+        self._attributes = termios.tcgetattr(terminal)
+        self._input = terminal
+        tty.setcbreak(terminal)
+        attributes = termios.tcgetattr(terminal)
+        attributes[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the shell on the alternate screen
+        termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+    def size(self) -> Size:
+        """Return the size of the terminal."""
+        columns, rows = USUAL_SIZE
+        with suppress(OSError, ValueError):
+            columns, rows = os.get_terminal_size(sys.stdout.fileno())
+        self._console.size = ConsoleDimensions(columns or USUAL_SIZE[0], rows or USUAL_SIZE[1])
+        return Size(columns=self._console.size.width, rows=self._console.size.height)
+
+    def draw(self, lines: Sequence[Line]) -> None:
+        """Draw a frame over the last frame."""
+        self._last = encodable(lines, self._console.encoding)
+        self._live.update(_Frame(self._last), refresh=True)
+
+    def keys(self, seconds: float) -> str:
+        """Return the keys that were pressed, after the first key or after these seconds. Escape sequences are left out.
+
+        Return "q" if the terminal is gone.
+        """
+        if self._input is None:
+            sleep(seconds)
+            return ""
+        if not select.select([self._input], [], [], seconds)[0]:
+            return ""
+        found = os.read(self._input, 1024)
+        if not found:
+            return "q"
+        return "" if found.startswith(b"\x1b") else found.decode(errors="replace").lower()
+
+
+def _first_paragraph(lines: Iterable[Line]) -> Iterable[Line]:
+    for line in lines:
+        if not line:
+            return
+        yield line
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)

@@ -1,0 +1,66 @@
+"""The run that `perf-callbacks watch` shows: found anew now and then, because runs begin while others are watched."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from perf_callbacks.commands.run_reader import RunReader
+from perf_callbacks.kernel.clock import monotonic
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report.recorded_run import RecordedRun
+
+SEARCH_SECONDS = 2.0
+"""Least time between two searches for runs."""
+
+SEARCH_SHARE, WAITING_SHARE = 0.01, 0.1
+"""Most time that searches take of all time, and as long as there is no run."""
+
+
+class WatchedRun:
+    """Reads one run in or below a directory, by default the newest."""
+
+    def __init__(self, top: Path, reader: RunReader, wanted: str = "", clock: Callable[[], float] = monotonic) -> None:
+        self._top, self._reader, self._wanted, self._clock = top, reader, wanted, clock
+        self._runs: list[RecordedRun] = []
+        self._shown: RecordedRun | None = None
+        self._next_search = float("-inf")
+
+    @property
+    def count(self) -> int:
+        """Number of runs that the last search found."""
+        return len(self._runs)
+
+    def look(self) -> RecordedRun | None:
+        """Return the run as its files are now. None: there is no run yet."""
+        began, shown = self._clock(), self._shown
+        self._reader.refresh_locks()
+        if began >= self._next_search:
+            self._shown = self._search()
+            ended = self._clock()
+            share = WAITING_SHARE if self._shown is None else SEARCH_SHARE
+            self._next_search = ended + max(SEARCH_SECONDS, (ended - began) / share)
+        elif shown is not None:
+            self._shown = self._reader.again(shown)
+            if self._shown is None:
+                self._next_search = float("-inf")
+        return self._shown
+
+    def choose(self, places: int) -> None:
+        """Show an older run, or with a negative number a newer run. The newest is followed by later runs."""
+        if self._shown is None or not self._runs:
+            return
+        names = [one.lead.run.run_id for one in self._runs]
+        place = max(0, min(len(names) - 1, names.index(self._shown.lead.run.run_id) + places))
+        self._wanted = names[place] if place else ""
+        self._next_search = float("-inf")
+
+    def _search(self) -> RecordedRun | None:
+        """Find the runs, and read all ranks of the run that is shown."""
+        try:
+            self._runs = self._reader.nearest(self._top)
+        except ConfigError:
+            self._runs = []
+        found = next((one for one in self._runs if one.lead.run.run_id.startswith(self._wanted)), None)
+        try:
+            return self._reader.whole(found) if found is not None and self._top.is_dir() else found
+        except OSError:  # the directory was just removed
+            return None

@@ -1,0 +1,258 @@
+"""Attribute the FLOPs and activations of a step to the modules of the model.
+
+In the forward, and in recomputation, the Python frames that called an operation show the module: the innermost module
+of the model that is being called. Frames are right in hooks, in other threads and after exceptions, where a stack kept
+by hooks of modules is not. In the backward, the running node of autograd's graph shows the operation of the forward.
+So a gradient belongs to the module whose forward ran the operation, however often the module was called.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import graph
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+
+from perf_callbacks.flops.counting.coverage import unwrapped
+from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.module_paths import ModulePaths
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.records.module_records import APART, OPTIMIZER, OTHERS, OUTSIDE, ModuleWork
+
+MOST_LINES = 40
+"""Most lines of a record; the last line sums all further modules."""
+
+_CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
+_ENGINE = graph._engine_run_backward.__code__  # noqa: SLF001 runs a backward
+_STEP = next(
+    (one for one in Optimizer.profile_hook_step.__code__.co_consts if getattr(one, "co_name", "") == "wrapper"), None
+)
+"""Code of the function around an optimizer's step."""
+
+
+class ModuleShares:
+    """Sums FLOPs by module and phase, and bytes of activations by module.
+
+    Each counted product is added to one line. So the lines add up to the FLOPs of the step, with a line for products
+    outside of all modules, and a line for the optimizer.
+
+    Activations are the storages that the forward made and that are alive when a backward begins; of several backwards,
+    the largest sum. A tensor belongs to the module whose forward made it, once, and not to each module that returns it.
+    What activation checkpointing drops doesn't count.
+
+    An error ends the attribution, and changes nothing else.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.failure: str | None = None
+        """Error that ended the attribution."""
+        self._paths: ModulePaths | None = None
+        self._main = get_ident()
+        self._flops: dict[str, Counter[Cell]] = {}
+        self._nodes: dict[tuple[int, int], str] = {}
+        """Path of each node of autograd's graph, by the thread that made the node, and by its sequence number."""
+        self._storages: dict[int, tuple[StorageWeakRef, int, str]] = {}
+        """Storages that the forward made, each with its bytes and path."""
+        self._places: dict[int, tuple[int, ...]] = {}
+        """Places of the new results of each operation, by the id of the operation."""
+        self._backward = 0
+        self._activations: Counter[str] = Counter()
+        if model is not None:
+            try:
+                self._paths = ModulePaths(model)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self._fail(error)
+
+    def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
+        """Add FLOPs of the operation that is being dispatched, or of an earlier operation of this path."""
+        if self._paths is None:
+            return
+        try:
+            if path is None:
+                path = OPTIMIZER if cell.phase == "optimizer" else self._node(self._path())
+            self._flops.setdefault(path, Counter())[cell] += flops
+        except Exception as error:  # noqa: BLE001 as above
+            self._fail(error)
+
+    def passed(self) -> str | None:
+        """Return the path of an operation of the forward that is not counted yet, for its backward and for `add`."""
+        if self._paths is None:
+            return None
+        try:
+            return self._node(self._path())
+        except Exception as error:  # noqa: BLE001 as above
+            self._fail(error)
+            return None
+
+    def follow(self, func: Any, out: Any, backward: int) -> None:
+        """Record the new storages of an operation, and the path of its node. `backward`: as in `FlopCounter`."""
+        if self._paths is None:
+            return
+        try:
+            if backward and backward != self._backward:
+                self._backward = backward
+                self._take_activations()
+            if backward and not torch.is_grad_enabled():
+                return
+            places = self._places.get(id(func))
+            if places is None:
+                places = self._places[id(func)] = _new_results(func)
+            for storage in _storages(out, places) if places else ():
+                key = storage._cdata  # noqa: SLF001 there is no public identity
+                if key not in self._storages:
+                    path = self._node(self._path())
+                    if not backward:
+                        self._storages[key] = StorageWeakRef(storage), storage.nbytes(), path  # type: ignore[no-untyped-call] # torch leaves it so
+        except Exception as error:  # noqa: BLE001 as above
+            self._fail(error)
+
+    def forget(self) -> None:
+        """Forget all FLOPs and activations."""
+        self._flops.clear()
+        self._storages.clear()
+        self._activations.clear()
+
+    def lines(self, total: Work) -> tuple[ModuleWork, ...]:
+        """Return the lines of a record, the heaviest first. Empty: the attribution is off, failed, or misses FLOPs."""
+        if self._paths is None:
+            return ()
+        try:
+            return self._lines(self._paths, total)
+        except Exception as error:  # noqa: BLE001 as above
+            self._fail(error)
+            return ()
+
+    def _lines(self, paths: ModulePaths, total: Work) -> tuple[ModuleWork, ...]:
+        if Work.sum(map(Work, self._flops.values())).by_phase != total.by_phase:
+            self.failure = "they don't sum to the FLOPs of the step"
+            return ()
+        names = dict.fromkeys([*paths.modules, *self._flops, *self._activations])
+        lines = [self._line(name, paths) for name in names]
+        lines = sorted([one for one in lines if any(_weight(one)) or one.parameters is None], key=_weight, reverse=True)
+        if len(lines) <= MOST_LINES:
+            return tuple(lines)
+        kept = [one for one in lines if one.path in APART]
+        kept += [one for one in lines if one.path not in APART][: MOST_LINES - 1 - len(kept)]
+        rest = [one for one in lines if one not in kept]
+        return (*sorted(kept, key=_weight, reverse=True), _sum(rest))
+
+    def _line(self, path: str, paths: ModulePaths) -> ModuleWork:
+        flops = Work(self._flops.get(path, {}))
+        phases = flops.by_phase
+        return ModuleWork(
+            path=path,
+            modules=paths.modules.get(path, 0),
+            forward_flops=phases.get("forward", 0),
+            backward_flops=phases.get("backward", 0),
+            extra_flops=flops.hardware_flops - flops.model_flops,
+            parameters=paths.parameters.get(path, 0),
+            activation_bytes=self._activations[path] if self._backward else None,
+        )
+
+    def _path(self) -> str:
+        """Return the path of the module to which the operation that is being dispatched belongs."""
+        by_id = self._paths.by_id  # type: ignore[union-attr] # only called while there are paths
+        engine = False
+        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 `callers` is too slow for each operation
+        while frame is not None:
+            code = frame.f_code
+            if code is _CALL:
+                path = by_id.get(id(frame.f_locals.get("self")))
+                if path is not None:
+                    return path
+            elif code is _ENGINE and not engine:
+                engine = True
+                path = self._path_of_node(get_ident())
+                if path is not None:  # else a module that runs a backward in its forward
+                    return path
+            elif code is _STEP and not engine:
+                return OUTSIDE
+            frame = frame.f_back
+        path = self._path_of_node(self._main) if in_backward() and not engine else None
+        return OUTSIDE if path is None else path
+
+    def _path_of_node(self, thread: int) -> str | None:
+        """Return the path of the running node, which this thread or the main thread made.
+
+        Autograd runs the backward of a device in a thread of its own. Each thread has its own sequence of numbers. In
+        the device's thread, the call of a backward shows that the thread may run nodes that it made in recomputation.
+        """
+        running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
+        if running is None:
+            return None
+        number = int(running._sequence_nr())  # noqa: SLF001 as above
+        found = self._nodes.get((thread, number))
+        return self._nodes.get((self._main, number)) if found is None else found
+
+    def _node(self, path: str) -> str:
+        """Store the path of the newest node of this thread. A node keeps its first path, and `path` is returned.
+
+        The node of an operation is there before the operation runs. An operation without a node finds an older node.
+        """
+        newest: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 there is no public name
+        self._nodes.setdefault((get_ident(), int(newest()) - 1), path)
+        return path
+
+    def _take_activations(self) -> None:
+        """Add up the living storages of the forward, and keep the largest sum."""
+        self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
+        found: Counter[str] = Counter()
+        for _, size, path in self._storages.values():
+            found[path] += size
+        if found.total() > self._activations.total():
+            self._activations = found
+
+    def _fail(self, error: Exception) -> None:
+        self._paths = None
+        self.forget()
+        let_pass(error)
+        self.failure = describe(error)
+
+
+def _new_results(func: Any) -> tuple[int, ...]:
+    """Return the places of an operation's results that are new tensors, and no views of its operands."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator: all results are new
+        return _ALL
+    return tuple([place for place, given in enumerate(schema.returns) if given.alias_info is None])
+
+
+_ALL = (-1,)
+"""Stands for all places of an operation's results."""
+
+
+def _storages(out: Any, places: tuple[int, ...] = _ALL) -> Iterator[Any]:
+    """Yield the storages of the results at these places. A single result has no place of its own."""
+    if isinstance(out, torch.Tensor):
+        if out.layout is torch.strided and not out.is_nested:
+            yield unwrapped(out).untyped_storage()
+    elif isinstance(out, list | tuple):
+        for one in out if places is _ALL or isinstance(out, list) else [out[place] for place in places]:
+            yield from _storages(one)
+
+
+def _weight(line: ModuleWork) -> tuple[int, int, int]:
+    return line.hardware_flops, line.activation_bytes or 0, line.parameters or 0
+
+
+def _sum(lines: list[ModuleWork]) -> ModuleWork:
+    """Sum lines into the line of the other modules."""
+    parameters = [line.parameters for line in lines]
+    activations = [line.activation_bytes for line in lines]
+    return ModuleWork(
+        path=OTHERS,
+        modules=sum(line.modules for line in lines),
+        forward_flops=sum(line.forward_flops for line in lines),
+        backward_flops=sum(line.backward_flops for line in lines),
+        extra_flops=sum(line.extra_flops for line in lines),
+        parameters=None if None in parameters else sum(filter(None, parameters)),
+        activation_bytes=None if None in activations else sum(filter(None, activations)),
+    )

@@ -1,0 +1,133 @@
+"""Order of a job's attempts: starts, origins, and steps that survive."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Protocol
+
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Run, Summary
+
+
+class RecordedAttempt(Protocol):
+    """An attempt of a rank, as its journal shows the attempt."""
+
+    @property
+    def run(self) -> Run:
+        """Record that opened the attempt."""
+        ...
+
+    @property
+    def step(self) -> Sequence[int]:
+        """Numbers of the steps, ascending."""
+        ...
+
+    @property
+    def columns(self) -> Mapping[str, Sequence[float]]:
+        """Values of the steps, by the names of `Steps`. NaN: unknown."""
+        ...
+
+    @property
+    def excluded(self) -> Mapping[int, str]:
+        """By number of a step, the reason why the step is in no row."""
+        ...
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """All other records."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Time of the last sign of life in the journal, from the beginning of the attempt."""
+        ...
+
+
+def summary(attempt: RecordedAttempt) -> Summary | None:
+    """Return the summary at the end of an attempt. None: the attempt was killed, hangs or goes on."""
+    found = [entry.record for entry in attempt.entries if isinstance(entry.record, Summary)]
+    return found[-1] if found else None
+
+
+def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedAttempt]]:
+    """Sort attempts by start, paired with the start in unix time. A resumed attempt comes after its origin.
+
+    Attempts on the same boot of a machine are placed by the time since boot, because a wall clock may be changed. The
+    wall clock of the last attempt on a boot places the boot.
+    """
+    found = [*attempts]
+    boots: dict[str, Run] = {}
+    for run in sorted([one.run for one in found], key=_key):
+        known = boots.get(run.boot_id or "")
+        if run.boot_id and (known is None or _uptime(run) >= _uptime(known)):
+            boots[run.boot_id] = run
+
+    def start(run: Run) -> float:
+        last = boots.get(run.boot_id or "")
+        began = run.started_unix if last is None else last.started_unix - _uptime(last) + _uptime(run)
+        return began if math.isfinite(began) else 0.0
+
+    timed = sorted([(start(one.run), one) for one in found], key=lambda pair: (pair[0], _key(pair[1].run)))
+    by_start = {(one.run.run_id, one.run.started_unix): place for place, (_, one) in enumerate(timed)}
+    placed: dict[int, tuple[float, RecordedAttempt]] = {}
+    for place in range(len(timed)):
+        line: list[int] = []
+        parent: int | None = place
+        while parent is not None and parent not in placed and parent not in line:
+            line.append(parent)
+            run = timed[parent][1].run
+            parent = None if run.resumed_unix is None else by_start.get((run.run_id, run.resumed_unix))
+        placed |= {one: timed[one] for one in reversed(line)}
+    return [*placed.values()]
+
+
+def _uptime(run: Run) -> float:
+    return run.uptime_seconds or 0.0
+
+
+def _key(run: Run) -> tuple[float, int, int, str]:
+    return run.started_unix, run.attempt, run.step, run.run_id
+
+
+def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
+    """Return the place of each attempt's origin. None: the attempt began anew, or the origin is unknown.
+
+    If no journal has the attempt that the checkpoint names, or the checkpoint names none, as with older journals, the
+    last attempt before that reached the step counts as its origin, or else the last attempt that began before the step.
+    """
+    found: list[int | None] = []
+    for place, one in enumerate(ordered):
+        run, earlier = one.run, range(place - 1, -1, -1)
+        named = (at for at in earlier if _identity(ordered[at]) == (run.run_id, run.resumed_unix))
+        reached = (at for at in earlier if run.step and ordered[at].run.step < run.step <= last_step(ordered[at]))
+        below = (at for at in earlier if ordered[at].run.step < run.step)
+        found.append(next(chain(named, reached, below), None))
+    return found
+
+
+def _identity(attempt: RecordedAttempt) -> tuple[str, float | None]:
+    return attempt.run.run_id, attempt.run.started_unix
+
+
+def last_step(attempt: RecordedAttempt) -> int:
+    """Return the number of the last step that the journal shows."""
+    return attempt.step[-1] if attempt.step else attempt.run.step
+
+
+def survivors(ordered: Sequence[RecordedAttempt]) -> list[int]:
+    """Return, for each attempt, how many of its steps survive: the steps on the way to the end of the last attempt.
+
+    A step that a later attempt did again, or that the last attempt doesn't build on, is rolled back in the attempt that
+    did it. So a branch that was given up is rolled back as a whole.
+    """
+    kept = [0] * len(ordered)
+    origins = parents(ordered)
+    place: int | None = len(ordered) - 1 if ordered else None
+    limit: int | None = None
+    while place is not None:
+        one = ordered[place]
+        kept[place] = len(one.step) if limit is None else bisect_right(one.step, limit)
+        limit = one.run.step if limit is None else min(limit, one.run.step)
+        place = origins[place]
+    return kept

@@ -1,0 +1,255 @@
+"""Time of a job over all attempts, by kind, with its devices, tokens and energy."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite, isnan
+from typing import Any
+
+from perf_callbacks.goodput.attempt_order import RecordedAttempt, in_order, parents, summary, survivors
+from perf_callbacks.goodput.time_kinds import DOWNTIME, KINDS, PRODUCTIVE, STARTUP, STEP_KINDS, by_kind, lasted, records
+from perf_callbacks.kernel.records.fit_records import Run, Window
+from perf_callbacks.kernel.records.machine_records import Use
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptTime:
+    """Time of an attempt and of the gap before the attempt."""
+
+    run: Run
+    origin: int | None
+    """Place of the attempt that this attempt was resumed from. None: it began anew, or the origin is unknown."""
+    began_seconds: float
+    """Seconds from the first start of the job to the start of this attempt's process."""
+    seconds: Mapping[str, float]
+    """Seconds by kind: the downtime before the attempt, its startup, and the rest. Kinds that weren't measured are left
+    out."""
+    steps: int
+    kept_steps: int
+    """Number of its steps that survive."""
+    ended: bool | None
+    """True: ended in order. False: failed. None: killed, hangs or goes on."""
+    failure: str | None
+    tokens: float | None
+    """Tokens of all ranks in the surviving steps. None: unknown."""
+    rank_tokens: float | None
+    """Tokens of the rank that wrote the journal, in the surviving steps."""
+    joules: float | None
+    """Energy of that rank's device, as far as measured. None: unknown."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of all ranks."""
+        return max(1, self.run.world_size) * max(1, self.run.devices)
+
+    @property
+    def rolled_back_steps(self) -> int:
+        """Number of steps that don't survive."""
+        return self.steps - self.kept_steps
+
+    @property
+    def all_seconds(self) -> float:
+        """Sum of all kinds."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobTime:
+    """Time of a job from the first start to the last sign of life."""
+
+    attempts: tuple[AttemptTime, ...]
+    """All attempts in order, at least one."""
+    overlap_seconds: float
+    """Time in which attempts seem to have run at once, as branches do, or because a clock was changed. This time counts
+    for each of the attempts."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by kind. Kinds that no attempt measured are left out."""
+        return _sums(self.attempts, lambda _: 1)
+
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        """The same, multiplied by the number of devices of each attempt."""
+        return _sums(self.attempts, lambda one: one.devices)
+
+    @property
+    def all_seconds(self) -> float:
+        """Time from the first start to the last sign of life, plus `overlap_seconds`."""
+        return sum(self.seconds.values())
+
+    @property
+    def ettr(self) -> float | None:
+        """Effective training time ratio: the time of surviving steps as a share of all time."""
+        return self._share(STEP_KINDS)
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the devices' time that bought progress: surviving steps without waits for data or other ranks."""
+        return self._share((PRODUCTIVE,), self.device_seconds)
+
+    def _share(self, kinds: Iterable[str], seconds: Mapping[str, float] | None = None) -> float | None:
+        found = self.seconds if seconds is None else seconds
+        whole = sum(found.values())
+        return sum([found.get(kind, 0.0) for kind in kinds]) / whole if whole > 0 else None
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of all devices, downtime included."""
+        return sum(self.device_seconds.values()) / SECONDS_PER_HOUR
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of all ranks in the surviving steps. None: unknown."""
+        return _known_sum([one.tokens for one in self.attempts])
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of the device of the rank that was read. None: unknown for an attempt."""
+        return _known_sum([one.joules for one in self.attempts])
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of that device per token of its rank in the surviving steps."""
+        tokens = _known_sum([one.rank_tokens for one in self.attempts])
+        return None if self.joules is None or not tokens else self.joules / tokens
+
+
+def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
+    """Account for the time of a job. The order of the attempts doesn't matter.
+
+    Raise `ValueError` if there are none, or if a journal holds impossible times.
+    """
+    timed = in_order(attempts)
+    ordered = [one for _, one in timed]
+    kept, origins = survivors(ordered), parents(ordered)
+    first = covered = 0.0
+    found: list[AttemptTime] = []
+    for place, (begin, one) in enumerate(timed):
+        later = ordered[place + 1].run if place + 1 < len(ordered) else None
+        seconds = lasted(one, later)
+        if later is not None:
+            seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
+        startup = max(0.0, one.run.process_seconds or 0.0)
+        if not place:
+            first = covered = begin - startup
+        gap = max(0.0, begin - covered)
+        startup = min(startup, gap)
+        covered = max(covered, begin + seconds)
+        parts = by_kind(one, kept[place], seconds) | {STARTUP: startup, DOWNTIME: gap - startup}
+        found.append(_attempt(one, kept[place], origins[place], parts, begin - startup - first))
+    whole = sum([one.all_seconds for one in found])
+    job = JobTime(attempts=tuple(found), overlap_seconds=max(0.0, whole - (covered - first)))
+    if not found or not isfinite(job.device_hours + job.overlap_seconds):
+        raise ValueError("no attempt, or impossible times")
+    return job
+
+
+def _attempt(
+    one: RecordedAttempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float
+) -> AttemptTime:
+    end = summary(one)
+    rank_tokens, job_tokens = _tokens(one, kept)
+    return AttemptTime(
+        run=one.run,
+        origin=origin,
+        began_seconds=began,
+        seconds={kind: parts[kind] for kind in KINDS if kind in parts},
+        steps=len(one.step),
+        kept_steps=kept,
+        ended=None if end is None else end.failure is None,
+        failure=None if end is None else end.failure,
+        tokens=job_tokens,
+        rank_tokens=rank_tokens,
+        joules=_joules(one),
+    )
+
+
+def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None]:
+    """Return the tokens of the surviving steps: of the rank, and of all ranks, in the proportion of the windows."""
+    column = one.columns["tokens"]
+    own = _known_sum([None if isnan(value) else value for value in column[:kept]])
+    if own is None or one.run.world_size == 1:
+        return own, own
+    shared = of_job = 0.0
+    for window in records(one, Window):
+        begin, end = bisect_left(one.step, window.first_step), bisect_right(one.step, window.last_step)
+        covered = [
+            place for place in range(begin, end) if one.excluded.get(one.step[place], "recounted") == "recounted"
+        ]
+        tokens = sum([column[place] for place in covered])
+        if window.tokens is not None and not window.missing and len(covered) == window.steps and not isnan(tokens):
+            shared += tokens
+            of_job += window.tokens
+    return own, own * of_job / shared if shared > 0 else None
+
+
+def _joules(one: RecordedAttempt) -> float | None:
+    """Return the energy of the rank's device. None: not measured, or several processes share the device."""
+    uses = [use for use in records(one, Use) if use.energy_joules is not None]
+    if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
+        return None
+    return sum([use.energy_joules or 0.0 for use in uses])
+
+
+def _sums(attempts: Iterable[AttemptTime], weight: Callable[[AttemptTime], int]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for one in attempts:
+        for kind, seconds in one.seconds.items():
+            sums[kind] = sums.get(kind, 0.0) + seconds * weight(one)
+    return {kind: sums[kind] for kind in KINDS if kind in sums}
+
+
+def _known_sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None if a value is unknown."""
+    found = [*values]
+    known = [value for value in found if value is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def facts(job: JobTime, price: float | None) -> dict[str, Any]:
+    """Return the time of a job as plain values. None: unknown.
+
+    Args:
+        job: The time of the job.
+        price: Price of an hour of one device. None: not given.
+    """
+    money = None if price is None else job.device_hours * price
+    last = job.attempts[-1]
+    return {
+        "ettr": job.ettr,
+        "goodput": job.goodput,
+        "seconds": {kind: job.seconds.get(kind) for kind in KINDS},
+        "all_seconds": job.all_seconds,
+        "overlap_seconds": job.overlap_seconds,
+        "device_hours": job.device_hours,
+        "kept_steps": sum([one.kept_steps for one in job.attempts]),
+        "rolled_back_steps": sum([one.rolled_back_steps for one in job.attempts]),
+        "money": money,
+        "money_by_kind": None
+        if price is None
+        else {kind: seconds / SECONDS_PER_HOUR * price for kind, seconds in job.device_seconds.items()},
+        "tokens": job.tokens,
+        "money_per_million_tokens": None if money is None or not job.tokens else money / job.tokens * 1e6,
+        "joules_of_one_device": job.joules,
+        "joules_per_token": job.joules_per_token,
+        "run_id": last.run.run_id,
+        "attempts": [
+            {
+                "run_id": one.run.run_id,
+                "attempt": one.run.attempt,
+                "resumed_from": one.origin,
+                "from_step": one.run.step,
+                "began_seconds": one.began_seconds,
+                "seconds": {kind: one.seconds.get(kind) for kind in KINDS},
+                "devices": one.devices,
+                "steps": one.steps,
+                "rolled_back_steps": one.rolled_back_steps,
+                "ended": one.ended,
+                "failure": one.failure,
+            }
+            for one in job.attempts
+        ],
+    }

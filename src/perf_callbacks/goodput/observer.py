@@ -1,0 +1,26 @@
+"""Observer that gives a resumed fit the share of its time that bought progress."""
+
+from collections.abc import Mapping
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.fit.setup import Training
+
+
+def begin(recorder: Recorder, _training: Training) -> "GoodputWatch | None":
+    """Follow the time of a resumed run. None: the run is not resumed, or its checkpoint has no counters of time."""
+    known = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
+    return GoodputWatch(recorder) if known else None
+
+
+class GoodputWatch(Observer):
+    """Adds `perf/ettr` to the rows of a resumed fit."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
+        """Return the effective training time ratio of all attempts so far."""
+        recorder, engine = self._recorder, self._recorder.engine
+        ettr = recorder.chain.ettr(recorder.clock() - engine.account.began, engine.productive_seconds())
+        return {} if ettr is None else {"ettr": ettr}

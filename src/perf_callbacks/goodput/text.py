@@ -1,0 +1,115 @@
+"""The time of a job in words: one sentence, the kinds with their shares, and a line for each attempt."""
+
+from collections.abc import Iterable, Iterator
+
+from perf_callbacks.goodput.job_time import SECONDS_PER_HOUR, AttemptTime, JobTime
+from perf_callbacks.goodput.time_kinds import (
+    CHECKPOINT,
+    COMMUNICATION,
+    DATA,
+    DOWNTIME,
+    EVALUATION,
+    FIRST_STEP,
+    OTHER,
+    PRODUCTIVE,
+    ROLLED_BACK,
+    STALLS,
+    STARTUP,
+    STRAGGLERS,
+)
+
+LOSSES = {
+    DATA: "the loader",
+    COMMUNICATION: "waits for other ranks",
+    STRAGGLERS: "slow ranks",
+    ROLLED_BACK: "steps that were rolled back",
+    STALLS: "stalls",
+    STARTUP: "startup",
+    FIRST_STEP: "first steps",
+    EVALUATION: "evaluations",
+    CHECKPOINT: "checkpoints",
+    DOWNTIME: "downtime",
+    OTHER: "other work",
+}
+"""By kind of lost time, its words in the sentence."""
+
+
+def sentence(job: JobTime) -> str:
+    """Say how much of the devices' time bought progress, and what the largest loss was."""
+    found = job.device_seconds
+    whole = sum(found.values())
+    if whole <= 0:
+        return "No time was measured."
+    seconds, kind = max((found.get(kind, 0.0), kind) for kind in LOSSES)
+    last = job.attempts[-1]
+    device = "GPU" if last.run.tensor_cores or last.run.timeline == "device" else "device"
+    text = f"{found[PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress".replace(" h ", f" {device}-hours ")
+    if any(one.devices > 1 for one in job.attempts):
+        text = text.replace(" s ", f" {device}-seconds ")
+    return f"{text}; {hours(seconds)} were {LOSSES[kind]}." if seconds > 0 else f"{text}."
+
+
+def hours(seconds: float) -> str:
+    """Format a time in hours, or below an hour in seconds.
+
+    >>> hours(4_723_200.0), hours(5400.0), hours(75.3)
+    ('1,312 h', '1.5 h', '75.3 s')
+    """
+    if seconds < SECONDS_PER_HOUR:
+        return f"{seconds:.1f} s"
+    value = seconds / SECONDS_PER_HOUR
+    return f"{value:,.0f} h" if value >= 100 else f"{value:.1f} h"  # noqa: PLR2004 three figures
+
+
+def kinds(job: JobTime) -> list[tuple[str, str, str]]:
+    """Return a row for each kind of time that is known and above 0: name, device-time, share."""
+    found = job.device_seconds
+    whole = sum(found.values())
+    return [(kind, hours(seconds), f"{seconds / whole:.1%}") for kind, seconds in found.items() if seconds > 0]
+
+
+def unknown(job: JobTime) -> list[str]:
+    """Return the kinds that no attempt measured. Their time is in other kinds."""
+    alone = all(one.run.world_size == 1 for one in job.attempts)
+    asked = (DATA,) if alone else (DATA, COMMUNICATION, STRAGGLERS)
+    return [kind for kind in asked if kind not in job.seconds]
+
+
+def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each attempt below a row of headings."""
+    yield "attempt", "from step", "devices", "down before", "lasted", "steps", "rolled back", "end"
+    for place, one in enumerate(job.attempts, 1):
+        down = one.seconds[DOWNTIME]
+        yield (
+            str(place),
+            f"{one.run.step:,}",
+            f"{one.devices:,}",
+            hours(down) if place > 1 else "",
+            hours(one.all_seconds - down),
+            f"{one.steps:,}",
+            f"{one.rolled_back_steps:,}" if one.rolled_back_steps else "",
+            end(one, last=place == len(job.attempts)),
+        )
+
+
+def end(one: AttemptTime, *, last: bool) -> str:
+    """Say how an attempt ended."""
+    if one.ended is None:
+        return "killed, or goes on" if last else "killed"
+    return "ended" if one.ended else f"failed: {one.failure}"
+
+
+def notes(job: JobTime) -> Iterable[str]:
+    """Yield what a reader should know about the figures."""
+    lost = [one for one in job.attempts if one.rolled_back_steps]
+    for ended, why in ((True, "by choice: the attempts had ended in order"), (False, "after a crash or a kill")):
+        steps = sum([one.rolled_back_steps for one in lost if bool(one.ended) is ended])
+        if steps:
+            yield f"Rolled back {why}: {steps:,} steps."
+    if job.overlap_seconds > 1:
+        yield (
+            f"Attempts ran at the same time for {hours(job.overlap_seconds)}, or a clock was changed. This time counts "
+            "for each of them."
+        )
+    if unknown(job):
+        yield f"Not measured, and so part of other kinds: {', '.join(unknown(job))}."

@@ -1,0 +1,139 @@
+"""Kinds of a job's time, and the time of one attempt by kind."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, isnan
+from statistics import median
+from typing import TypeVar
+
+from perf_callbacks.goodput.attempt_order import RecordedAttempt, last_step
+from perf_callbacks.kernel.records.fit_records import Run, Span
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+
+T = TypeVar("T")
+
+PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS = "productive", "data", "communication", "stragglers"
+"""Kinds of the time of steps that survive."""
+
+STALLS, STARTUP, FIRST_STEP, EVALUATION, CHECKPOINT = "stalls", "startup", "first step", "evaluation", "checkpoint"
+ROLLED_BACK, DOWNTIME, OTHER = "rolled back", "downtime", "other"
+
+STEP_KINDS = (PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS)
+KINDS = (*STEP_KINDS, ROLLED_BACK, STALLS, STARTUP, FIRST_STEP, EVALUATION, CHECKPOINT, DOWNTIME, OTHER)
+"""All kinds, in the order in which they are shown."""
+
+_EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
+"""By reason that excludes a step from rows, the kind of the time by which the step exceeds the median step."""
+
+COPIED_SECONDS = 120.0
+"""A file that was written this much later than its last record may have been copied, unless the run hung."""
+
+
+def lasted(attempt: RecordedAttempt, later: Run | None) -> float:
+    """Return the seconds from the beginning of an attempt to its last sign of life.
+
+    Args:
+        attempt: The attempt.
+        later: The next attempt's record. It holds the time at which the file was last written before, which shows how
+            long a hang lasted. None: there is no later attempt.
+    """
+    known = max(0.0, attempt.seconds)
+    if later is None or later.last_sign_unix is None:
+        return known
+    written = later.last_sign_unix - attempt.run.started_unix
+    copied = written - known > COPIED_SECONDS and hanging_since(attempt) is None
+    return known if copied or not isfinite(written) else max(known, written)
+
+
+def hanging_since(attempt: RecordedAttempt) -> float | None:
+    """Return the time at which the step began to hang that never ended. None: the last step ended without a stall."""
+    done, found = last_step(attempt), None
+    for entry in attempt.entries:
+        stall = entry.record
+        if isinstance(stall, Stall) and stall.rank == attempt.run.rank and stall.step >= done:
+            found = max(0.0, entry.t - stall.since_seconds)
+    return found
+
+
+def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, float]:
+    """Split the measured time of an attempt. The kinds sum to `seconds`. Kinds whose time is unknown are left out.
+
+    Args:
+        attempt: The attempt.
+        kept: Number of its first steps that survive.
+        seconds: Duration of the attempt.
+    """
+    unknown = _unknown(attempt)
+    parts = {kind: 0.0 for kind in KINDS if kind not in unknown}
+    _add_steps(parts, attempt, kept)
+    _move_stragglers(parts, attempt, kept)
+    for span in set(records(attempt, Span)):  # a copied journal repeats its records
+        parts[span.kind if span.kind in {EVALUATION, CHECKPOINT} else OTHER] += max(0.0, span.seconds)
+    known = sum(parts.values())
+    if known > seconds:  # the clock of a device may exceed the clock of the host by a little
+        return {kind: value * (seconds / known) for kind, value in parts.items()}
+    since = hanging_since(attempt)
+    rest = seconds - known
+    hung = 0.0 if since is None else min(rest, max(0.0, seconds - since))
+    parts[STALLS] += hung
+    parts[OTHER] += rest - hung
+    return parts
+
+
+def _unknown(attempt: RecordedAttempt) -> set[str]:
+    """Return the kinds that the attempt didn't measure."""
+    found = set()
+    for kind, name in ((DATA, "data_time"), (COMMUNICATION, "communication_time")):
+        if all(map(isnan, attempt.columns[name])):
+            found.add(kind)
+    if attempt.run.world_size == 1 or attempt.run.config.get("stragglers") == "off":
+        found.add(STRAGGLERS)
+    return found
+
+
+def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
+    """Add the time of the steps: of surviving steps by stage, of all steps the excess of special steps."""
+    columns: Mapping[str, Sequence[float]] = attempt.columns
+    times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
+    excluded = attempt.excluded
+    ordinary = [
+        time for step, time in zip(attempt.step, times, strict=True) if step not in excluded and not isnan(time)
+    ]
+    usual = median(ordinary) if ordinary else None
+    stalled = {one.step + 1 for one in records(attempt, Stall) if one.rank == attempt.run.rank}
+    for place, (step, time) in enumerate(zip(attempt.step, times, strict=True)):
+        if isnan(time) or time <= 0:
+            continue
+        kind = STALLS if step in stalled else _EXCESS.get(excluded.get(step, ""))
+        excess = 0.0 if kind is None or usual is None else max(0.0, time - usual)
+        if kind is not None:
+            parts[kind] += excess
+        if place >= kept:
+            parts[ROLLED_BACK] += time - excess
+            continue
+        share = (time - excess) / time
+        left = time - excess
+        for stage, value in ((DATA, data[place]), (COMMUNICATION, waits[place])):
+            if not isnan(value):
+                taken = min(left, value * share)
+                parts[stage] += taken
+                left -= taken
+        parts[PRODUCTIVE] += left
+
+
+def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
+    """Move the time that slow ranks cost from communication, and then from productive time."""
+    if STRAGGLERS not in parts:
+        return
+    last = attempt.step[kept - 1] if kept else attempt.run.step
+    lost = sum([max(0.0, one.seconds_lost) for one in records(attempt, Straggler) if one.step <= last])
+    for kind in (COMMUNICATION, PRODUCTIVE):
+        moved = min(lost, parts.get(kind, 0.0))
+        if moved > 0:
+            parts[kind] -= moved
+            parts[STRAGGLERS] += moved
+            lost -= moved
+
+
+def records(attempt: RecordedAttempt, kind: type[T]) -> list[T]:
+    """Return the records of a type, in order."""
+    return [entry.record for entry in attempt.entries if isinstance(entry.record, kind)]

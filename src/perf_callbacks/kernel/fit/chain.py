@@ -1,0 +1,100 @@
+"""Counters that a checkpoint carries from attempt to attempt, and the clocks that attempts have in common."""
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.clock import seconds_since_boot
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import processes
+from perf_callbacks.kernel.records.fit_records import Run
+
+_processes: set[int] = set()  # the process ids whose first fit has begun: a fork has another id
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """Time of a run before its current attempt. None: unknown."""
+
+    resumed: bool
+    """True: the attempt continues from a checkpoint."""
+    first_unix: float | None
+    """Wall clock at the start of the first attempt's process."""
+    elapsed_seconds: float | None
+    """Seconds from there to the beginning of the current attempt."""
+    productive_seconds: float | None
+    """Seconds of the steps that the checkpoint holds."""
+
+    def state(self, run: Run, seconds: float | None, productive: float | None) -> dict[str, float | None]:
+        """Return the counters for a checkpoint.
+
+        Args:
+            run: The record that opened the current attempt.
+            seconds: Seconds since this record. None: unknown.
+            productive: Seconds of this attempt's steps. None: unknown.
+        """
+        return {
+            "started_unix": run.started_unix,
+            "first_unix": self.first_unix,
+            "elapsed_seconds": _plus(self.elapsed_seconds, seconds),
+            "productive_seconds": _plus(self.productive_seconds, productive),
+        }
+
+    def ettr(self, seconds: float, productive: float) -> float | None:
+        """Return the share of the time since the first start that surviving steps took. Arguments: as for `state`."""
+        elapsed, steps = _plus(self.elapsed_seconds, seconds), _plus(self.productive_seconds, productive)
+        return None if not elapsed or steps is None else min(1.0, steps / elapsed)
+
+
+def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
+    """Return the time before an attempt, from the counters of its checkpoint.
+
+    A checkpoint may hold the counters of an earlier step, if training went on without the callback. Then the time is
+    unknown.
+
+    Args:
+        carried: Counters of the checkpoint. None: a fresh start.
+        step: Optimizer steps done before the attempt.
+        run: The record that opens the attempt.
+    """
+    if step == 0 and carried is None:
+        own = run.process_seconds or 0.0
+        return Chain(resumed=False, first_unix=run.started_unix - own, elapsed_seconds=own, productive_seconds=0.0)
+    found = [number(carried or {}, name) for name in ("first_unix", "elapsed_seconds", "productive_seconds")]
+    first, elapsed, productive = found if (carried or {}).get("step") == step else (None, None, None)
+    if first is None or elapsed is None or productive is None:
+        return Chain(resumed=True, first_unix=None, elapsed_seconds=None, productive_seconds=None)
+    now = max(elapsed, run.started_unix - first)  # the wall clock may have been set back
+    return Chain(resumed=True, first_unix=first, elapsed_seconds=now, productive_seconds=productive)
+
+
+def number(carried: Mapping[str, Any], name: str) -> float | None:
+    """Return a counter of a checkpoint. None: there is none, or it is no number that a counter can have."""
+    value = carried.get(name)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return value if known else None
+
+
+def process_seconds() -> float | None:
+    """Return the age of the process, at its first fit. None: a later fit, or the age says nothing, as in a notebook."""
+    first = os.getpid() not in _processes
+    _processes.add(os.getpid())
+    by_hand = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    return processes.age() if first and not by_hand else None
+
+
+def uptime(boot_id: Path = _BOOT_ID) -> dict[str, Any]:
+    """Return the fields of `Run` about the machine's boot. Empty: the system doesn't show it."""
+    with suppress(OSError, ValueError, AttributeError):
+        return {"boot_id": boot_id.read_text(encoding="ascii").strip(), "uptime_seconds": seconds_since_boot()}
+    return {}
+
+
+def _plus(before: float | None, seconds: float | None) -> float | None:
+    return None if before is None or seconds is None else before + seconds

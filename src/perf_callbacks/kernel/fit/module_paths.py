@@ -1,0 +1,60 @@
+"""Paths of a model's modules. Layers of a list share a path, and wrappers of the model leave no trace."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from perf_callbacks.kernel.fit.identity import WRAPPERS, parameter_size
+
+_INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Attributes of torch.compile, FSDP and activation checkpointing that hold the wrapped module."""
+
+
+class ModulePaths:
+    """Paths, numbers and parameters of a model's modules. Keeps no module alive.
+
+    A module that occurs at several places has the path of the first place, as in `named_modules`. Layers of a list that
+    have the same class share a path with a star, such as `layers.*.mlp`.
+
+    >>> ModulePaths(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))).parameters
+    {'': 0, '*': 17}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.by_id: dict[int, str] = {}
+        """Path of each module, by the id of the module."""
+        self.modules: dict[str, int] = {}
+        """Number of modules of each path; a wrapper doesn't count."""
+        self.parameters: dict[str, int | None] = {}
+        """Number of parameters of the modules of each path, without submodules. None: unknown."""
+        managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+        seen: set[int] = set()
+        for path, module in self._walk(model, ""):
+            self.modules[path] = self.modules.get(path, 0) + (_wrapped(module) is None)
+            total = self.parameters.setdefault(path, 0)
+            for one in module._parameters.values():  # noqa: SLF001 `parameters` has no shorter form for one module
+                if one is not None and id(one) not in seen:
+                    seen.add(id(one))
+                    size = parameter_size(one, managed=managed)
+                    total = None if total is None or size is None else total + size
+            self.parameters[path] = total
+
+    def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        """Yield each module once, with its path."""
+        if id(module) in self.by_id:
+            return
+        self.by_id[id(module)] = path
+        yield path, module
+        wrapped = _wrapped(module)
+        children = {name: child for name, child in module._modules.items() if child is not None}  # noqa: SLF001 `children` drops a module that occurs twice
+        kinds = {type(_wrapped(child) or child) for child in children.values()}
+        alike = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1 == len(kinds)
+        for name, child in children.items():
+            under = f"{path}." if path else ""
+            yield from self._walk(child, path if child is wrapped else under + ("*" if alike else name))
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the module inside of a wrapper, or None if the module is no wrapper."""
+    names = (*_INNER, "module") if type(module).__name__ in WRAPPERS else _INNER
+    return next((one for name in names if (one := module._modules.get(name)) is not None), None)  # noqa: SLF001 a wrapper may look up other names in its module

@@ -1,0 +1,70 @@
+"""Processes beside the training, which no thread of the training waits for."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+
+NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
+"""Flag that keeps SIGPIPE away from a write: SIGPIPE ends a program that doesn't ignore it. macOS has no such flag."""
+
+
+class SideProcess:
+    """A process that reads jobs from a socket, and answers each job with a line. No method waits."""
+
+    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        """Start an isolated interpreter with these arguments, in a session of its own."""
+        self.over = False
+        """True: the process has ended."""
+        self._received = bytearray()
+        self._socket, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 our own file
+                    [sys.executable, "-I", *arguments],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=env,
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
+    def _lines(self) -> list[bytes]:
+        """Return the lines that came since the last call."""
+        self._process.poll()  # the side process forks, and its parent ends at once
+        try:
+            while not self.over and self._socket.fileno() >= 0:
+                chunk = self._socket.recv(65_536)
+                self.over = not chunk
+                self._received += chunk
+        except OSError as error:
+            let_pass(error)
+            self.over = not isinstance(error, BlockingIOError)  # else killed while a job waited
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        return [bytes(line) for line in lines]
+
+
+def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    """Close the socket, and let the process go on. In a forked child, the process belongs to the parent. Idempotent."""
+    with suppress(OSError):
+        end.close()
+    if process.returncode is None:
+        process.returncode = 0  # else a `ResourceWarning`: nobody waits for this process
+
+
+def why_not(program: str, feature: str) -> str | None:
+    """Return the reason why a feature can't run a program file of ours in a side process; None if there is none."""
+    if not (hasattr(os, "fork") and hasattr(os, "killpg")):
+        return f"{feature} need a POSIX system"
+    if not sys.executable or getattr(sys, "frozen", False) or not Path(program).is_file():
+        return "there is no Python interpreter to start"
+    return None

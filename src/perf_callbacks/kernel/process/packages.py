@@ -1,0 +1,63 @@
+"""Versions of the packages that the program has loaded, and of the GPU's driver."""
+
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import suppress
+
+MOST_PACKAGES = 200
+"""Most packages whose versions a journal has."""
+
+FIRST = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "triton", "deepspeed", "flash_attn")
+"""Packages at the head of the list: a short message names these."""
+
+DRIVERS = {"nvidia_driver": Path("/sys/module/nvidia/version"), "amdgpu_driver": Path("/sys/module/amdgpu/version")}
+"""Files in which Linux gives the version of a loaded driver."""
+
+NAMED = frozenset({"perf_callbacks", "python", *FIRST, *DRIVERS})
+"""Names with a line each in a report."""
+
+LONGEST = 60
+"""Most characters of a version."""
+
+
+def loaded() -> dict[str, str]:
+    """Return the versions of loaded packages, by the name that the program imports. Python's own are not listed."""
+    names = [*sys.modules]
+    chosen = [*[name for name in FIRST if name in names], *sorted(name for name in names if _is_package(name))]
+    found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def drivers() -> dict[str, str]:
+    """Return the versions of loaded drivers of GPUs. A driver that is a part of Linux has no version of its own."""
+    found: dict[str, str] = {}
+    for name, file in DRIVERS.items():
+        with suppress(OSError, UnicodeDecodeError):
+            found[name] = file.read_text(encoding="utf-8").strip()[:LONGEST]
+    return found
+
+
+_LISTED_APART = frozenset({*FIRST, *sys.stdlib_module_names})
+
+
+def _is_package(name: str) -> bool:
+    return "." not in name and not name.startswith("_") and name not in _LISTED_APART
+
+
+def _version(name: str) -> str | None:
+    """Return a version. A module's own attribute is quick to read; the metadata are read from the disk."""
+    with suppress(Exception):  # any package's code
+        found = vars(sys.modules[name]).get("__version__")
+        version = found if isinstance(found, str) else _version_on_disk(name)
+        return version and version[:LONGEST]
+    return None
+
+
+@cache
+def _version_on_disk(name: str) -> str | None:
+    with suppress(Exception):  # damaged metadata
+        return metadata.version(name)
+    return None

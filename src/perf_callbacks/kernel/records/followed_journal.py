@@ -1,0 +1,144 @@
+"""Journals that are read again and again while they grow. Only new bytes are read."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Steps
+from perf_callbacks.kernel.records.journal_ends import (
+    END_BYTES,
+    OPENING,
+    EndReader,
+    FitEnds,
+    Line,
+    lines_of,
+    with_lines,
+    with_summary,
+)
+from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, exists, signs_of
+
+Version = tuple[int, int, int, int]
+"""Device, number, size and time of a file."""
+
+
+class FollowedJournals:
+    """Reads the ends of journals like `journal_ends.read`, and keeps them for the next reading."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, FollowedJournal] = {}
+
+    def read(self, journal: Path, locks: Locks) -> list[FitEnds]:
+        """Read the ends of the fits in a journal, oldest first. Raise `OSError` if the file can't be read."""
+        followed = self._known.get(journal)
+        if followed is None:
+            followed = self._known[journal] = FollowedJournal(journal)
+        try:
+            return followed.read(locks)
+        except OSError:
+            del self._known[journal]
+            raise
+
+
+class FollowedJournal:
+    """A journal, as far as it was read."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._beside_path = interim.path_of(journal)
+        self._version: Version | None = None
+        self._beside_version: Version | None = None
+        self._beside: Entry | None = None
+        self._fits: list[FitEnds] = []
+        self._start = 0
+        """Place of the last fit in the file."""
+        self._lines: list[Line] = []
+        """Lines near the end of the last fit."""
+        self._owner: int | None = None
+        """Process that has locked the journal, or had at an earlier reading."""
+
+    def read(self, locks: Locks) -> list[FitEnds]:
+        """Read the new bytes of the journal, and return the ends of its fits. Raise `OSError` if the file is gone."""
+        found, beside = self._journal.stat(), None
+        with suppress(OSError):
+            beside = self._beside_path.stat()
+        beside_version = None if beside is None else _version(beside)
+        summary_is_new = beside_version != self._beside_version
+        if summary_is_new:
+            self._beside, self._beside_version = interim.latest(self._journal), beside_version
+        version = _version(found)
+        if version != self._version:
+            if not self._grew(version):
+                self._read_ends()
+            self._version = version
+        elif summary_is_new:
+            self._update()
+        if self._fits:
+            self._live(signs_of(found, beside, locks), damaged=self._beside is None and beside is not None)
+        return self._fits
+
+    def _live(self, alive: Signs, *, damaged: bool) -> None:
+        """Set what changes without a new byte."""
+        last = self._fits[-1]
+        owner = self._owner if last.final is None else None
+        self._owner = alive.pid or owner
+        if alive.pid is None and owner is not None:  # a full disk ends a journal, too, and not its process
+            alive = replace(alive, pid=owner) if exists(owner) else replace(alive, gone=owner)
+        if (last.signs, last.damaged_summary) != (alive, damaged):
+            self._fits = [*self._fits[:-1], replace(last, signs=alive, damaged_summary=damaged)]
+
+    def _read_ends(self) -> None:
+        """Read both ends of each fit."""
+        with self._journal.open("rb") as file:
+            reader = EndReader(file, self._journal)
+            fits = reader.fits()
+        self._beside = reader.beside
+        self._fits = [fit.ends for fit in fits]
+        self._start = fits[-1].start if fits else 0
+        self._lines = _without_old_steps(fits[-1].lines, fits[-1].ends) if fits else []
+
+    def _grew(self, version: Version) -> bool:
+        """Read the new bytes of the last fit. Return False if the file must be read anew."""
+        start, old = self._start, self._version
+        if old is None or not self._lines or version[:2] != old[:2]:
+            return False
+        size, begin = version[2], self._lines[-1].start  # the last line may have been torn
+        opened = self._fits[-1].last(Steps) is not None or old[2] - start >= END_BYTES
+        usual = self._lines[0].start >= max(start, old[2] - END_BYTES)  # else a line was longer
+        if not opened or not usual or not old[2] < size <= begin + END_BYTES:
+            return False
+        with self._journal.open("rb") as file:
+            file.seek(max(0, begin - 1))
+            data = file.read(size - begin + 1)
+        if OPENING in data or (begin > 0 and data[:1] != b"\n"):
+            return False
+        near = max(start, size - END_BYTES)
+        lines = [*self._lines[:-1], *lines_of(data[1:], begin)]
+        self._lines = [line for line in lines if line.start >= near]
+        if not any([line.entry for line in self._lines]):
+            return False
+        self._update()
+        self._lines = _without_old_steps(self._lines, self._fits[-1])
+        return True
+
+    def _update(self) -> None:
+        """Make the ends of the last fit from its lines and the summary beside the journal."""
+        if self._fits:
+            earlier = [with_summary(ends, self._beside) for ends in self._fits[:-1]]
+            self._fits = [*earlier, with_lines(self._fits[-1], self._lines, self._beside)]
+
+
+def _without_old_steps(lines: Iterable[Line], ends: FitEnds) -> list[Line]:
+    """Return lines without the records that the ends of the fit don't hold. Of many journals, they need much memory."""
+    held = {id(entry) for entry in ends.latest}
+    return [
+        line if id(line.entry) in held else replace(line, entry=None, blank=line.entry is not None or line.blank)
+        for line in lines
+    ]
+
+
+def _version(found: os.stat_result) -> Version:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

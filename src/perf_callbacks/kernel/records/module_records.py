@@ -1,0 +1,68 @@
+"""Work of a step by module, as part of the `flops` record."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OUTSIDE = "(no module)"
+"""Line of the work outside of all modules of the model, such as a loss."""
+
+OPTIMIZER = "(optimizer)"
+"""Line of the products in the optimizer's step."""
+
+OTHERS = "(others)"
+"""Line that sums the modules that have no line of their own."""
+
+ITSELF = "(the model itself)"
+"""Name of the line of the model itself, whose path is empty."""
+
+APART = (OUTSIDE, OPTIMIZER, OTHERS)
+"""Lines that stand for no single place in the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleWork:
+    """FLOPs, parameters and activations of a module, without its submodules. Layers of a list share a line."""
+
+    path: str
+    """Path in the model, without wrappers such as DistributedDataParallel; "" for the model itself. "*" stands for the
+    numbers of layers in a list, if all of them have the same class. In parentheses: work outside of all modules, the
+    optimizer's work, and the sum of further modules."""
+    modules: int = 1
+    """Number of modules on the line; 0 for work that belongs to no module."""
+    forward_flops: int = 0
+    backward_flops: int = 0
+    """FLOPs of the backward of the operations that the module's forward ran."""
+    extra_flops: int = 0
+    """Executed FLOPs that are no model FLOPs: recomputation, and products in the optimizer."""
+    parameters: int | None = 0
+    """Number of the module's own parameters. A shared parameter counts at its first module. None: unknown."""
+    activation_bytes: int | None = None
+    """Bytes of tensors that the module's forward made and that were alive when the backward began. None: no backward
+    ran."""
+
+    @property
+    def name(self) -> str:
+        """The path as shown to people."""
+        return self.path or ITSELF
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward."""
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def hardware_flops(self) -> int:
+        """All executed FLOPs."""
+        return self.model_flops + self.extra_flops
+
+
+def heaviest(lines: Sequence[ModuleWork], most: int = 3) -> tuple[tuple[str, float], ...]:
+    """Return the modules with most executed FLOPs: name, and share of all executed FLOPs.
+
+    >>> heaviest([ModuleWork(path="", forward_flops=3), ModuleWork(path="(no module)", modules=0, forward_flops=1)])
+    (('(the model itself)', 0.75),)
+    """
+    total = sum(line.hardware_flops for line in lines)
+    found = [line for line in lines if line.path not in APART and line.hardware_flops > 0]
+    found = sorted(found, key=lambda line: line.hardware_flops, reverse=True)[:most]
+    return tuple([(line.name, line.hardware_flops / total) for line in found])

@@ -1,0 +1,157 @@
+"""The glossary: words of the documentation and of the report, each with its meaning.
+
+`make tables` writes the glossary into `docs/metrics.md`, and the report shows the meanings beside its words. The words
+for metrics and stages take their meaning from the registry of metrics.
+"""
+
+from dataclasses import dataclass
+
+from perf_callbacks.kernel.records.metric_table import BY_NAME
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """One word of the glossary."""
+
+    name: str
+    meaning: str
+    """Meaning in Markdown, without a full stop at the end."""
+    forms: tuple[str, ...] = ()
+    """Other forms of the word."""
+
+
+def _metric(name: str, metric: str, *forms: str) -> Term:
+    return Term(name=name, meaning=BY_NAME[metric].meaning, forms=forms)
+
+
+TERMS = (
+    Term(
+        name="step",
+        meaning="an optimizer step: from the end of one step to the end of the next, with all micro-batches, the "
+        "loader, "
+        "logging and other callbacks, without evaluations and checkpoints",
+        forms=("steps",),
+    ),
+    _metric("step time", "step_time"),
+    Term(
+        name="excluded step",
+        meaning="a step that counts in no mean and no rate: the first step, and steps with a FLOP count, an "
+        "evaluation, a "
+        "checkpoint or a restart",
+        forms=("excluded steps",),
+    ),
+    Term(name="rank", meaning="one of the processes that train together, by its number from 0", forms=("ranks",)),
+    Term(
+        name="attempt",
+        meaning="one start of a run. A run that is resumed from a checkpoint has several",
+        forms=("attempts",),
+    ),
+    Term(
+        name="stage",
+        meaning="a part of a step: data, forward, backward, optimizer, communication, gc or other. The stages of a "
+        "step "
+        "sum to the step",
+        forms=("stages",),
+    ),
+    _metric("data", "data_time"),
+    _metric("forward", "forward_time"),
+    _metric("backward", "backward_time"),
+    _metric("optimizer", "optimizer_time"),
+    _metric("communication", "communication_time"),
+    _metric("gc", "gc_time"),
+    _metric("other", "other_time"),
+    Term(
+        name="window",
+        meaning="some steps, 50 unless set, after which ranks exchange their times and amounts",
+        forms=("windows",),
+    ),
+    Term(
+        name="FLOPs", meaning="an amount of work: the number of additions and multiplications of floating-point numbers"
+    ),
+    Term(
+        name="TFLOPS",
+        meaning="a rate: 10^12 FLOPs per second; GFLOPS 10^9, MFLOPS 10^6, kFLOPS 10^3. " + BY_NAME["tflops"].meaning,
+        forms=("GFLOPS", "MFLOPS", "kFLOPS", "FLOPS"),
+    ),
+    Term(
+        name="model FLOPs",
+        meaning="the forward and the backward, each counted once, even if parts are computed twice",
+    ),
+    Term(
+        name="executed FLOPs",
+        meaning="model FLOPs, and what is computed again: by checkpointing and by fused attention",
+        forms=("hardware FLOPs",),
+    ),
+    Term(
+        name="recomputation",
+        meaning="parts of the forward that are computed again in the backward, to save memory",
+    ),
+    Term(
+        name="peak",
+        meaning="the highest FLOPs per second of a device in a number format, for dense matrices: from the table of "
+        "peaks, set by `peak_tflops`, or measured with matrix products",
+    ),
+    _metric("MFU", "mfu"),
+    _metric("HFU", "hfu"),
+    Term(
+        name="lower bound", meaning="a figure marked ≥: part of the work has no formula, so the true figure is larger"
+    ),
+    Term(
+        name="could save",
+        meaning="the largest share of the wall time after startup that the change could save. 20 % is 1.25 times as "
+        "fast",
+    ),
+    Term(
+        name="straggler",
+        meaning="a rank, or a set of ranks, that the other ranks wait for",
+        forms=("stragglers",),
+    ),
+    Term(
+        name="uneven",
+        meaning="work that differs between ranks, such as batches of different lengths: no rank is slow, but ranks "
+        "wait",
+    ),
+    Term(
+        name="stall",
+        meaning="a time in which no step ends, longer than the setting `stall_after`",
+        forms=("stalls",),
+    ),
+    Term(name="drift", meaning="steps that become longer in the course of a run"),
+    Term(
+        name="garbage collection",
+        meaning="Python's search for objects that only refer to each other",
+        forms=("collection", "collections"),
+    ),
+    Term(name="wall time", meaning="the time from the moment at which measuring began"),
+    Term(name="startup", meaning="the checklist and the rest of the callback's setup, before the first step"),
+    Term(
+        name="FLOP counting",
+        meaning="the extra time of steps with a FLOP count, compared with the mean step, and the measurement of a peak",
+        forms=("FLOP count",),
+    ),
+    Term(
+        name="own work",
+        meaning="the checklist's first full garbage collection and similar work of the callback that is in no step",
+    ),
+    Term(name="weights", meaning="parameters and buffers"),
+    Term(name="gradients", meaning="gradients of trained parameters, when an optimizer is about to step"),
+    Term(
+        name="activations",
+        meaning="tensors that the forward made and that are alive when the backward begins",
+    ),
+    Term(name="temporary", meaning="all other tensors that the step makes and frees, at their largest sum"),
+    Term(
+        name="context", meaning="on an NVIDIA GPU, memory outside of torch's allocator: CUDA, libraries, communicators"
+    ),
+    Term(
+        name="median",
+        meaning="the middle value: half of the steps take less, half take more",
+        forms=("medians",),
+    ),
+    Term(
+        name="checklist",
+        meaning="the changes that the callback makes or advises when training starts, such as collecting garbage at "
+        "set "
+        "steps",
+    ),
+)

@@ -1,0 +1,56 @@
+"""The command for events, which the environment alone can set: a file from elsewhere must not run code."""
+
+import shlex
+from collections.abc import Mapping
+
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+
+FIELD = "on_event"
+
+VARIABLE = "PERF_CALLBACKS_ON_EVENT"
+
+ENVIRONMENT_ALONE = f"{FIELD} is set by the environment alone: {VARIABLE}='python notify.py'"
+"""Answer to code or a file that sets the command."""
+
+_SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
+"""Words that mean something to a shell only."""
+
+
+def command(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command and its arguments; empty if none is set. Errors don't show the value: it may hold a secret.
+
+    >>> command({"PERF_CALLBACKS_ON_EVENT": "notify.sh 'my room' --quiet"})
+    ('notify.sh', 'my room', '--quiet')
+    >>> command({"PERF_CALLBACKS_ON_EVENT": "cat >> events.jsonl"})
+    Traceback (most recent call last):
+        ...
+    perf_callbacks.kernel.settings.config.ConfigError: PERF_CALLBACKS_ON_EVENT: got '>>', which only a shell \
+understands, wanted a command with its arguments; for a shell, write sh -c '...'.
+    """
+    text = environ.get(VARIABLE, "").strip()
+    if text.lower() in {"", "none", "off"}:
+        return ()
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"{VARIABLE}: {str(error).lower()}, wanted a command with its arguments, quoted as for a shell."
+        ) from None
+    found = next((word for word in words if word in _SHELL), None)
+    if found is not None:
+        raise ConfigError(
+            f"{VARIABLE}: got '{found}', which only a shell understands, wanted a command with its arguments; "
+            "for a shell, write sh -c '...'."
+        )
+    if not words[0]:
+        raise ConfigError(f"{VARIABLE}: the command is empty, wanted a command with its arguments.")
+    return words
+
+
+def shown(words: tuple[str, ...]) -> str:
+    """Return the program of a command without its arguments, which may hold secrets.
+
+    >>> shown(("curl", "https://hooks.example/secret")), shown(("notify.sh",))
+    ('curl …', 'notify.sh')
+    """
+    return printable(words[0]) + (" …" if len(words) > 1 else "")

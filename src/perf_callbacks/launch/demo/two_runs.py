@@ -1,0 +1,249 @@
+"""Two runs of the demo's program: as it is, and for as many steps with the remedy that the verdict names."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records.fit_records import Finding, Summary
+from perf_callbacks.kernel.records.journal_file import files, read
+from perf_callbacks.launch.cost.processes import environment
+from perf_callbacks.report import cards, report_file
+from perf_callbacks.report.units import duration
+
+PROGRAM = Path(__file__).with_name("train.py")
+"""The program. A run uses a copy, because the verdict names no line of an installed package."""
+
+AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
+"""Directories of the two runs."""
+
+BUSY = 0.1
+"""Least share of a run without a CPU that the demo mentions."""
+
+POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
+"""Time between two looks at the program, and time that the program gets to end after SIGTERM."""
+
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+"""Network interface for ranks on one machine."""
+
+ONE_RANK = "train.py tokenizes each sample in the training process, in plain Python (`Snippets.encode`)."
+SLOW_RANK = "the samples of rank {} were not tokenized before the training, as those of all other ranks were."
+
+
+class StoppedError(Exception):
+    """The user wants the demo to end."""
+
+
+class UnfinishedError(Exception):
+    """The demo can't go on, and says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoRun:
+    """A run that has ended."""
+
+    directory: Path
+    options: Sequence[str]
+    """Options of the program."""
+    summary: Summary
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds of a measured step."""
+        return self.summary.step_time or 0.0
+
+    @property
+    def no_cpu_share(self) -> float:
+        """Share of the run in which the training thread had to wait for a CPU, as far as known."""
+        return (self.summary.cpu.no_cpu_share if self.summary.cpu is not None else None) or 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class TwoRuns:
+    """Both runs of a demo, as far as the demo has got."""
+
+    directory: Path
+    ranks: int
+    runs: list[DemoRun] = field(default_factory=list)
+    finding: Finding | None = None
+    """The finding about the hidden fault."""
+    report: Path | None = None
+    """Report of both runs."""
+
+    @property
+    def fault(self) -> str:
+        """The hidden fault, in words."""
+        return ONE_RANK if self.ranks == 1 else SLOW_RANK.format(self.ranks - 1)
+
+    @property
+    def gain(self) -> float | None:
+        """Step time without the remedy, divided by the step time with the remedy. None: not known."""
+        if len(self.runs) < 2 or not self.runs[1].step_seconds:  # noqa: PLR2004 without and with the remedy
+            return None
+        return self.runs[0].step_seconds / self.runs[1].step_seconds
+
+
+Say = Callable[[str], object]
+
+
+def run_both(
+    found: TwoRuns,
+    seconds: float,
+    train: Callable[[Sequence[str]], int],
+    say: Say,
+) -> None:
+    """Run the program as it is, read the verdict, and run the program with the remedy.
+
+    Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault.
+
+    Args:
+        found: Receives the runs and the finding.
+        seconds: Seconds of the first run's steps.
+        train: Runs the program with these options, and returns its exit status.
+        say: Prints a paragraph.
+    """
+    ranks = found.ranks
+    several = ["--ranks", str(ranks)] if ranks > 1 else []
+    ready = ["--prepared", *map(str, range(ranks - 1))] if ranks > 1 else []
+    shutil.copyfile(PROGRAM, found.directory / PROGRAM.name)
+    first = _run(found, AS_IT_IS, [*several, *ready, "--seconds", f"{seconds:g}"], train, say)
+    finding = found.finding = about_fault(first.summary, ranks)
+    if finding is None:
+        why = "the training had no CPU for long" if first.no_cpu_share >= BUSY else "see its card above"
+        raise UnfinishedError(f"The verdict doesn't name the hidden fault: {why}. The fault: {found.fault}")
+    if finding is not first.summary.findings[0]:
+        say('The verdict names another cause first. The hidden fault is in a line that begins with "also".')
+    if not (change := options_of(finding.remedy, ranks)):
+        raise UnfinishedError(f"The demo can't apply this remedy: {finding.remedy}.")
+    say(f"The remedy, by the verdict: {finding.remedy}. The same {first.summary.steps:,} steps with the remedy:")
+    kept = ready if "--prepared" not in change else []
+    _run(found, REMEDIED, [*several, *kept, *change, "--steps", str(first.summary.steps)], train, say)
+
+
+def about_fault(summary: Summary, ranks: int) -> Finding | None:
+    """Return the finding about the hidden fault, if possible with a remedy for it. None: there is no such finding.
+
+    In a job, the fault shows as waiting for the slow rank, or as waiting for data on that rank alone.
+    """
+    causes = {"data"} if ranks == 1 else {"data", "straggler"}
+    found = [one for one in summary.findings if one.cause in causes and one.share is not None]
+    return next((one for one in found if options_of(one.remedy, ranks)), found[0] if found else None)
+
+
+def options_of(remedy: str, ranks: int) -> list[str]:
+    """Translate a remedy into options of the program. Empty: the program has no such option.
+
+    >>> options_of("DataLoader(num_workers=2)", 1), options_of("caching prepared samples, or cheaper transforms", 2)
+    (['--workers', '2'], ['--prepared', '0', '1'])
+    """
+    workers = re.search(r"num_workers=(\d+)", remedy)
+    if workers is not None:
+        return ["--workers", workers[1]]
+    if "more loader workers" in remedy:
+        return ["--workers", "1"]
+    return ["--prepared", *map(str, range(ranks))] if "caching" in remedy else []
+
+
+def write_report(found: TwoRuns) -> Path:
+    """Write the report of the first run, with the second run beside, and return its path."""
+    first, second = [report_file.fits(one.directory) for one in found.runs]
+    path = found.report = found.directory / report_file.NAME
+    report_file.write(first, 0, path, None, second[-1])
+    return path
+
+
+def conclusion(found: TwoRuns) -> Iterable[str]:
+    """Yield the sentences at the end: gain, promise, fault, and the time without a CPU."""
+    gain, finding = found.gain, found.finding
+    if gain is None or finding is None:
+        return
+    before, after = [one.step_seconds for one in found.runs]
+    yield (
+        f"A step took {duration(before)}, and {duration(after)} with the remedy: {gain:.2f}x faster. "
+        f"Promised: {cards.promised(finding).lower()}."
+    )
+    yield f"The fault: {found.fault}"
+    if not found.runs[1].summary.long_enough:
+        yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
+    busiest = max(one.no_cpu_share for one in found.runs)
+    if busiest >= BUSY:
+        yield f"The training had no CPU for up to {busiest:.0%} of its time: other programs or ranks used the CPUs."
+
+
+def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
+    """Run the program, and return its exit status. Raise `StoppedError` if the user wants an end: all ranks end then.
+
+    Args:
+        directory: Directory with the program, and working directory.
+        options: Options of the program.
+        stopped: Returns True once the user wants an end.
+        output: File descriptor of the output. None: the output of this process.
+    """
+    kept = {name: value for name, value in environment(os.environ).items() if not name.startswith("PERF_CALLBACKS")}
+    own = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch doesn't need it, but warns without it
+        "XDG_CACHE_HOME": str(directory / "cache"),  # the peak is measured here and now
+    }
+    if sys.platform in LOOPBACK:
+        own["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
+    process = subprocess.Popen(  # noqa: S603 a copy of our own program
+        [sys.executable, PROGRAM.name, *options],
+        cwd=directory,
+        env=kept | own,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends all ranks
+    )
+    try:
+        while process.poll() is None:
+            if stopped():
+                raise StoppedError
+            sleep(POLL_SECONDS)
+        return process.returncode
+    finally:
+        if process.poll() is None:
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a program with all of its processes."""
+    if os.name == "nt":
+        process.kill()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE_SECONDS)
+
+
+def _run(found: TwoRuns, name: str, options: Sequence[str], train: Callable[[Sequence[str]], int], say: Say) -> DemoRun:
+    """Run the program, and read its summary."""
+    options = [*options, "--out", name]
+    say(f"$ python {PROGRAM.name} {' '.join(options)}")
+    status = train(options)
+    directory = found.directory / name
+    if status:
+        raise UnfinishedError(f"The training ended with exit status {status}.")
+    summary = _summary(directory)
+    if summary is None:
+        raise UnfinishedError(f"The training left no summary in {directory}.")
+    run = DemoRun(directory=directory, options=options, summary=summary)
+    found.runs.append(run)
+    return run
+
+
+def _summary(directory: Path) -> Summary | None:
+    with suppress(OSError):
+        for journal in files(directory)[:1]:
+            records = [entry.record for entry in read(journal)]
+            return next((one for one in reversed(records) if isinstance(one, Summary)), None)
+    return None

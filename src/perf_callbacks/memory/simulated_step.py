@@ -1,0 +1,193 @@
+"""Memory of a training step, from a run on fake tensors: these have shapes but no values, and take no memory.
+
+The same code measures a real step. So an estimate contains all tensors that the framework and autograd make, as long as
+no shape depends on values.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from perf_callbacks.memory.allocations import Allocations
+from perf_callbacks.memory.estimate import SimulatedStep
+from perf_callbacks.memory.step_memory import StepMemory, sizes
+from perf_callbacks.memory.use import GB
+
+_DEVICE = "cpu"
+"""Device of the fake tensors. With a GPU's name, autograd would need a GPU."""
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, lr=1e-3),
+    "adamw-fused": partial(torch.optim.AdamW, lr=1e-3, fused=True),
+    "sgd": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adafactor": partial(torch.optim.Adafactor, lr=1e-3),
+}
+"""Optimizers of torch, by the names that `perf-callbacks memory` takes."""
+
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+MIXED = "-mixed"
+"""End of the name of a number format: weights are float32, and products run under autocast in this format."""
+
+
+class Simulation:
+    """A model and its optimizer on fake tensors, which take steps of any size.
+
+    Args:
+        make: Makes the model with weights of a number format. It takes token ids and labels, as in transformers.
+        optimizer: A name in `OPTIMIZERS`.
+        dtype: A name in `DTYPES`, or such a name with `MIXED`.
+        accelerator: True: the optimizer updates all weights at once, as on a GPU. False: one by one, as on a CPU.
+
+    Raises any error of a model that can't run without values.
+    """
+
+    def __init__(
+        self, make: Callable[[torch.dtype], nn.Module], optimizer: str, dtype: str, *, accelerator: bool = True
+    ) -> None:
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._follower = _Follower()
+        number_format = DTYPES[dtype.removesuffix(MIXED)]
+        self._cast = number_format if dtype.endswith(MIXED) else None
+        with self._running():
+            # conversion of fake weights afterwards fails: torch can't swap tensors that have weak references
+            self.model = make(torch.float32 if self._cast else number_format).train()
+            kind = OPTIMIZERS[optimizer]
+            at_once = {"foreach": True} if accelerator and "fused" not in getattr(kind, "keywords", {}) else {}
+            self._optimizer = kind(self.model.parameters(), **at_once)
+        self._layers = _layers(self.model)
+        self._plain = [layer.forward for layer in self._layers]
+        self._began = False
+
+    @property
+    def layers(self) -> int:
+        """Number of layers in the largest list of layers."""
+        return len(self._layers)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the weights of the largest of these layers; without such a list, of the whole model."""
+        return max([_bytes(layer) for layer in self._layers], default=_bytes(self.model))
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step(self, batch: int, length: int, *, checkpointed: int = 0, accumulated: int = 1) -> SimulatedStep:
+        """Simulate an optimizer step whose first `checkpointed` layers are checkpointed.
+
+        Args:
+            batch: Sequences in a micro-batch.
+            length: Tokens in a sequence.
+            checkpointed: Number of layers.
+            accumulated: Number of micro-batches. From the second on, gradients exist during the forward, so no more
+                than two are run.
+        """
+        for place, (layer, plain) in enumerate(zip(self._layers, self._plain, strict=True)):
+            # the forward of a module may be replaced: `nn.Module.__call__` looks it up on the instance
+            layer.forward = partial(checkpoint, plain, use_reentrant=False) if place < checkpointed else plain
+        with self._running():
+            if not self._began:  # the first step makes the optimizer's state
+                self._began = True
+                self._pass(1, min(length, 2))
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+            return self._measured(batch, length, min(accumulated, 2))
+
+    def _measured(self, batch: int, length: int, accumulated: int) -> SimulatedStep:
+        """Run one step, and follow its tensors."""
+        whole, passes, update = StepMemory(self.model, _DEVICE), Allocations(_DEVICE), Allocations(_DEVICE)
+        gradients: dict[int, int] = {}
+        whole.begin()
+        try:
+            for _ in range(accumulated):
+                ids = torch.ones(batch, length, dtype=torch.long)
+                self._follower.followed = (whole.allocations, passes)
+                self._pass(batch, length, ids)
+                self._follower.followed = ()
+                gradients = sizes([one.grad for one in self.model.parameters() if one.grad is not None], _DEVICE)
+                passes.keep(gradients)
+            self._follower.followed = (whole.allocations, update)
+            self._optimizer.step()
+            self._follower.followed = ()
+            self._optimizer.zero_grad()
+            parts = whole.parts(self.model, 2, None)
+        finally:
+            self._follower.followed = ()
+            whole.end()
+        found = SimulatedStep(
+            parts=parts,
+            passes=tuple(passes.high_moments()),
+            optimizer_temporary=update.peak_bytes(),
+            weights=_bytes(self.model),
+            gradients=sum(gradients.values()),
+            optimizer=round((parts.optimizer_gb or 0.0) * GB),
+        )
+        passes.end()
+        update.end()
+        return found
+
+    def _pass(self, batch: int, length: int, ids: torch.Tensor | None = None) -> None:
+        """Run a forward and a backward."""
+        ids = torch.ones(batch, length, dtype=torch.long) if ids is None else ids
+        with torch.autocast(_DEVICE, self._cast or torch.bfloat16, enabled=self._cast is not None):
+            loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(self._fake)
+            stack.enter_context(self._follower)
+            yield
+
+
+class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Passes the results of operations to allocations, and answers questions about values.
+
+    Operations on fake tensors raise an error if Python reads a value. Here each value is 1 or True: an unpadded mask,
+    and a number in an optimizer. Neither changes the size of a tensor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as above
+        self.followed: tuple[Allocations, ...] = ()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 the operation of `.item()`
+            return True if args[0].dtype is torch.bool else 1
+        out = _grouped(func, args, kwargs) if func in _GROUPED else func(*args, **kwargs)
+        for one in self.followed:
+            one.made(func, out, torch._C._current_graph_task_id() + 1)  # noqa: SLF001 there is no public name
+        return out
+
+
+_GROUPED = {one.default for one in [getattr(torch.ops.aten, "_grouped_mm", None)] if one is not None}
+"""Product of experts. The rule for its shape takes bfloat16 only, although the operation takes other formats."""
+
+
+def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
+    halved = [one.bfloat16() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
+    return torch.empty_like(func(*halved, **kwargs), dtype=args[0].dtype)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(sizes([*module.parameters(), *module.buffers()], _DEVICE).values())
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    """Return the list of layers with most parameters. All of its modules have the same class."""
+    lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
+    alike = [one for one in lists if len(one) > 1 and len({type(layer) for layer in one}) == 1]
+    return max(alike, key=lambda layers: sum(_bytes(layer) for layer in layers), default=[])

@@ -1,0 +1,132 @@
+"""Events as lines of JSON: what happened in which run, bounded in size."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perf_callbacks.kernel.records.fit_records import Finding, Run, Summary
+from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.report import cards, run_title
+from perf_callbacks.report.units import long_duration
+
+SCHEMA = 1
+"""Version of the events, incremented when a key is removed or changes its meaning."""
+
+STALL, STRAGGLER, DRIFT, END = "stall", "straggler", "drift", "end"
+
+ENDED, FAILED, LOST = "ended", "failed", "lost"
+"""States of a fit at its end. Lost: its process ended without a word."""
+
+MOST_TEXT, MOST_ITEMS = 500, 20
+"""Most characters of a text, and most items of a list."""
+
+MOST_FINDINGS = 5
+
+MOST_BYTES = 32_000
+"""Most bytes of an event. A larger event comes without its lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Fit that events come from."""
+
+    run: Run
+    directory: str | None
+    """Output directory. None: there is no journal."""
+
+    def event(self, kind: str, sentence: str, details: Mapping[str, Any], *, step: int, now: float) -> dict[str, Any]:
+        """Return an event: common keys, and its details under the name of its kind."""
+        run = self.run
+        title = run_title.title(run)
+        common = {
+            "schema": SCHEMA,
+            "event": kind,
+            "time_unix": now,
+            "text": f"{title}: {sentence}",
+            "title": title,
+            "run_id": run.run_id,
+            "attempt": run.attempt,
+            "job_id": run.job_id,
+            "host": run.host,
+            "program": run.program,
+            "output_dir": self.directory,
+            "rank": run.rank,
+            "world_size": run.world_size,
+            "step": step,
+        }
+        return {name: _bounded(value, 2 * MOST_TEXT) for name, value in common.items()} | {kind: _bounded(details)}
+
+    def end(self, summary: Summary, *, now: float) -> dict[str, Any]:
+        """Return the event for the end of the fit, with state, verdict and findings."""
+        seconds = sum(summary.wall_seconds.values())
+        state = ENDED if summary.failure is None else FAILED
+        verdict = cards.verdict(summary)
+        sentence = f"{state} after step {summary.step} and {long_duration(seconds)}"
+        sentence += f": {summary.failure.partition(chr(10))[0]}." if summary.failure else "."
+        details = {
+            "state": state,
+            "reason": summary.failure,
+            "seconds": seconds,
+            "steps": summary.steps,
+            "step_seconds": summary.step_time,
+            "verdict": verdict or None,
+            "findings": [_finding(found) for found in summary.findings[:MOST_FINDINGS]],
+        }
+        return self.event(END, f"{sentence} {verdict}".strip(), details, step=summary.step, now=now)
+
+    def drift(self, found: Finding, *, step: int, now: float) -> dict[str, Any]:
+        """Return the event for steps that became longer."""
+        return self.event(DRIFT, f"{found.evidence}; try {found.remedy}.", _finding(found), step=step, now=now)
+
+    def lost(self, *, step: int, now: float) -> dict[str, Any]:
+        """Return the event for a process that ends without a word."""
+        reason = "its process ended without a word: it was killed, or ended in C code"
+        show = "" if self.directory is None else f" `perf-callbacks show {self.directory}` shows what is left."
+        details = {"state": LOST, "reason": reason}
+        return self.event(END, f"lost: {reason}.{show}", details, step=step, now=now)
+
+
+def line(event: Mapping[str, Any]) -> bytes:
+    """Encode an event as a line of JSON."""
+    text = _encoded(event)
+    return text if len(text) <= MOST_BYTES else _encoded(_without_lists(event))
+
+
+def _encoded(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    return {
+        "cause": found.cause,
+        "share": found.share,
+        "low": found.low,
+        "evidence": found.evidence,
+        "remedy": found.remedy,
+    }
+
+
+def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
+    """Return a value for JSON: texts without control characters and cut, lists cut, and no number beyond all numbers.
+
+    >>> _bounded({"text": chr(27) + "x" * 600, "share": float("nan"), "ranks": range(30)})["share"] is None
+    True
+    """
+    if isinstance(value, Mapping):
+        return {str(name): _bounded(one, most) for name, one in value.items()}
+    if isinstance(value, str):
+        text = printable(value)
+        return text if len(text) <= most else text[: most - 1] + "…"
+    if isinstance(value, float):
+        return float(f"{value:.12g}") if math.isfinite(value) else None
+    if isinstance(value, Sequence):
+        return [_bounded(one, most) for one in value[:MOST_ITEMS]]
+    return value if value is None or isinstance(value, bool | int) else str(value)[:most]
+
+
+def _without_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_lists(one) for name, one in value.items() if not isinstance(one, list)}
+    return value

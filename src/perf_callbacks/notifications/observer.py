@@ -1,0 +1,138 @@
+"""The events of a fit that the user's command hears of: stalls, slow ranks, drift and the end."""
+
+import shutil
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perf_callbacks.advice import drift
+from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.failures import guard, logs
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Record, Summary
+from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.kernel.settings.on_event import VARIABLE
+from perf_callbacks.notifications import event, sender
+from perf_callbacks.notifications.event import Origin
+from perf_callbacks.notifications.sender import Sender
+
+AT_ONCE, REFILL_SECONDS = 10, 60.0
+"""Most events at once, and the seconds after which one more may follow. Drift and the end always pass."""
+
+STEP_SECONDS = 10.0
+"""Seconds between two numbers of steps for the side process."""
+
+NO_COMMAND = "perf_callbacks: %s has no effect: %s."
+
+NO_MORE = "perf_callbacks: no more events for the command, training goes on: %s"
+
+
+def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
+    """Pass the events of this fit to the command that the environment sets. None: no command, or no way to run it."""
+    command = recorder.on_event
+    if not command:
+        return None
+    reason = sender.why_not()
+    if reason is None and shutil.which(command[0]) is None:
+        reason = f"there is no program {printable(command[0])!r}"
+    if reason is not None:
+        if recorder.run.rank == 0:
+            log.warning(NO_COMMAND, VARIABLE, reason)
+        return None
+    watch = Notifications(recorder, command)
+    with suppress(RuntimeError):  # no thread available
+        WATCHDOG.watch(watch)
+    return watch
+
+
+class Notifications(Observer):
+    """Passes events to a side process. Each job has one such process, on rank 0.
+
+    Another rank starts a side process only if that rank is the one that reports a stall.
+    """
+
+    def __init__(
+        self, recorder: Recorder, command: tuple[str, ...], start: Callable[..., Sender] | None = None
+    ) -> None:
+        self._recorder, self._command = recorder, command
+        self._start = start or Sender
+        journal = recorder.journal_path
+        directory = None if journal is None else str(journal.absolute().parent.parent)
+        self._origin = Origin(run=recorder.run, directory=directory)
+        self._sender: Sender | None = None
+        self._allowed, self._refilled = float(AT_ONCE), recorder.clock()
+        self._dropped = 0
+        self._flooded = self._ended = False
+        self._step_at = 0.0
+        if recorder.run.rank == 0:
+            with guard(logs(log.warning, NO_MORE)):
+                self._reach()
+
+    def happened(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Pass on a stall or a slow rank, unless there were many events of late."""
+        with guard(logs(log.warning, NO_MORE)):
+            sentence = str(details.get("text", kind))
+            step = int(details.get("step", self._recorder.step))
+            self._send(self._origin.event(kind, sentence, details, step=step, now=unix_time()), limited=True)
+
+    def record_written(self, record: Record) -> None:
+        """Pass on the end of the fit, and before it a drift of the step time."""
+        if isinstance(record, Summary) and self._recorder.run.rank == 0 and not self._ended:
+            self._ended = True
+            with guard(logs(log.warning, NO_MORE)):
+                for found in record.findings:
+                    if found.cause == drift.CAUSE:
+                        self._send(self._origin.drift(found, step=record.step, now=unix_time()))
+                self._send(self._origin.end(record, now=unix_time()), last=True)
+
+    def tick(self, now: float) -> bool:
+        """Pass on the number of steps now and then."""
+        if self._sender is not None and not self._ended and now >= self._step_at:
+            self._step_at = now + STEP_SECONDS
+            self._sender.note_step(self._recorder.step)
+        return self._recorder.active
+
+    def closed(self) -> None:
+        """End the side process of a rank that has no last event to pass on. Rank 0 has its summary still to come."""
+        if self._recorder.run.rank != 0 and self._sender is not None:
+            self._sender.dismiss()
+
+    def _reach(self) -> Sender:
+        """Return the side process, started if necessary."""
+        if self._sender is None:
+            first, step = self._recorder.run.rank == 0, self._recorder.step
+            lost = self._origin.lost(step=step, now=unix_time()) if first else None
+            self._sender = self._start(self._command, lost)
+            weakref.finalize(self, self._sender.dismiss).atexit = False  # for a fit that nobody ends
+        return self._sender
+
+    def _send(self, found: dict[str, Any], *, limited: bool = False, last: bool = False) -> None:
+        """Pass on an event; count it instead if the limit is reached or the side process can't keep up."""
+        if not limited or self._may():
+            if self._dropped:
+                found = {**found, "dropped": self._dropped}
+            if self._reach().send(event.line(found), last=last):
+                self._dropped = 0
+                return
+        self._dropped += 1
+        if not self._flooded:
+            self._flooded = True
+            log.warning(
+                "perf_callbacks: too many events for the command of %s: further events are only counted, as `dropped` "
+                "in the next event.",
+                VARIABLE,
+            )
+
+    def _may(self) -> bool:
+        """Return True if the limit on events allows one more."""
+        now = self._recorder.clock()
+        self._allowed = min(AT_ONCE, self._allowed + (now - self._refilled) / REFILL_SECONDS)
+        self._refilled = now
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True

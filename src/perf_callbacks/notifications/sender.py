@@ -1,0 +1,168 @@
+"""The training's side of the process that runs the command for events.
+
+A socket is the queue: a write that would wait is done later, by the watchdog's thread. So no thread of the training
+ever waits for the command, or starts a process after the beginning of the fit.
+"""
+
+import atexit
+import json
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from errno import EPIPE
+from typing import Any
+
+from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process import beside
+from perf_callbacks.kernel.process.beside import NO_SIGNAL, SideProcess, let_go
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.kernel.settings.on_event import VARIABLE
+from perf_callbacks.notifications import side_process
+
+COMMAND_SECONDS = 10.0
+"""Seconds after which a command and its process group are killed."""
+
+MOST_UNSENT = 256_000
+"""Most bytes that wait for the side process. Further events are dropped."""
+
+EXIT_SECONDS = 3.0
+"""Seconds that the end of the interpreter may wait for the command: a container, or a step of Slurm, ends with its
+program, and all processes in it are killed."""
+
+POLL_SECONDS = 0.01
+
+log = logging.getLogger("perf_callbacks")
+
+
+class Sender(SideProcess):
+    """Passes lines to a side process, which runs the command for each. Any thread may call; no method waits."""
+
+    def __init__(self, command: Sequence[str], lost: dict[str, Any] | None, seconds: float = COMMAND_SECONDS) -> None:
+        """Start the side process.
+
+        Args:
+            command: The program and its arguments.
+            lost: The event that the side process passes on if this process ends without a word. None: no event.
+            seconds: Time limit of the command.
+        """
+        setup = {"command": list(command), "seconds": seconds, "lost": lost}
+        self._lock = threading.RLock()  # a signal handler that ends a fit may interrupt a call
+        self._unsent = bytearray(json.dumps(setup).encode() + b"\n")
+        self._events = self._answered = 0
+        self._complained = self._leaving = False
+        self._trouble: str | None = None
+        super().__init__("-S", side_process.__file__)
+        _all.add(self)
+        self._flush()
+        with suppress(RuntimeError):  # no thread can be started: lines that wait are written with the next event
+            WATCHDOG.watch(self)
+
+    def send(self, line: bytes, *, last: bool = False) -> bool:
+        """Pass an event on. `last`: the side process ends after this event. Return False if the event was dropped."""
+        with self._lock:
+            if self._leaving or len(self._unsent) + len(line) > MOST_UNSENT:
+                return False
+            self._unsent += line
+            self._events += 1
+            self._leaving = last
+            self._flush()
+            return True
+
+    def note_step(self, step: int) -> None:
+        """Pass on the number of steps, which the side process reports if this process ends without a word."""
+        with self._lock:
+            if not self._unsent and not self._leaving:
+                self._unsent += json.dumps({"step": step}).encode() + b"\n"
+                self._flush()
+
+    def dismiss(self) -> None:
+        """End the side process after the events that it has: no last event is to come. Idempotent."""
+        with self._lock:
+            if not self._leaving:
+                self._leaving = True
+                self._unsent += b"\n"
+                self._flush()
+
+    def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
+        """Pass on lines that wait, log the first trouble with the command, and reap the process that was started."""
+        with self._lock:
+            self._flush()
+            runs = not self.over or self._process.poll() is None
+            if not runs:
+                self.disown()
+            trouble, self._trouble = self._trouble, None
+        # Without the lock: a thread may hold the lock of a log handler, while its collection waits in `dismiss`.
+        if trouble is not None:
+            log.warning("perf_callbacks: the command of %s %s. Training goes on.", VARIABLE, printable(trouble))
+        return runs
+
+    @property
+    def heard(self) -> bool:
+        """True: the command has dealt with all events, or no answer will come."""
+        return self._answered >= self._events or self.over
+
+    def disown(self) -> None:
+        """Close the socket, and let the side process go on. Idempotent."""
+        _all.discard(self)
+        self._leaving = True
+        self._lock = threading.RLock()  # in a forked child, a thread that is gone may hold the old lock
+        let_go(self._socket, self._process)
+
+    def _flush(self) -> None:
+        self._listen()
+        try:
+            if self._unsent and self.over:
+                raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
+            while self._unsent and self._socket.fileno() >= 0:
+                del self._unsent[: self._socket.send(self._unsent, NO_SIGNAL)]
+        except OSError as error:
+            let_pass(error)
+            if isinstance(error, BlockingIOError):  # the socket is full
+                return
+            # The side process was killed.
+            self._complain(f"gets no more events: {error.strerror or error}")
+            self._unsent.clear()
+
+    def _listen(self) -> None:
+        for answer in self._lines():
+            self._answered += 1
+            trouble = json.loads(answer)
+            if trouble is not None:
+                self._complain(trouble)
+
+    def _complain(self, trouble: str) -> None:
+        """Leave the first trouble for the log."""
+        if not self._complained:
+            self._complained = True
+            self._trouble = trouble
+
+
+_all: set[Sender] = set()
+"""Senders whose side process runs. The watchdog holds them weakly, and a fit may be gone before its last event is."""
+
+
+def why_not() -> str | None:
+    """Return the reason why no side process can be started; None if there is none."""
+    return beside.why_not(side_process.__file__, "commands for events")
+
+
+def _at_exit() -> None:
+    deadline = monotonic() + EXIT_SECONDS
+    for sender in [*_all]:
+        while sender.tick(0.0) and not sender.heard and monotonic() < deadline:
+            sleep(POLL_SECONDS)
+        sender.disown()
+
+
+def _in_child() -> None:
+    with suppress(Exception):  # our errors must not stop a worker
+        for sender in [*_all]:
+            sender.disown()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,128 @@
+"""A process beside the training: runs the user's command for each event, and once more if the training is killed.
+
+Python runs this file by its path and without site-packages, so it imports the standard library alone. The first line on
+stdin is the setup: the command, its time limit, and the event to pass on if the training ends without a word. Each
+further line is an event, a number of steps (`{"step": 3}`), or empty: then nothing is left to do. After each event a
+line on stdout says what went wrong, or null.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from threading import Thread
+from time import time as unix_time  # noqa: TID251 no module of the package can be imported here
+from typing import IO, Any
+
+MOST_SHOWN = 200
+"""Most bytes of a failed command's last line."""
+
+READ_SECONDS = 0.5
+"""Seconds to wait for the rest of stderr: a process that the command left behind may keep stderr open."""
+
+
+def main() -> None:
+    """Run the command for each line of stdin, until the training ends."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # a scheduler ends all processes of a job, first with SIGTERM
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _stay)  # not SIG_IGN, which the command would inherit
+    setup = _parsed(sys.stdin.buffer.readline())
+    if not setup:
+        return
+    command, seconds, lost = setup["command"], setup["seconds"], setup["lost"]
+    for line in _lines(sys.stdin.buffer):
+        if line == b"\n":
+            return
+        event = _parsed(line)
+        if "event" in event:
+            _answer(run(command, line, seconds))
+            if event["event"] == "end":
+                return
+        elif event and lost:
+            lost |= event
+    if not lost:
+        return
+    lost["time_unix"] = unix_time()
+    run(command, json.dumps(lost).encode() + b"\n", seconds)
+
+
+def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
+    """Return the lines until the training ends. A training that is killed with unread answers resets the socket."""
+    try:
+        yield from stdin
+    except OSError:
+        return
+
+
+def run(command: list[str], event: bytes, seconds: float) -> str | None:
+    """Run the command with the event on stdin. Return the reason of a failure; None: the command succeeded."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 the user's command, from the environment alone
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"can't be started: {getattr(error, 'strerror', None) or error}"
+    last = bytearray()
+    reader = Thread(target=_keep_last, args=(process.stderr, last), daemon=True)
+    reader.start()
+    Thread(target=_feed, args=(process.stdin, event), daemon=True).start()  # the command may never read
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"took longer than {seconds:g} s and was killed"
+    if status == 0:
+        return None
+    reader.join(READ_SECONDS)
+    line = bytes(last).decode(errors="replace").strip().rpartition("\n")[2]
+    return f"ended with status {status}" + (f": {line}" if line else "")
+
+
+def _stay(_number: int, _frame: object) -> None:
+    """Do nothing: the last event is still to come."""
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return the object on a line; empty if the line is torn."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _answer(trouble: str | None) -> None:
+    try:
+        sys.stdout.write(json.dumps(trouble) + "\n")
+        sys.stdout.flush()
+    except OSError:  # the training is gone
+        pass
+
+
+def _feed(stdin: IO[bytes], event: bytes) -> None:
+    try:
+        with stdin:
+            stdin.write(event)
+    except OSError:  # the command has ended, or reads no event
+        pass
+
+
+def _keep_last(stderr: IO[bytes], last: bytearray) -> None:
+    """Read all output, so that the command never waits, and keep the end."""
+    with stderr:
+        while chunk := stderr.read1(4096):  # type: ignore[attr-defined]
+            last += chunk
+            del last[:-MOST_SHOWN]
+
+
+if __name__ == "__main__":
+    if os.getppid() != 1 and os.fork():  # process 1 would inherit the child, and never wait for it
+        os._exit(0)  # the training has no child then, which its `os.wait` would return, or wait for
+    main()

@@ -1,0 +1,152 @@
+"""Timelines of a trace: work on devices, and the calls of host threads."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from perf_callbacks.profiles import host as hosts, kernel_classes
+from perf_callbacks.profiles.host import NOWHERE, Call, Host, Origin
+from perf_callbacks.profiles.intervals import Interval
+from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, Event, number
+
+_WORK = {
+    "kernel": False,
+    "gpu_memcpy": True,
+    "gpu_memset": True,
+    "memcpy": True,
+    "memset": True,
+    "concurrent_kernel": False,
+}
+"""Categories of work on a device, and True for work of the copy engines. Capitalized in 2021."""
+
+_HOST = {"cpu_op": "operation", "operator": "operation", "user_annotation": "annotation", "python_function": "python"}
+
+MICROSECOND = 1e-6
+
+MOST_MICROSECONDS = 1e18
+"""Times beyond this limit are damaged."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """Kernel, copy or collective on a device. On a CPU: a part of an operation without inner operations."""
+
+    start: float
+    end: float
+    name: str
+    by_copy_engine: bool = False
+    stream: tuple[str, str] = ("", "")
+    origin: Origin = NOWHERE
+    launch: Call | None = None
+    first: bool = False
+    """True: the trace shows no earlier work of the stream."""
+    continued: bool = False
+    """True: another part of the same operation comes before."""
+    kind: str = kernel_classes.OTHER
+    share: float = 0.0
+    """Microseconds of busy time that count for this work."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of the work where several run at once: computation, then collectives, then copy engines."""
+        return 2 if self.by_copy_engine else int(self.kind == kernel_classes.COMMUNICATION)
+
+    @property
+    def order(self) -> tuple[float, float, tuple[str, str], str, float]:
+        """Place among all work, by start. The launch decides between equal work, as the order in a trace is chance."""
+        return self.start, self.end, self.stream, self.name, math.inf if self.launch is None else self.launch.end
+
+
+@dataclass(slots=True)
+class Timelines:
+    """Work by device, and calls of the host. In a trace of several processes, devices may have the same number."""
+
+    devices: dict[tuple[str, str], list[tuple[Work, Event]]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    span: Interval | None = None
+    """Time of all events. None: there is no event."""
+
+
+def split(events: Iterable[Event]) -> Timelines:
+    """Sort the events of a trace by timeline. Events with impossible times are left out."""
+    found = Timelines()
+    low, high = float("inf"), float("-inf")
+    for event in events:
+        if event.ph != "X" or event.cat is None:
+            continue
+        start, duration = number(event.ts), number(event.dur)
+        if start is None or duration is None or not 0 <= duration < MOST_MICROSECONDS > abs(start):
+            continue
+        category, name = event.cat.lower(), str(event.name)
+        if category in _WORK:
+            arguments = event.args or NO_ARGUMENTS
+            device = (str(event.pid), str(event.pid if arguments.device is None else arguments.device))
+            work = Work(start, start + duration, name, _WORK[category], (str(event.pid), str(event.tid)))
+            found.devices.setdefault(device, []).append((work, event))
+        else:
+            kind = _HOST.get(category) or ("runtime" if category.endswith(("runtime", "driver")) else None)
+            if kind is None:
+                continue
+            if kind in {"operation", "annotation"} and name.startswith(hosts.MODULE):
+                kind = "module"
+            thread = (str(event.pid), str(event.tid))
+            correlation = event.args.correlation if event.args is not None and kind == "runtime" else None
+            found.calls.append(
+                Call(start, start + duration, name, kind, thread, event.args or NO_ARGUMENTS, _id(correlation))
+            )
+            if kind == "python":  # begins before the profiler and ends after
+                continue
+        low, high = min(low, start), max(high, start + duration)
+    found.span = Interval(low, high) if low < high else None
+    return found
+
+
+def on_device(work: Iterable[tuple[Work, Event]], host: Host) -> list[Work]:
+    """Link the work of a device to the launching calls, and find the class of the work."""
+    launches = {call.correlation: call for call in host.calls if call.kind == "runtime" and call.correlation}
+    operations = [call for call in host.calls if call.kind == "operation"]
+    by_id = {_id(call.arguments.external_id) or 0: call for call in operations}
+    linked = list[Work]()
+    for one, event in work:
+        arguments = event.args or NO_ARGUMENTS
+        one.launch = launches.get(_id(arguments.correlation) or 0)
+        number_of_call = _id(arguments.external_id) or _id(arguments.old_external_id)
+        outside = by_id.get(number_of_call) if number_of_call else None
+        one.origin = host.of(one.launch)
+        if not one.origin.operations and outside is not None:
+            one.origin = host.of(outside)
+        one.kind = _kind(one)
+        linked.append(one)
+    linked.sort(key=attrgetter("order"))
+    streams = set[tuple[str, str]]()
+    for one in linked:
+        one.first = one.stream not in streams
+        streams.add(one.stream)
+    return linked
+
+
+def on_cpu(host: Host) -> list[Work]:
+    """Return the operations of all threads as work, without operations that load data."""
+    seen, found = set[int](), list[Work]()
+    for call, (start, end) in host.self_times:
+        origin = host.of(call)
+        if origin.in_data:
+            continue
+        one = Work(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
+        seen.add(id(call))
+        one.kind = _kind(one)
+        found.append(one)
+    return sorted(found, key=attrgetter("order"))
+
+
+def _kind(work: Work) -> str:
+    if work.by_copy_engine:
+        return kernel_classes.COPY
+    names = [call.name for call in work.origin.operations]
+    return kernel_classes.of_kernel(work.name, names, in_optimizer=work.origin.in_optimizer)
+
+
+def _id(value: object) -> int | None:
+    found = number(value)
+    return None if found is None else int(found)

@@ -1,0 +1,145 @@
+"""The operations and copies that take the most time."""
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from perf_callbacks.kernel.records.profile_record import ProfiledCopy, ProfiledOperation
+from perf_callbacks.profiles import kernel_classes, operation_flops
+from perf_callbacks.profiles.device import MICROSECOND, Work
+from perf_callbacks.profiles.host import Call
+
+MOST = 10
+
+_COPYING = frozenset(
+    f"aten::{name}" for name in ("contiguous", "to", "_to_copy", "clone", "copy_", "reshape", "type_as", "pin_memory")
+)
+
+_DIRECTIONS = {"HtoD": "host to device", "DtoH": "device to host", "DtoD": "device to device"}
+
+_FORMATS = {
+    "float": "float32",
+    "double": "float64",
+    "c10::BFloat16": "bfloat16",
+    "c10::Half": "float16",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+}
+
+_LONGEST = 200
+
+
+def operations(work: Iterable[Work]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
+    """Return the operations with the most time, by name and shapes, and the FLOPs of all operations."""
+    found, counted = list[ProfiledOperation](), set[int]()
+    groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(one), one) for one in work])]
+    groups.sort(key=lambda one: (-one[0], one[1]))
+    for seconds, (name, shapes), group in groups:
+        kinds: dict[str, float] = {}
+        for one in group:
+            kinds[one.kind] = kinds.get(one.kind, 0.0) + one.share
+        found.append(
+            ProfiledOperation(
+                name=name,
+                kind=max(kinds, key=lambda kind: (kinds[kind], kind)),
+                calls=_calls(group),
+                seconds=seconds,
+                shapes=shapes or None,
+                flops=_flops(group, counted),
+            )
+        )
+    flops = [one.flops for one in found if one.flops is not None]
+    return tuple([one for one in found if one.seconds > 0][:MOST]), sum(flops) if flops else None
+
+
+def _flops(group: Iterable[Work], counted: set[int]) -> float | None:
+    """Return the FLOPs of some work. An operation counts once, for the heaviest group with a part of its kernels."""
+    total: float | None = None
+    for one in group:
+        call, flops = operation_flops.of(one.origin.operations, one.kind)
+        if call is not None and flops is not None and id(call) not in counted:
+            counted.add(id(call))
+            total = (total or 0.0) + flops
+    return total
+
+
+def copies(work: Iterable[Work]) -> tuple[ProfiledCopy, ...]:
+    """Return the copies with the most time, by kind, operation and line."""
+    keyed = [(_copy(one), one) for one in work]
+    found = [
+        ProfiledCopy(kind=kind, operation=name, line=line or None, calls=_calls(group), seconds=_seconds(group))
+        for (kind, name, line), group in _groups([(key, one) for key, one in keyed if key is not None])
+    ]
+    found.sort(key=lambda one: (-one.seconds, one.kind, one.operation, one.line or ""))
+    return tuple([one for one in found if one.seconds > 0][:MOST])
+
+
+def _groups(keyed: Iterable[tuple[tuple[str, ...], Work]]) -> list[tuple[tuple[str, ...], list[Work]]]:
+    groups: dict[Hashable, tuple[tuple[str, ...], list[Work]]] = {}
+    for key, one in keyed:
+        groups.setdefault(key, (key, []))[1].append(one)
+    return [*groups.values()]
+
+
+def _calls(group: Sequence[Work]) -> int:
+    return max(1, sum([not one.continued for one in group]))
+
+
+def _seconds(group: Iterable[Work]) -> float:
+    return sum([one.share for one in group]) * MICROSECOND
+
+
+def _operation(work: Work) -> tuple[str, str]:
+    """Return the name and the shapes of the operation behind some work."""
+    if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
+        return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
+    call = work.origin.operations[0]
+    return call.name[:_LONGEST], _shapes(call)[:_LONGEST]
+
+
+def _shapes(call: Call) -> str:
+    """Render the shapes of tensors among the inputs of an operation."""
+    shapes = call.arguments.shapes if isinstance(call.arguments.shapes, list) else []
+    return ", ".join([_shape(shape) for shape in shapes if isinstance(shape, list) and shape])
+
+
+def _shape(shape: list[Any]) -> str:
+    """Render a shape, or a list of shapes."""
+    if isinstance(shape[0], list):
+        return f"[{', '.join([_shape(one) for one in shape if isinstance(one, list) and one])}]"
+    return "x".join(map(str, shape))
+
+
+def _copy(work: Work) -> tuple[str, str, str] | None:
+    """Return kind, operation and line of a copy. None: the work is no copy of a tensor."""
+    if work.kind != kernel_classes.COPY:
+        return None
+    chain = list[Call]()
+    for call in work.origin.operations:
+        if call.name not in _COPYING:
+            break
+        chain.append(call)
+    if work.by_copy_engine:
+        direction = re.search("HtoD|DtoH|DtoD", work.name)
+        if direction is None:
+            return None
+        outermost = chain[-1] if chain else next(iter(work.origin.operations), None)
+        kind, name = _DIRECTIONS[direction[0]], work.name if outermost is None else outermost.name
+    elif chain:
+        kind, name = _conversion(chain), chain[-1].name
+    else:
+        return None
+    return kind, name[:_LONGEST], (work.origin.line or "")[:_LONGEST]
+
+
+def _conversion(chain: Iterable[Call]) -> str:
+    for call in chain:
+        types = call.arguments.types
+        if call.name == "aten::copy_" and isinstance(types, list) and len(types) > 1 and types[0] != types[1]:
+            target, source = [_FORMATS.get(str(one), str(one)[:20]) for one in types[:2]]
+            return f"{source} to {target}"
+    return "layout"

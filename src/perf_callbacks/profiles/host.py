@@ -1,0 +1,251 @@
+"""Host threads of a trace: which operation, module and Python function an event belongs to."""
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from perf_callbacks.profiles.intervals import Interval
+from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, Arguments, number
+
+MODULE = "nn.Module: "
+"""Begin of the name of a module's call, in stacks of Python and in our marks."""
+
+LEVELS = 3
+"""Most levels of a module path."""
+
+DATA = re.compile(r"^enumerate\(DataLoader\)#")
+
+STEP = re.compile(r"^ProfilerStep#?(\d{1,18})\b")
+
+_DEPTH = 100
+"""Most enclosing operations that an origin has. Damaged traces nest all operations."""
+
+_OPTIMIZER = "Optimizer.step#"
+
+_BACKWARD = "autograd::engine::evaluate_function"
+
+_FUNCTION = re.compile(r"^(.*\.py)\((\d+)\): (.*)$")
+
+_SITE = re.compile(r"^.*?(?:site|dist)-packages/|^.*?/lib/python\d[\d.]*/")
+
+_LIBRARY = re.compile(r"^(?:torch/|threading\.py|contextlib\.py|importlib/|<)")
+
+
+Thread = tuple[str, str]
+"""Process and thread."""
+
+Modules = tuple[str, ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Event of a host thread: an operation, an annotation, a call of the driver or a Python function."""
+
+    start: float
+    end: float
+    name: str
+    kind: str
+    """"operation", "annotation", "module", "runtime" or "python"."""
+    thread: Thread
+    arguments: Arguments = NO_ARGUMENTS
+    correlation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Place in the program from which a call was made."""
+
+    operations: tuple[Call, ...] = ()
+    """Enclosing operations, the innermost first."""
+    in_optimizer: bool = False
+    in_data: bool = False
+    line: str | None = None
+    """Innermost Python function outside of torch. Else the innermost in torch."""
+    modules: Modules = None
+    """Enclosing modules, at most `LEVELS`, the outermost first. From our marks: the path of the innermost module. None:
+    not known."""
+
+    @property
+    def nodes(self) -> list[Call]:
+        """Enclosing nodes of autograd's graph in the backward, the innermost first."""
+        return [one for one in self.operations if one.name.startswith(_BACKWARD)]
+
+
+NOWHERE = Origin()
+
+
+@dataclass(slots=True)
+class Host:
+    """Calls of all threads, in order, each with its origin. The origin of an operation includes the operation."""
+
+    calls: list[Call]
+    origins: dict[int, Origin] = field(default_factory=dict)
+    """Origin by `id` of the call. Python functions have none."""
+    self_times: list[tuple[Call, Interval]] = field(default_factory=list)
+    """Parts of operations and collectives in which no inner operation ran on the thread."""
+    has_modules: bool = False
+
+    def of(self, call: Call | None) -> Origin:
+        """Return the origin of a call."""
+        return NOWHERE if call is None else self.origins.get(id(call), NOWHERE)
+
+
+class _Forward:
+    """Modules of operations, by the sequence number that an operation shares with the node of its backward.
+
+    Each thread has its own sequence. Of operations with the same number, the last made the node.
+    """
+
+    def __init__(self) -> None:
+        self._first: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
+        self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
+
+    def add(self, call: Call, origin: Origin, *, again: bool) -> None:
+        """Add an operation. `again`: within a backward, as activation checkpointing does."""
+        sequence = number(call.arguments.sequence)
+        if sequence is not None:
+            (self._again if again else self._first)[call.thread][sequence] = origin.modules
+
+    def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
+        """Return the modules of the operation that made the innermost of some nodes, which `thread` ran.
+
+        Within another node, a backward may run what its own thread computed again.
+        """
+        sequence = number(nodes[0].arguments.sequence)
+        if sequence is None:
+            return None
+        threads = [self._again[thread]] if len(nodes) > 1 else []
+        found = [made[sequence] for made in [*threads, *self._first.values()] if sequence in made]
+        return next(filter(None, found), None)
+
+
+def read(calls: Iterable[Call]) -> Host:
+    """Find the origin of each call, thread by thread."""
+    host = Host(sorted(calls, key=lambda call: (call.start, -call.end, call.kind, call.name, call.thread)))
+    threads: dict[Thread, list[Call]] = {}
+    for call in host.calls:
+        threads.setdefault(call.thread, []).append(call)
+        host.has_modules |= call.kind == "module" or (call.kind == "python" and call.name.startswith(MODULE))
+    forward, backward = _Forward(), list[tuple[Call, list[Call]]]()
+    for thread in threads.values():
+        _walk(host, thread, forward, backward)
+    for call, nodes in backward if host.has_modules else ():  # of the module whose forward made the node
+        origin = host.origins[id(call)]
+        if not origin.modules:
+            host.origins[id(call)] = replace(origin, modules=forward.of(call.thread, nodes))
+    return host
+
+
+def _walk(host: Host, thread: Sequence[Call], forward: _Forward, backward: list[tuple[Call, list[Call]]]) -> None:
+    """Follow the calls of a thread with a stack."""
+    stack = list[tuple[Call, Origin]]()
+    inner: dict[int, list[Interval]] = {}
+    for call in thread:
+        while stack and stack[-1][0].end <= call.start:
+            stack.pop()
+        origin = _within(stack[-1][1] if stack else NOWHERE, call)
+        if is_work(call):
+            inner[id(call)] = []
+            outer = next((one for one, _ in reversed(stack) if id(one) in inner), None)
+            if outer is not None:
+                inner[id(outer)].append(Interval(call.start, min(call.end, outer.end)))
+        stack.append((call, origin))
+        if call.kind == "python":
+            continue
+        host.origins[id(call)] = origin
+        nodes = origin.nodes
+        if nodes:
+            backward.append((call, nodes))
+        if call.kind == "operation" and (origin.modules or not nodes):
+            forward.add(call, origin, again=bool(nodes))
+    for call in thread:
+        if id(call) in inner:
+            host.self_times += [(call, part) for part in _rest(call, inner[id(call)])]
+
+
+def _rest(call: Call, inner: Iterable[Interval]) -> Iterator[Interval]:
+    begin = call.start
+    for start, end in inner:
+        if start > begin:
+            yield Interval(begin, start)
+        begin = max(begin, end)
+    if call.end > begin:
+        yield Interval(begin, call.end)
+
+
+def is_work(call: Call) -> bool:
+    """Return True if a call is an operation, or a collective that runs on a thread of its own."""
+    if call.kind == "operation":
+        return not DATA.match(call.name) and not STEP.match(call.name) and not call.name.startswith("Optimizer.")
+    return call.kind == "annotation" and call.name.startswith(("gloo:", "mpi:", "ucc:"))
+
+
+def _within(outer: Origin, call: Call) -> Origin:
+    """Return the origin of calls within a call."""
+    if call.kind == "python":
+        return _in_function(outer, call.name)
+    if call.kind == "module":
+        return replace(outer, modules=(call.name.removeprefix(MODULE),), in_optimizer=False)
+    if call.kind == "runtime":
+        return outer
+    if STEP.match(call.name):  # our loops end a step within the optimizer's step, and the next step begins there
+        outer = Origin(line=outer.line)
+    optimizer = outer.in_optimizer or call.name.startswith(_OPTIMIZER)
+    data = outer.in_data or DATA.match(call.name) is not None
+    if call.kind == "annotation":
+        return replace(outer, in_optimizer=optimizer, in_data=data)
+    line = outer.line
+    if line is None and isinstance(call.arguments.stack, str):  # as of 2021; the innermost function comes first
+        for name in reversed(call.arguments.stack.split(";")):
+            line = _line(line, name)
+    # Lightning runs forward and backward in a closure of the optimizer. The optimizer itself makes no graph.
+    backward = call.name.startswith(_BACKWARD)
+    optimizer = optimizer and not backward and number(call.arguments.sequence) is None
+    modules = None if backward else outer.modules  # a module may run a backward in its forward
+    return Origin((call, *outer.operations[:_DEPTH]), optimizer, data, line, modules)
+
+
+def _in_function(outer: Origin, name: str) -> Origin:
+    """Return the origin of calls within a function of Python, which may be a module."""
+    if name.startswith(MODULE):
+        modules = outer.modules or ()
+        return outer if len(modules) == LEVELS else replace(outer, modules=(*modules, name.removeprefix(MODULE)))
+    line = _line(outer.line, name)
+    return outer if line == outer.line else replace(outer, line=line)
+
+
+def _line(outer: str | None, name: str) -> str | None:
+    """Return the innermost function outside of torch and Python, else the innermost function with a line."""
+    shown, library = _function(name)
+    if shown is None or (library and outer is not None and not _LIBRARY.match(outer)):
+        return outer
+    return shown
+
+
+@lru_cache(maxsize=1 << 16)
+def _function(name: str) -> tuple[str | None, bool]:
+    """Return a Python function without the path of the installation, and True for a function of torch or Python."""
+    if not _FUNCTION.match(name):
+        return None, True
+    shown = _SITE.sub("", name)
+    return shown, _LIBRARY.match(shown) is not None
+
+
+class Cover:
+    """Union of intervals that answers how much of a time span it covers."""
+
+    def __init__(self, parts: Sequence[Interval]) -> None:
+        self._parts = parts
+        self._ends = [part.end for part in parts]
+
+    def within(self, start: float, end: float) -> Iterator[Interval]:
+        """Yield the parts from `start` to `end`."""
+        for place in range(bisect_left(self._ends, start), len(self._parts)):
+            part = self._parts[place]
+            if part.start >= end:
+                return
+            if part.end > start:
+                yield Interval(max(part.start, start), min(part.end, end))

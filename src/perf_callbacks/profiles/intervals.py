@@ -1,0 +1,88 @@
+"""Arithmetic of time intervals, in microseconds."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """Time from `start` to `end`."""
+
+    start: float
+    end: float
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
+    """Merge intervals that overlap or touch, in order of time.
+
+    >>> union([(5, 6), (0, 2), (1, 3)])
+    [Interval(start=0, end=3), Interval(start=5, end=6)]
+    """
+    merged = list[Interval]()
+    for start, end in sorted(intervals):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1].end:
+            if end > merged[-1].end:
+                merged[-1] = Interval(merged[-1].start, end)
+        else:
+            merged.append(Interval(start, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return the time in intervals that don't overlap."""
+    return sum([end - start for start, end in intervals])
+
+
+def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of intervals outside of `covered`. Both are unions.
+
+    >>> without([Interval(0, 10)], [Interval(2, 3), Interval(9, 12)])
+    [Interval(start=0, end=2), Interval(start=3, end=9)]
+    """
+    left, place = list[Interval](), 0
+    for start, end in intervals:
+        while place < len(covered) and covered[place].end <= start:
+            place += 1
+        begin, after = start, place
+        while after < len(covered) and covered[after].start < end:
+            if covered[after].start > begin:
+                left.append(Interval(begin, covered[after].start))
+            begin = max(begin, covered[after].end)
+            after += 1
+        if begin < end:
+            left.append(Interval(begin, end))
+    return left
+
+
+def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
+    """Divide busy time among intervals with ranks, so that each moment is counted once.
+
+    At each moment, the running intervals of the lowest rank share the time equally.
+
+    >>> shares([(0, 10, 0), (5, 15, 1), (0, 10, 0)])
+    [5.0, 5.0, 5.0]
+    """
+    edges = sorted(
+        [
+            edge
+            for place, (start, end, _) in enumerate(work)
+            if end > start
+            for edge in ((start, 1, place), (end, 0, place))
+        ]
+    )
+    found = [0.0] * len(work)
+    running: dict[int, int] = {}  # intervals by rank
+    passed: dict[int, float] = {}  # time of each interval of a rank that runs from begin to end
+    last = 0.0
+    for time, begins, place in edges:
+        if running:
+            first = min(running)
+            passed[first] = passed.get(first, 0.0) + (time - last) / running[first]
+        last, rank = time, work[place][2]
+        now = passed.get(rank, 0.0)
+        found[place] = -now if begins else found[place] + now
+        running[rank] = running.get(rank, 0) + (1 if begins else -1)
+        if not running[rank]:
+            del running[rank]
+    return found

@@ -1,0 +1,102 @@
+"""Classes of kernels and operations, by their names."""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+CLASSES = (
+    "contraction",
+    "attention",
+    "normalization",
+    "elementwise",
+    "copy",
+    "communication",
+    "optimizer",
+    "softmax",
+    "reduction",
+    "indexing",
+    "other",
+)
+CONTRACTION, ATTENTION, NORMALIZATION, ELEMENTWISE, COPY, COMMUNICATION, OPTIMIZER = CLASSES[:7]
+SOFTMAX, REDUCTION, INDEXING, OTHER = CLASSES[7:]
+
+RULES: tuple[tuple[str, str], ...] = (
+    (
+        COMMUNICATION,
+        r"nccl|rccl|gloo|c10d::|mscclpp|cross_device_reduce|record_param_comms|all_?reduce|all_?gather|reduce_?scatter",
+    ),
+    (OPTIMIZER, r"^Optimizer\.step#|adam|lamb_kernel|aten::_foreach_|multi_tensor_apply|_fused_sgd"),
+    (ELEMENTWISE, r"^triton_poi_"),
+    (ATTENTION, r"fmha|flash|attention|attn|sdpa|mha_"),
+    (
+        NORMALIZATION,
+        (
+            r"layer_?norm|batch_?norm|group_?norm|instance_?norm|rms_?norm|rmsnorm|cudnn::bn_|bn_(fw|bw)_|BatchNorm"
+            r"|RowwiseMoments|GammaBeta|InternalGradients|ComputeFusedParams"
+        ),
+    ),
+    (
+        CONTRACTION,
+        (
+            r"gemm|^bmm_|gemv|cublas|cutlass|xmma|nvjet|sm\d\d\d?_xmma|^Cijk_|hipblaslt|splitK"
+            r"|^(cudnn_(infer|train)_)?(maxwell|volta|turing|ampere|hopper)_"
+            r"|conv(?!ert)|wgrad|dgrad|winograd|cask|implicit|igemm|miopen|MIOpen|^triton_tem_|dot_kernel|matmul"
+            r"|aten::(mm|bmm|addmm|baddbmm|addmv|mv|dot|linear|einsum|_scaled_mm|_grouped_mm|mkldnn_linear)\b"
+            r"|\b(Mm|Bmm|Addmm|Linear)Backward|cudnn::(?!.*(pool|softmax))|nchwToNhwc|nhwcToNchw"
+        ),
+    ),
+    (
+        COPY,
+        (
+            r"copy|memcpy|memset|CatArray|SubTensorOpWith|store_kv_?cache|transpose|permute"
+            r"|aten::(to|_to_copy|clone|contiguous|cat|fill_|zero_)\b"
+        ),
+    ),
+    (
+        ELEMENTWISE,
+        (
+            r"elementwise|fp8_quant|gelu|silu|relu|dropout|act_and_mul|rotary|rope_|_rope"
+            r"|aten::(add|sub|mul|div|neg|exp|log|pow|sqrt|rsqrt|tanh|sigmoid|addcmul|addcdiv|lerp|where|masked_fill|clamp"
+            r"|eq|ne|lt|le|gt|ge|abs|sin|cos|bitwise_\w+|logical_\w+|maximum|minimum|threshold_backward|threshold|fill"
+            r"|tanh_backward|sigmoid_backward|native_dropout|native_dropout_backward|bernoulli_|normal_|uniform_)_?(\.\w+)?$"
+        ),
+    ),
+    (SOFTMAX, r"softmax|cross_entropy"),
+    (
+        REDUCTION,
+        (
+            r"reduce_kernel|DeviceReduce|^triton_(red|per)_"
+            r"|aten::(sum|mean|prod|(arg|a)?(max|min)|var|std|cumsum|\w*norm)\b"
+        ),
+    ),
+    (INDEXING, r"index|gather|scatter|embedding|sort|topk|nonzero|routing"),
+)
+"""Class and pattern of its names, in the order in which the rules are tried. Case matters only where two names would
+clash otherwise."""
+
+_PARTS = frozenset({SOFTMAX, REDUCTION, INDEXING})
+"""Classes of kernels that are often a part of something larger: softmax within attention, sums within a norm."""
+
+_COMPILED = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in RULES]
+
+
+@lru_cache(maxsize=1 << 16)
+def of_name(name: str) -> str | None:
+    """Return the class of a kernel or operation. None: no rule knows the name.
+
+    >>> of_name("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"), of_name("ncclDevKernel_AllGather_RING")
+    ('contraction', 'communication')
+    """
+    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), None)
+
+
+def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> str:
+    """Return the class of a kernel from its name, else from the operations that launched it, the innermost first.
+
+    If the name says softmax, reduction or indexing, an operation of another class, such as attention, decides.
+    """
+    kind = of_name(name)
+    if in_optimizer and kind != COMMUNICATION:
+        return OPTIMIZER
+    found = [one for one in (kind, *map(of_name, operations)) if one is not None]
+    return next((one for one in found if one not in _PARTS), found[0] if found else OTHER)

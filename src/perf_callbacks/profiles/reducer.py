@@ -1,0 +1,48 @@
+"""The training's side of the process that reduces traces. No method waits."""
+
+import json
+import os
+import socket
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import beside
+from perf_callbacks.kernel.process.beside import NO_SIGNAL, SideProcess, let_go
+from perf_callbacks.kernel.settings.in_force import SWITCH
+from perf_callbacks.profiles import side_process
+
+
+class Reducer(SideProcess):
+    """Passes traces to a side process, which starts with the fit: a process that starts later would cost time."""
+
+    def __init__(self) -> None:
+        paths = json.dumps([path for path in sys.path if path])
+        super().__init__(side_process.__file__, paths, env={**os.environ, SWITCH: "0"})
+        self._process_id = os.getpid()
+        weakref.finalize(self, let_go, self._socket, self._process).atexit = False
+
+    def send(self, trace: Path, kept: Path, last: int) -> None:
+        """Pass a trace on, with the number of its last whole step. Raise `OSError` if the side process was killed."""
+        job = json.dumps({"trace": str(trace), "kept": str(kept), "last": last}).encode() + b"\n"
+        if self._socket.send(job, NO_SIGNAL) < len(job):
+            raise BlockingIOError("the side process doesn't read")
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the answers since the last call."""
+        return [json.loads(line) for line in self._lines()]
+
+    def dismiss(self) -> None:
+        """Close the socket: the side process ends after its job. Idempotent."""
+        self.over = True
+        if os.getpid() == self._process_id:  # closing is not enough while a forked child holds the same socket
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        let_go(self._socket, self._process)
+
+
+def why_not() -> str | None:
+    """Return the reason why no side process can be started; None if there is none."""
+    return beside.why_not(side_process.__file__, "profiles")

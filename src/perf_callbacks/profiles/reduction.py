@@ -1,0 +1,148 @@
+"""Reduce a trace to a `Profile`."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from perf_callbacks.kernel.records.module_records import OPTIMIZER, OTHERS, OUTSIDE
+from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.profiles import host as hosts, idle, kernel_classes
+from perf_callbacks.profiles.device import MICROSECOND, Timelines, Work, on_cpu, on_device, split
+from perf_callbacks.profiles.heaviest import copies, operations
+from perf_callbacks.profiles.host import STEP, Call
+from perf_callbacks.profiles.intervals import Interval, length, shares, union, without
+from perf_callbacks.profiles.trace_events import MOST_BYTES, Trace, TraceError, read
+
+MOST_MODULES = 100
+"""Most modules of a record."""
+
+
+def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
+    """Read a trace and reduce it. Raise `TraceError`, with the path in its text, if this is impossible."""
+    try:
+        return reduce(read(path, most_bytes))
+    except NoWorkError as error:
+        raise TraceError(f"{printable(str(path))}: {error}") from None
+    except MemoryError:
+        raise TraceError(f"{printable(str(path))}: the trace needs more memory than there is") from None
+
+
+class NoWorkError(TraceError):
+    """Trace that has no work, or has the work of several processes."""
+
+
+def reduce(trace: Trace) -> Profile:
+    """Reduce a trace. Raise `NoWorkError` if the trace has no work, or several processes."""
+    timelines = split(trace.traceEvents)
+    processes = {call.thread[0] for call in timelines.calls if call.kind != "python"}  # some of these have process 0
+    if len(processes) > 1:  # correlations, steps and threads of several ranks have the same numbers
+        raise NoWorkError(f"the trace has {len(processes)} processes. Read the trace of one rank")
+    host = hosts.read(timelines.calls)
+    name = max(timelines.devices, key=lambda one: (_busy(timelines, one), one), default=None)
+    work = on_cpu(host) if name is None else on_device(timelines.devices[name], host)
+    if not work or timelines.span is None:
+        raise NoWorkError("the trace has neither kernels of a device nor operations of a CPU")
+    steps = _steps(host.calls)
+    window, work = _window(steps, work, timelines.span)
+    for one, share in zip(work, shares([(one.start, one.end, one.rank) for one in work]), strict=True):
+        one.share = share
+    busy = union([(one.start, one.end) for one in work])
+    gaps = without([window], busy)
+    causes = idle.explain(gaps, work, busy, host)
+    collectives = [one for one in work if one.kind == kernel_classes.COMMUNICATION]
+    by_class = _sums([(one.kind, one.share) for one in work])
+    modules = _by_module(work) if host.has_modules else []
+    heaviest, flops = operations(work)
+    return Profile(
+        timeline="cpu" if name is None else "device",
+        device=next((one.name for one in trace.deviceProperties if name is not None and str(one.id) == name[1]), None),
+        devices=len(timelines.devices) or 1,
+        steps=len({_number(step) for step in steps}) or None,
+        first_step=_number(steps[0]) if steps else None,
+        span_seconds=(window.end - window.start) * MICROSECOND,
+        busy_seconds=length(busy) * MICROSECOND,
+        idle_seconds={cause: time * MICROSECOND for cause, time in _descending(causes.by_cause)},
+        class_seconds={kind: time * MICROSECOND for kind, time in _descending(by_class)},
+        communication_seconds=length(union([(one.start, one.end) for one in collectives])) * MICROSECOND,
+        exposed_communication_seconds=by_class.get(kernel_classes.COMMUNICATION, 0.0) * MICROSECOND,
+        kernels=sum([not one.continued for one in work]),
+        sync_seconds={line: time * MICROSECOND for line, time in _descending(causes.by_line)[:10]},
+        operations=heaviest,
+        flops=flops,
+        copies=copies(work),
+        module_seconds=_seconds([(path, one.share) for path, one in modules]),
+        module_backward_seconds=_seconds([(path, one.share) for path, one in modules if one.origin.nodes]),
+    )
+
+
+def _module(work: Work) -> str:
+    if work.origin.in_optimizer:
+        return OPTIMIZER
+    return "/".join(work.origin.modules) if work.origin.modules else OUTSIDE
+
+
+def _by_module(work: Sequence[Work]) -> list[tuple[str, Work]]:
+    """Return work with its module. Of many modules, those with the least time share a line."""
+    found = [(_module(one), one) for one in work]
+    kept = dict(_descending(_sums([(path, one.share) for path, one in found]))[:MOST_MODULES])
+    return [(path if path in kept else OTHERS, one) for path, one in found]
+
+
+def _seconds(times: Iterable[tuple[str, float]]) -> dict[str, float] | None:
+    return {path: time * MICROSECOND for path, time in _descending(_sums(times))} or None
+
+
+def _busy(timelines: Timelines, name: tuple[str, str]) -> float:
+    return length(union([(one.start, one.end) for one, _ in timelines.devices[name]]))
+
+
+def _steps(calls: Iterable[Call]) -> list[Call]:
+    """Return the steps that the profiler marked, in order, without a last step in which nothing happened."""
+    calls = [call for call in calls if call.kind in {"operation", "annotation"}]
+    steps = [call for call in calls if STEP.match(call.name)]
+    starts = [call.start for call in calls if hosts.is_work(call)]
+    while steps:
+        after = bisect_left(starts, steps[-1].start)
+        if after < len(starts) and starts[after] < steps[-1].end:
+            break
+        steps.pop()
+    return steps
+
+
+def _number(step: Call) -> int | None:
+    found = STEP.match(step.name)
+    return None if found is None else int(found[1])
+
+
+def _window(steps: Sequence[Call], work: Sequence[Work], span: Interval) -> tuple[Interval, list[Work]]:
+    """Return the time of the steps and of the work that the steps launched, and the work within, cut to this time.
+
+    A device may still do the work of earlier steps when the first step begins. The time begins when this work is done,
+    so that it contains the work of each step once. Work without a known launch was launched before the recording.
+    """
+    if steps:
+        start, end = steps[0].start, max([step.end for step in steps])
+        linked = any([one.launch is not None for one in work])
+        first = min([one.start for one in work if one.launch is not None and one.launch.start >= start], default=start)
+        earlier = [one for one in work if (one.start < first if one.launch is None else one.launch.start < start)]
+        begin = max([start, *[one.end for one in earlier if one.launch is not None or linked]])
+        kept = [one for one in work if (one.launch or one).start < end and one.end > begin]
+        window = Interval(begin, max([begin, end, *[one.end for one in kept if one.launch is not None]]))
+    else:
+        window, kept = span, [*work]
+    for one in kept:
+        one.start, one.end = max(one.start, window.start), min(one.end, window.end)
+    return window, [one for one in kept if one.end > one.start]
+
+
+def _sums(times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, time in times:
+        sums[name] = sums.get(name, 0.0) + time
+    return sums
+
+
+def _descending(times: dict[str, float]) -> list[tuple[str, float]]:
+    """Return the times above 0, the longest first."""
+    return sorted([item for item in times.items() if item[1] > 0], key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,91 @@
+"""A process beside the training: reduces traces at low priority.
+
+Each line on stdin is a job: the path of a trace, the path for its gzipped copy, and the number of its last whole step.
+For each job, a line on stdout has the `profile` record, or the reason why there is none.
+"""
+
+import gzip
+import importlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+MOST_KEPT_BYTES = 20_000_000
+"""Largest gzipped trace that is kept."""
+
+MOST_BYTES = 200_000_000
+"""Largest trace that is reduced, in bytes of JSON. Reading takes up to five times as much memory, which the training
+may need."""
+
+LOWEST_PRIORITY = 19
+
+
+def main() -> None:
+    """Do the jobs on stdin, until the training ends."""
+    if hasattr(os, "nice"):
+        os.nice(LOWEST_PRIORITY)
+    try:  # noqa: SIM105 `contextlib.suppress` is banned, and ours can't be imported here
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    except OSError:  # another system than Linux, which may kill the training instead if memory runs out
+        pass
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        answer = json.dumps(done(Path(job["trace"]), Path(job["kept"]), job["last"]))
+        try:
+            sys.stdout.write(answer + "\n")
+            sys.stdout.flush()
+        except OSError:  # the training is gone
+            return
+
+
+def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
+    """Reduce a trace up to its last whole step, keep a gzipped copy unless it is too large, and remove the trace."""
+    events = importlib.import_module("perf_callbacks.profiles.trace_events")
+    reduction = importlib.import_module("perf_callbacks.profiles.reduction")  # an idle process needs no memory for it
+    pack = importlib.import_module("perf_callbacks.kernel.records.codec").pack
+    answer: dict[str, str | None] = {"profile": None, "trouble": None, "unkept": None}
+    profile = None
+    try:
+        found = events.read(trace, MOST_BYTES)
+        found.traceEvents = [one for one in found.traceEvents if one.name != f"ProfilerStep#{last + 1}"]
+        profile = reduction.reduce(found)
+    except Exception as error:  # noqa: BLE001 a trace may hold anything
+        answer["trouble"] = str(error) or type(error).__name__
+    try:
+        size = _keep(trace, kept)
+        if size > MOST_KEPT_BYTES:
+            answer["unkept"] = f"it has {size / 1e6:.0f} MB, more than {MOST_KEPT_BYTES / 1e6:.0f} MB"
+    except OSError as error:
+        answer["unkept"] = error.strerror or str(error)
+    if profile is not None:
+        answer["profile"] = pack(replace(profile, trace=None if answer["unkept"] else kept.name))
+    return answer
+
+
+def _keep(trace: Path, kept: Path) -> int:
+    """Compress a trace, and return the size. Remove the trace, and a copy that is too large."""
+    partial = kept.with_name(kept.name + ".part")
+    try:
+        with trace.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        size = partial.stat().st_size
+        if size <= MOST_KEPT_BYTES:
+            partial.replace(kept)
+        return size
+    finally:
+        partial.unlink(missing_ok=True)
+        trace.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    if os.getppid() != 1 and os.fork():  # process 1 would inherit the child, and never wait for it
+        os._exit(0)  # the training has no child then, which its `os.wait` would return, or wait for
+    package = str(Path(__file__).parents[2])
+    sys.path.insert(0, package)
+    importlib.import_module("perf_callbacks")
+    sys.path.remove(package)  # this and the program's directories come last: there may be a file `json.py`
+    sys.path += json.loads(sys.argv[1])
+    main()

@@ -1,0 +1,131 @@
+"""Read the events of a Chrome trace that torch.profiler wrote."""
+
+import gzip
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perf_callbacks.kernel.settings.config import printable
+
+MOST_BYTES = 1_000_000_000
+"""Largest trace that is read, in bytes of JSON. Reading takes up to five times as much memory."""
+
+_CHUNK = 1 << 24
+
+_GZIP = b"\x1f\x8b"
+
+Scalar = int | float | str | bool | None
+
+
+class TraceError(ValueError):
+    """Trace that can't be read. The text is a sentence for the user."""
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """Arguments of an event. Kineto spelled some names differently in 2021."""
+
+    correlation: Any = None
+    external_id: Any = msgspec.field(default=None, name="External id")
+    old_external_id: Any = msgspec.field(default=None, name="external id")
+    device: Any = None
+    sequence: Any = msgspec.field(default=None, name="Sequence number")
+    shapes: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
+    values: Any = msgspec.field(default=None, name="Concrete Inputs")
+    stack: Any = msgspec.field(default=None, name="Call stack")
+    flops: Any = None
+
+
+NO_ARGUMENTS = Arguments()
+
+
+class Event(msgspec.Struct, gc=False):
+    """Event of a trace. Times in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: Scalar = ""
+    pid: Scalar = 0
+    tid: Scalar = 0
+    ts: float | str | None = None
+    dur: float | str | None = None
+    args: Arguments | None = None
+
+
+class Device(msgspec.Struct, gc=False):
+    """Device as the trace describes it."""
+
+    id: Scalar = None
+    name: str = ""
+
+
+class Trace(msgspec.Struct):
+    """The parts of a trace that matter."""
+
+    traceEvents: list[Event]  # noqa: N815 the name in the file
+    deviceProperties: list[Device] = []  # noqa: N815 as above
+
+
+def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
+    """Read a trace, gzipped or not. Raise `TraceError` if this is impossible."""
+    shown = printable(str(path))
+    try:
+        data = _bytes(path, most_bytes)
+        if data is None:
+            raise TraceError(
+                f"{shown}: the trace has more than {most_bytes / 1e9:g} GB of JSON. Record fewer steps, or no stacks."
+            )
+        return decode(data)
+    except OSError as error:
+        raise TraceError(f"{shown}: {error.strerror or 'the gzip file is damaged'}") from None
+    except (EOFError, zlib.error):
+        raise TraceError(f"{shown}: the gzip file is damaged or ends early") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{shown}: no trace of torch.profiler can be read from this file: {_short(error)}") from None
+
+
+def decode(data: bytes | bytearray) -> Trace:
+    """Decode a trace: an object with `traceEvents`, or a list of events."""
+    try:
+        found = msgspec.json.decode(data, type=Trace | list[Event])
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Kineto does not escape all names: control characters, bytes that aren't UTF-8, NaN
+        lenient = json.loads(data.decode(errors="replace"), strict=False)
+        found = msgspec.convert(lenient, type=Trace | list[Event])
+    return found if isinstance(found, Trace) else Trace(traceEvents=found)
+
+
+def _bytes(path: Path, most: int) -> bytearray | None:
+    """Return the uncompressed bytes of a file. None: there are more than `most`."""
+    with path.open("rb") as plain:
+        zipped = plain.read(2) == _GZIP
+    data = bytearray()
+    with gzip.open(path) if zipped else path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            data += chunk
+            if len(data) > most:
+                return None
+    return data
+
+
+def _short(error: Exception) -> str:
+    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]
+
+
+def number(value: object) -> float | None:
+    """Return a finite number from a trace; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None

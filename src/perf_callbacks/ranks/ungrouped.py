@@ -1,0 +1,106 @@
+"""Processes that torchrun started for one job, and that never formed a process group: each trains alone."""
+
+import os
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.records.fit_records import Record, Summary
+
+OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
+"""Libraries with process groups of their own. If the program has imported one, its processes may be a job."""
+
+REMEDIES = {
+    "lightning": "Trainer(devices=<processes per machine>, num_nodes=<machines>, strategy='ddp')",
+}
+REMEDY = (
+    "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
+    "process with python"
+)
+"""Remedy for integrations that `REMEDIES` doesn't name."""
+
+FORMED: set[int] = set()
+"""Numbers of processes of this process's jobs. A program may close its group, and then train on rank 0 alone."""
+
+
+def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
+    """Watch for a process group that is never formed. None: torchrun started one process, or the group exists."""
+    number = processes(os.environ)
+    if recorder.run.world_size > 1:
+        FORMED.add(number)
+    if FORMED or number < 2 or os.environ.get("RANK") != "0":  # noqa: PLR2004 a job
+        return None
+    return UngroupedWatch(recorder, number)
+
+
+def processes(environ: Mapping[str, str]) -> int:
+    """Return the number of processes that torchrun, or accelerate's launcher by it, started for the job; else 1.
+
+    >>> processes({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8"}), processes({"SLURM_NTASKS": "8"})
+    (8, 1)
+    """
+    word = environ.get("WORLD_SIZE", "")
+    return int(word) if "TORCHELASTIC_RUN_ID" in environ and word.isdecimal() and len(word) < 10 else 1  # noqa: PLR2004
+
+
+class UngroupedWatch(Observer):
+    """Says once, on rank 0, that there is no process group: at the end of the first window, or of a shorter fit.
+
+    Frameworks form the group before the first step. A loop may form it later, so the watch waits for a window.
+    """
+
+    def __init__(self, recorder: Recorder, number: int) -> None:
+        self._recorder, self._number = recorder, number
+        self._first = recorder.run.step + 1
+        self._last = recorder.run.step + recorder.config.window
+        self._done = False
+
+    @property
+    def due(self) -> int:
+        """The first step, after which the group may be closed again, and the last step of the first window."""
+        if self._done:
+            return NEVER
+        return self._first if self._recorder.step < self._first else self._last
+
+    def step_ended(self, step: int) -> None:
+        """Look for the group."""
+        self._look()
+        if step >= self._last:
+            self._warn()
+
+    def record_written(self, record: Record) -> None:
+        """Warn at the end of a fit that is shorter than a window. A fit without steps may only have failed early."""
+        if isinstance(record, Summary) and record.steps:
+            self._warn()
+
+    def _look(self) -> None:
+        if not self._done and grouped():
+            self._done = True
+            FORMED.add(self._number)
+
+    def _warn(self) -> None:
+        self._look()
+        if self._done:
+            return
+        self._done = True
+        log.warning(
+            "perf_callbacks: torchrun started %d processes, but they formed no process group: each trains a model of "
+            "its own, and figures are those of one process. Try %s.",
+            self._number,
+            REMEDIES.get(self._recorder.run.door, REMEDY),
+        )
+
+
+def grouped() -> bool:
+    """Return True if torch has a process group or RPC, or another library may have a group of its own."""
+    if any(name in sys.modules for name in OTHERS):
+        return True
+    if not torch.distributed.is_available():
+        return False
+    agent_set = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", None)
+    return torch.distributed.is_initialized() or bool(agent_set is not None and agent_set())

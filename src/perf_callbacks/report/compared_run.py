@@ -1,0 +1,139 @@
+"""A recorded run as a comparison reads it: its steps as columns, its load, and estimates of its metrics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from statistics import fmean
+
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.records.fit_records import Checklist, Run, Summary
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
+from perf_callbacks.memory.use import known
+from perf_callbacks.report.batch_means import Estimate, quick, ratio
+from perf_callbacks.report.history import STEP_COLUMNS, Attempt, possible
+from perf_callbacks.report.machine_load import Load
+from perf_callbacks.report.series import STAGES, included
+
+QUICK = "quick_step_time"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """A run: the included steps of all ranks as columns, and the records that describe the run."""
+
+    columns: Mapping[str, Sequence[float]]
+    """The values of each step. NaN: unknown."""
+    run: Run
+    summary: Summary | None
+    checklist: Mapping[str, str]
+    memory: Mapping[str, float]
+    load: Load
+    """Load of the machine, of the rank that lacked a CPU for longest."""
+
+    @classmethod
+    def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
+        """Read a run. Rank 0 describes the run."""
+        first = ranks[0]
+        parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
+        uses = [use.resident_gb for rank in ranks for use in rank.of(Use)]
+        used = [size for size in uses if size is not None and possible(size)]
+        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
+        memory |= {"resident_gb": max(used)} if used else {}
+        summaries = [rank.last(Summary) or rank.interim for rank in ranks]
+        loads = [Load.of(None if summary is None else summary.cpu) for summary in summaries]
+        return cls(
+            columns=_columns(ranks),
+            run=first.run,
+            summary=first.last(Summary),
+            checklist={record.item: record.status for record in first.of(Checklist)},
+            memory=memory,
+            load=max(loads, key=lambda load: -1.0 if load.no_cpu is None else load.no_cpu),
+        )
+
+    @property
+    def steps(self) -> int:
+        """Number of measured steps."""
+        return len(self.columns["step_time"])
+
+    @property
+    def flops(self) -> FlopsSummary | None:
+        """FLOPs and peak, as the summary says. None: unknown."""
+        return None if self.summary is None else self.summary.flops
+
+    def per_step(self, name: str) -> float | None:
+        """Return the mean of a column. None: unknown."""
+        values = [value for value in self.columns[name] if not isnan(value)]
+        return fmean(values) if values else None
+
+    def estimate(self, above: str | None, below: str | None) -> Estimate | None:
+        """Estimate the ratio of two columns, over the steps with both values. None stands for a column of ones."""
+        ones = [1.0] * self.steps
+        columns = [ones if name is None else self.columns[name] for name in (above, below)]
+        rows = [(one, other) for one, other in zip(*columns, strict=True) if not isnan(one + other)]
+        return ratio([one for one, _ in rows], [other for _, other in rows])
+
+
+Estimator = Callable[[ComparedRun], Estimate | None]
+
+
+def _rate(column: str) -> Estimator:
+    return lambda run: run.estimate(column, "step_time")
+
+
+def _time(column: str) -> Estimator:
+    return lambda run: run.estimate(column, None)
+
+
+def _scaled(found: Estimate | None, factor: float | None) -> Estimate | None:
+    return None if found is None or not factor else found._replace(value=found.value * factor)
+
+
+def _tflops(run: ComparedRun) -> Estimate | None:
+    return _scaled(run.estimate("model_flops", "step_time"), 1 / TERA)
+
+
+def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
+    """Return the estimator of MFU or HFU: the summary's share, scaled by the FLOPs of the steps."""
+
+    def estimate(run: ComparedRun) -> Estimate | None:
+        flops, found = run.flops, _tflops(run)
+        if flops is None or found is None:
+            return None
+        value = share(flops)
+        if not value or not flops.model_flops or not flops.seconds:
+            return None
+        return _scaled(found, value / (flops.model_flops / flops.seconds / TERA))
+
+    return estimate
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "step_time": _time("step_time"),
+    QUICK: lambda run: quick(run.columns["step_time"]),
+    "samples/s": _rate("samples"),
+    "tokens/s": _rate("tokens"),
+    "tflops": _tflops,
+    "mfu": _of_peak(lambda flops: flops.mfu),
+    "hfu": _of_peak(lambda flops: flops.hfu),
+    **{name: _time(name) for name in STAGES},
+}
+"""By name of a metric of steps, its estimator. Rates are per rank."""
+
+
+def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
+    """Return the included steps of a run. With several ranks, a step takes as long as on the slowest rank."""
+    common = common_steps(ranks)
+    found = {}
+    for name in STEP_COLUMNS:
+        values = [[rank.columns[name][place] for place in places] for rank, places in zip(ranks, common, strict=True)]
+        together = max if name == "step_time" else fmean
+        found[name] = values[0] if len(ranks) == 1 else [*map(together, zip(*values, strict=True))]
+    return found
+
+
+def common_steps(ranks: Sequence[Attempt]) -> list[list[int]]:
+    """Return, for each rank, the indices of the included steps that all ranks have."""
+    places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
+    common = [step for step in places[0] if all([step in others for others in places[1:]])]
+    return [[where[step] for step in common] for where in places]

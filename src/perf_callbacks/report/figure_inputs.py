@@ -1,0 +1,196 @@
+"""The inputs of the report's charts and tables in a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.rank_records import Stall
+from perf_callbacks.report import profile_section, profile_text, units
+from perf_callbacks.report.events import MOST as MOST_EVENTS, events
+from perf_callbacks.report.explanation import Value, explanation
+from perf_callbacks.report.heat_map import CELLS
+from perf_callbacks.report.history import FitHistory
+from perf_callbacks.report.layout import clean, listed
+from perf_callbacks.report.series import OUTLIERS, SLOW, Axis, Outlier, StepSeries
+from perf_callbacks.report.tiles import excluded
+from perf_callbacks.report.units import duration, percent, size
+from perf_callbacks.report.work_rate import WorkRate
+
+
+@dataclass(frozen=True, slots=True)
+class FigureInputs:
+    """A fit, and what the page draws of it."""
+
+    fit: FitHistory
+    drawn: StepSeries
+    slow: Sequence[Outlier]
+    """The slow steps of all ranks."""
+    usual: Mapping[int, Mapping[str, float]]
+    """The medians of each rank."""
+    work: WorkRate
+
+    def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+        """Explain charts and tables. Inputs that the journal makes impossible are left out.
+
+        Args:
+            headings: By name of a figure, the headings of its columns; none for a chart.
+        """
+        made = {
+            "steps": self._steps,
+            "rate": self._rate,
+            "stages": self._stages,
+            "marks": self._marks,
+            "account": self._account,
+            "peak": self._peak,
+            "heat": self._heat,
+            "profile_time": self._profiles,
+            "memory": self._memory,
+            "Load": self._use,
+            "Memory": self._use,
+            "findings": self._findings,
+            "stragglers": self._stragglers,
+            "stalls": self._stalls,
+            "worst": self._worst,
+            "ranks": self._medians,
+            "products": self._count,
+            "phases": self._count,
+            "uncounted": self._count,
+        }
+        found = {}
+        for name, columns in headings.items():
+            try:
+                values = [*made[name]()] if name in made else []
+            except (ArithmeticError, LookupError, ValueError):
+                values = []
+            equation = self.work.equation if name == "rate" else self._hfu() if name == "peak" else ""
+            uncounted = self.work.uncounted if name in {"rate", "peak", "phases"} else ""
+            found[name] = explanation(name, values, equation=equation, uncounted=uncounted, headings=columns)
+        return found
+
+    @property
+    def _ranks(self) -> str:
+        known = sorted(self.fit.ranks)
+        return f"rank {known[0]}" if len(known) == 1 else f"{len(known):,}: {listed(known)}"
+
+    def _steps(self) -> Iterator[Value]:
+        axis = self.drawn.axis
+        each = "1 step" if axis.width == 1 else f"{axis.width:,} steps"
+        yield "points", f"{axis.count:,}, each of {each}"
+        yield "ranks", self._ranks
+        yield "steps in the mean", f"{self.drawn.steps:,}"
+        yield excluded(self.fit, self.drawn)
+        limit = max([SLOW * found.get("step_time", 0.0) for found in self.usual.values()], default=0.0)
+        most = ", the slowest" if len(self.slow) == OUTLIERS else ""
+        yield "slow steps", f"{len(self.slow):,}{most}, longer than {duration(limit)}: {SLOW:g} x the median"
+
+    def _rate(self) -> Iterator[Value]:
+        yield from self.work.values()
+
+    def _stages(self) -> Iterator[Value]:
+        yield "time of all steps", duration(self.drawn.seconds)
+        for name, seconds in self.drawn.stage_seconds.items():
+            yield name.removesuffix("_time"), f"{duration(seconds)}, {percent(seconds / self.drawn.seconds)}"
+
+    def _marks(self) -> Iterator[Value]:
+        found = events(self.fit, self.drawn.axis.within)
+        for lane in dict.fromkeys(event.lane for event in found):
+            number = sum(event.lane == lane for event in found)
+            yield lane, f"{number:,}" + (", the longest" if number == MOST_EVENTS else "")
+
+    def _wall(self) -> tuple[Summary, float] | None:
+        summary = self.fit.hang or self.fit.summary
+        return None if summary is None else (summary, sum(summary.wall_seconds.values()))
+
+    def _account(self) -> Iterator[Value]:
+        summary = self.fit.summary
+        wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
+        for name, seconds in summary.wall_seconds.items() if summary is not None and wall > 0 else ():
+            if seconds > 0:
+                part = clean(name).replace("_", " ").replace("flop", "FLOP")
+                yield part, f"{duration(seconds)}, {percent(seconds / wall)}"
+
+    def _hfu(self) -> str:
+        count, mfu = self.work.count, self.work.mfu
+        if count is None or mfu is None or count.model_flops <= 0:
+            return ""
+        more = count.hardware_flops / count.model_flops
+        low = self.work.at_least
+        return f"HFU {low}{percent(mfu * more)} = MFU {low}{percent(mfu)} x {more:.3g}"
+
+    def _peak(self) -> Iterator[Value]:
+        yield from self.work.values()
+        if self.work.count is not None:
+            count = self.work.count
+            yield "executed FLOPs of a step", f"{units.count(count.hardware_flops)} FLOPs, in step {count.step:,}"
+
+    def _heat(self) -> Iterator[Value]:
+        width = Axis([self.fit], CELLS, self.drawn.axis.within).width
+        yield "ranks", self._ranks
+        yield "a cell", f"{width:,} steps of a rank"
+
+    def _profiles(self) -> Iterator[Value]:
+        for rank, _, profile in profile_section.found(self.fit):
+            busy = f"{duration(profile.busy_seconds)} busy of {duration(profile.span_seconds)}"
+            yield profile_text.title(rank, profile), f"{busy}, {profile.kernels:,} kernels or operations"
+
+    def _memory(self) -> Iterator[Value]:
+        found: Memory | None = self.fit.first[-1].last(Memory)
+        if found is not None:
+            yield "step", f"{found.step:,}"
+            yield "device", found.device
+            yield "activations and temporary memory", found.source or ""
+            yield "peak", "" if found.peak_gb is None else size(found.peak_gb)
+
+    def _use(self) -> Iterator[Value]:
+        uses: list[Use] = [use for attempt in self.fit.first for use in attempt.of(Use)]
+        if uses:
+            yield "records", f"{len(uses):,}, from step {uses[0].step:,} to {uses[-1].step:,}"
+
+    def _findings(self) -> Iterator[Value]:
+        found = self._wall()
+        if found is None or found[1] <= 0:
+            return
+        summary, wall = found
+        after = wall - summary.wall_seconds.get("startup", 0.0)
+        yield "wall time after startup", duration(after)
+        yield "measured steps", f"{summary.included_steps:,} of {summary.steps:,}"
+        for one in summary.findings:
+            if one.share is not None:
+                low = "" if one.low is None else f", at least {percent(one.low)}"
+                saved = duration(one.share * after) if one.cause != "startup" else "part of all wall time"
+                yield clean(one.cause), f"{percent(one.share)}: {saved}{low}"
+
+    def _stragglers(self) -> Iterator[Value]:
+        summary = self.fit.summary
+        if summary is not None and summary.stragglers is not None:
+            found = summary.stragglers
+            yield "compared steps", f"{found.steps:,}, {duration(found.seconds)}"
+            for cause, seconds in found.seconds_by_cause.items():
+                yield clean(cause), duration(seconds)
+
+    def _stalls(self) -> Iterator[Value]:
+        number = sum(len(attempt.of(Stall)) for _, attempt in self.fit.attempts)
+        yield "records", f"{number:,} of {len(self.fit.ranks):,} ranks"
+        yield "stall_after", clean(self.fit.run.config.get("stall_after"))
+
+    def _worst(self) -> Iterator[Value]:
+        yield "slow steps", f"{len(self.slow):,}, longer than {SLOW:g} x the median of their rank"
+        for rank, found in [*sorted(self.usual.items())][:8]:
+            if "step_time" in found:
+                yield f"median of rank {rank}", duration(found["step_time"])
+
+    def _medians(self) -> Iterator[Value]:
+        yield "ranks", self._ranks
+        yield excluded(self.fit, self.drawn)
+
+    def _count(self) -> Iterator[Value]:
+        count = self.work.count
+        if count is None:
+            return
+        yield "counted step", f"{count.step:,}, {clean(count.source)}" + ("" if count.whole_step else ", in part")
+        yield "model FLOPs", f"{units.count(count.model_flops)} FLOPs"
+        yield "executed FLOPs", f"{units.count(count.hardware_flops)} FLOPs"
+        if count.coverage is not None:
+            yield "weights in counted products", percent(count.coverage)

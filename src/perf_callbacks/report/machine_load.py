@@ -1,0 +1,129 @@
+"""Load of the machine during runs: runs to leave out of a comparison, and changes that the load may explain."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from perf_callbacks.kernel.records.summary_parts import CpuSummary
+from perf_callbacks.report.history import possible
+from perf_callbacks.report.units import percent
+
+NO_CPU = 0.05
+"""Least share of a run without a CPU that makes the run a disturbed run."""
+
+OTHERS = 0.25
+"""Least share of the CPUs that other programs use, that makes a run a disturbed run."""
+
+IDLE = 0.1
+"""Share of idle CPUs above which other programs take no CPU away."""
+
+SHARED = 0.2
+"""Effect of other programs on caches, memory and clock: with all CPUs in use, a step takes up to this share longer.
+Beside four busy processes on two cores, a small training needed up to a fifth more CPU time per step."""
+
+MOST_SHARE = 0.99
+"""Largest share in an effect, which would else be infinite."""
+
+FEWEST_QUIET = 4
+"""Fewest undisturbed runs, both sides together, that are compared without the disturbed runs."""
+
+
+class Load(NamedTuple):
+    """Load of the machine during a run. None: unknown. Shares are from 0 to 1."""
+
+    no_cpu: float | None = None
+    """Share of the run in which the training thread waited for a CPU."""
+    others: float | None = None
+    """Share of the CPUs that other programs used."""
+    idle: float | None = None
+    cpus: int | None = None
+    load_average: float | None = None
+
+    @classmethod
+    def of(cls, part: CpuSummary | None) -> "Load":
+        """Read the part of a summary. Values that no machine can have are unknown."""
+        if part is None:
+            return cls()
+        cpus = part.cpus if part.cpus is not None and 0 < part.cpus <= MOST_CPUS else None
+        average = part.load_average
+        return cls(
+            no_cpu=_share(part.no_cpu_share, 1),
+            others=_share(part.other_cpus, cpus),
+            idle=_share(part.idle_cpus, cpus),
+            cpus=cpus,
+            load_average=average if average is not None and possible(average) else None,
+        )
+
+    @property
+    def disturbed(self) -> bool:
+        """True: the training thread lacked a CPU, or other programs used many CPUs."""
+        return (self.no_cpu or 0.0) >= NO_CPU or (self.others or 0.0) >= OTHERS
+
+    @property
+    def effect(self) -> float:
+        """Logarithm of the largest factor by which the load may make steps longer. 0: none, or unknown.
+
+        If no CPU is idle, threads of the program may lack a CPU while the training thread waits for these threads. So
+        other programs may take as much as their share of the CPUs.
+        """
+        taken = self.no_cpu or 0.0
+        others = self.others or 0.0
+        if self.idle is not None and self.idle < IDLE:
+            taken = max(taken, others)
+        return SHARED * others - math.log1p(-min(taken, MOST_SHARE))
+
+
+MOST_CPUS = 1_000_000
+
+
+class Choice(NamedTuple):
+    """Runs that are compared, by their places on each side."""
+
+    first: list[int]
+    second: list[int]
+
+
+def choose(first: Sequence[Load], second: Sequence[Load]) -> Choice:
+    """Choose the runs to compare: the undisturbed runs if there are enough, or else all."""
+    return Choice(*undisturbed([first, second]))
+
+
+def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
+    """Return the places of the undisturbed runs on each side if there are enough, or else of all runs."""
+    quiet = [[place for place, load in enumerate(side) if not load.disturbed] for side in sides]
+    enough = all(quiet) and sum(map(len, quiet)) >= min(FEWEST_QUIET, sum(map(len, sides)))
+    return quiet if enough else [[*range(len(side))] for side in sides]
+
+
+def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
+    """Return the logarithm of the factor by which the load may make the second side's steps longer than the first's."""
+    return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
+
+
+def said(loads: Sequence[Load]) -> str | None:
+    """Describe the load during the runs of a side, as ranges over the runs. None: no run knows its load."""
+    parts = []
+    waited = [load.no_cpu for load in loads if load.no_cpu is not None]
+    if waited:
+        parts.append(f"no CPU for {_range([percent(one) for one in (min(waited), max(waited))])} of the time")
+    used = [load.others * load.cpus for load in loads if load.others is not None and load.cpus is not None]
+    if used:
+        cpus = {load.cpus for load in loads if load.cpus is not None}
+        known = f" of {min(cpus)}" if len(cpus) == 1 else ""
+        parts.append(f"other programs used {_range([f'{one:.1f}' for one in (min(used), max(used))])}{known} CPUs")
+    averages = [load.load_average for load in loads if load.load_average is not None]
+    if averages:
+        parts.append(f"load average {_range([f'{one:.1f}' for one in (min(averages), max(averages))])}")
+    return ", ".join(parts) or None
+
+
+def _range(ends: Sequence[str]) -> str:
+    return ends[0] if ends[0] == ends[-1] else " to ".join(ends)
+
+
+def _share(value: float | None, whole: int | None) -> float | None:
+    """Return a value as a share of a whole, at most 1. None: unknown, or impossible."""
+    if value is None or whole is None or not possible(value):
+        return None
+    return min(1.0, value / whole)

@@ -1,0 +1,92 @@
+"""FLOPs, parameters and activations by module, as text, for JSON and for the report."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.module_records import APART, ModuleWork
+from perf_callbacks.report import units
+from perf_callbacks.report.history import Attempt, possible
+from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
+from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
+from perf_callbacks.report.units import DASH, percent, size
+
+MOST_ROWS = 10
+"""Most rows of the table in the report."""
+
+LONGEST_PATH = 200
+"""Most characters that are shown of a path in the report."""
+
+HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
+
+
+def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
+    """Return the work by module of each rank, for JSON."""
+    return [
+        {
+            "rank": fit.run.rank,
+            "step": None if count is None else count.step,
+            "source": None if count is None else count.source,
+            "model_flops": None if count is None else count.model_flops,
+            "hardware_flops": None if count is None else count.hardware_flops,
+            "modules": [] if count is None else [asdict(line) for line in count.modules],
+        }
+        for fit in fits
+        for count in [last_count(fit)]
+    ]
+
+
+def render(fits: Sequence[Attempt], columns: int = COLUMNS) -> str:
+    """Render the work by module. Ranks with equal work share a table."""
+    alike: dict[tuple[ModuleWork, ...], list[int]] = {}
+    counts: dict[tuple[ModuleWork, ...], Flops | None] = {}
+    for fit in fits:
+        count = last_count(fit)
+        lines = () if count is None else count.modules
+        alike.setdefault(lines, []).append(fit.run.rank)
+        counts.setdefault(lines, count)
+    return "\n".join([_part(ranks, counts[lines], columns) for lines, ranks in alike.items()])
+
+
+def table(fit: Attempt) -> Table | None:
+    """Tabulate the heaviest modules of a fit."""
+    count = last_count(fit)
+    if count is None:
+        return None
+    rows = [*_rows(count, LONGEST_PATH)]
+    kinds = (CODE, *[NUMBER] * (len(HEADINGS) - 1))
+    more = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
+    note = f"From step {count.step:,}. Share: of all executed FLOPs.{more}"
+    return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_ROWS], note)
+
+
+def last_count(fit: Attempt) -> Flops | None:
+    """Return the last count by module: of a whole step, if there is such a count."""
+    counts = [count for count in fit.of(Flops) if count.modules]
+    whole = [count for count in counts if count.whole_step]
+    return next(iter((whole or counts)[-1:]), None)
+
+
+def _part(ranks: Sequence[int], count: Flops | None, columns: int) -> str:
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+    if count is None:
+        why = "no step was counted by module, counting is off, or an older version wrote the journal"
+        return card([f"{who}: no FLOPs by module: {why}"], columns)
+    executed, model = units.count(count.hardware_flops), units.count(count.model_flops)
+    title = f"{who}, step {count.step:,}, {clean(count.source)}: {executed} FLOPs executed, {model} of the model"
+    rows = aligned([HEADINGS, *_rows(count, max(16, columns - 52))], right=range(1, len(HEADINGS)))
+    return "\n".join([card([title], columns), *[f"  {row}" for row in rows]])
+
+
+def _rows(count: Flops, longest: int) -> Iterable[tuple[str, ...]]:
+    for line in count.modules:
+        share = line.hardware_flops / count.hardware_flops if count.hardware_flops > 0 else None
+        held = line.activation_bytes
+        yield (
+            ends(clean(line.name, LONGEST_PATH), longest),
+            DASH if line.path in APART and not line.modules else f"{line.modules:,}",
+            units.count(line.hardware_flops) if possible(line.hardware_flops) else DASH,
+            percent(share),
+            DASH if line.parameters is None else f"{line.parameters:,}",
+            DASH if held is None or not possible(held) else size(held / GIGA),
+        )

@@ -1,0 +1,141 @@
+"""Time of modules in profiled steps, and MFU by module from the FLOPs of the counted step."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.module_records import APART, ITSELF, OPTIMIZER, OTHERS, OUTSIDE
+from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.report import module_table
+from perf_callbacks.report.history import Attempt
+from perf_callbacks.report.units import DASH, duration, percent
+
+MOST_CLASSES = 10
+"""Most rows for a trace that names modules by class and number, such as "Block_3"."""
+
+_NUMBER = re.compile(r"_\d+(?=/|$)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleTime:
+    """Busy time of the profiled steps in a module, without modules that have rows of their own."""
+
+    name: str
+    seconds: float
+    backward_seconds: float
+    """Part of `seconds` in the backward, with recomputation."""
+    mfu: float | None = None
+    """Model FLOPs per second of `seconds`, divided by the peak. None: unknown, or the module has no products."""
+    at_least: bool = False
+    """True: `mfu` is a lower bound."""
+
+    def cells(self, busy_seconds: float) -> tuple[str, ...]:
+        """Return the cells of a table: name, forward, backward, share of the busy time, MFU."""
+        share = self.seconds / busy_seconds if busy_seconds > 0 else None
+        mfu = f"{'≥ ' if self.at_least and self.mfu is not None else ''}{percent(self.mfu)}"
+        backward = None if self.name == OPTIMIZER else self.backward_seconds
+        forward = None if self.name in {OPTIMIZER, OUTSIDE} else max(0.0, self.seconds - self.backward_seconds)
+        return self.name, duration(forward), duration(backward), percent(share), mfu
+
+
+HEADINGS = ("module", "forward", "backward", "share", "MFU")
+
+
+def of_trace(profile: Profile) -> list[ModuleTime]:
+    """Return the modules of a trace, the heaviest first. Of many modules, those of the same class share a row."""
+    times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
+    if len(times) <= MOST_CLASSES:
+        return [*_rows(times, backward)]
+    found: dict[str, tuple[float, float]] = {}
+    for path, seconds in times.items():
+        name = _NUMBER.sub("_*", path)
+        one = found.get(name, (0.0, 0.0))
+        found[name] = one[0] + seconds, one[1] + backward.get(path, 0.0)
+    heaviest = sorted(found.items(), key=lambda item: -item[1][0])
+    kept, rest = heaviest[:MOST_CLASSES], heaviest[MOST_CLASSES:]
+    if rest:
+        kept.append((f"{len(rest):,} more", (sum([one[0] for _, one in rest]), sum([one[1] for _, one in rest]))))
+    return [*_rows({name: one[0] for name, one in kept}, {name: one[1] for name, one in kept})]
+
+
+def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) -> list[ModuleTime]:
+    """Return the modules of a run's profile, the heaviest first, with MFU.
+
+    Args:
+        profile: The profile.
+        fit: The attempt of the rank that wrote the profile.
+        peak_flops_per_second: Peak of a device. None: unknown, and so is MFU.
+    """
+    times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
+    count = module_table.last_count(fit)
+    executed = None if count is None else _executed(profile, fit)
+    if count is None or executed is None or not peak_flops_per_second or count.model_flops <= 0 or OTHERS in times:
+        return [*_rows(times, backward)]
+    scale = executed / count.model_flops / max(1, fit.run.devices) / peak_flops_per_second
+    flops = _folded(count, [path for path in times if path not in APART])
+    low = count.lower_bound or any([line.path == OTHERS and line.model_flops > 0 for line in count.modules])
+    mfu = {path: flops[path] * scale / times[path] for path in flops if flops[path] > 0 and times[path] > 0}
+    return [*_rows(times, backward, mfu, at_least=low)]
+
+
+def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
+    """Return the peak of a rank's device in FLOPs per second, from this rank or from one with the same device."""
+    for one in [fit, *fits]:
+        summary = one.last(Summary) or one.interim
+        if one.run.device == fit.run.device:
+            part = summary.flops if isinstance(summary, Summary) else None
+            known = None if part is None else part.peak_flops_per_second
+            found = known or (None if one.peak_tflops is None else one.peak_tflops * TERA)
+            if found and found > 0:
+                return found
+    return None
+
+
+def _rows(
+    times: Mapping[str, float],
+    backward: Mapping[str, float],
+    mfu: Mapping[str, float] | None = None,
+    *,
+    at_least: bool = False,
+) -> Iterable[ModuleTime]:
+    for path, seconds in times.items():
+        yield ModuleTime(
+            name=path or ITSELF,
+            seconds=seconds,
+            backward_seconds=backward.get(path, 0.0),
+            mfu=(mfu or {}).get(path),
+            at_least=at_least,
+        )
+
+
+def _executed(profile: Profile, fit: Attempt) -> float | None:
+    """Return the model FLOPs of the profiled steps. None: unknown."""
+    if profile.first_step is None or not profile.steps or profile.steps > len(fit.step):
+        return None
+    place = bisect_left(fit.step, profile.first_step)
+    steps = slice(place, place + profile.steps)
+    total = sum(fit.columns["model_flops"][steps])
+    whole = [*fit.step[steps]] == [*range(profile.first_step, profile.first_step + profile.steps)]
+    return total if whole and isfinite(total) else None
+
+
+def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
+    """Return the model FLOPs of a counted step by the given paths. A module without a path counts for its parent."""
+    flops = dict.fromkeys(paths, 0)
+    for line in count.modules:
+        around = [path for path in paths if not path or f"{line.path}.".startswith(f"{path}.")]
+        if around and line.path not in APART:
+            flops[max(around, key=len)] += line.model_flops
+    return flops
+
+
+def table(rows: Iterable[ModuleTime], profile: Profile) -> list[tuple[str, ...]]:
+    """Return headings and cells of a table, without MFU if that is unknown. Empty: no modules are known."""
+    found = [HEADINGS, *[one.cells(profile.busy_seconds) for one in rows]]
+    known = any([cells[-1] != DASH for cells in found[1:]])
+    return [] if len(found) == 1 else found if known else [cells[:-1] for cells in found]

@@ -1,0 +1,134 @@
+"""A second run, B, beside the run of a report: its step times, its figures, and the differences between both runs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.report import comparison_text, run_title
+from perf_callbacks.report.comparison import Comparison, compare
+from perf_callbacks.report.history import FitHistory
+from perf_callbacks.report.layout import clean, listed
+from perf_callbacks.report.series import Axis, series, short
+from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, Table
+from perf_callbacks.report.tiles import tiles
+from perf_callbacks.report.units import DASH, duration
+from perf_callbacks.report.work_rate import WorkRate
+
+FAIL_OVER = 0.05
+"""Least relative change that counts as worse or better, as in `perf-callbacks compare`."""
+
+LONGEST = 200
+"""Most characters of a value that differs."""
+
+DECISIVE = {
+    "program": "program",
+    "model": "model",
+    "parameters": "parameters",
+    "host": "host",
+    "device": "device",
+    "world_size": "number of ranks",
+    "batch": "samples per batch",
+    "samples per step": "samples per step",
+    "tokens per step": "tokens per step",
+}
+"""Differences that the note at the top of the page names, in words."""
+
+WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
+"""Names of differences, in words where the name of a field says too little."""
+
+Differences = Mapping[str, tuple[Any, Any]]
+
+
+def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHistory, axis: Axis) -> None:
+    """Add a second run to the content of a page.
+
+    Args:
+        content: The content about the first run.
+        notes: The notes at the top of the page.
+        fit: The first run.
+        other: The second run.
+        axis: An axis that covers the steps of both.
+    """
+    drawn = series(other, within=axis.within, axis=axis)
+    beside = {
+        one["key"]: f"{one['value']} {_unit(one)}".strip() for one in tiles(other, drawn, WorkRate.of(other, drawn))
+    }
+    for one in content["figures"] or ():
+        one["other"] = beside.get(one["key"])
+    pace = f"{duration(drawn.mean_seconds)} on average over {drawn.steps:,} steps" if drawn.steps else "no steps here"
+    content["other"] = {
+        "name": run_title.title(other.run),
+        "run": clean(other.run_id),
+        "mean": short(drawn.times.mean),
+        "text": f"B: {pace}.",
+    }
+    found = _compared(fit, other)
+    differences = dict(_facts(fit, other)) | dict({} if found is None else found.differences)
+    made = {
+        "comparison": None if found is None else _comparison(found),
+        "differences": _table(differences),
+    }
+    content["tables"] |= {name: asdict(table) for name, table in made.items() if table is not None}
+    notes += _notes(other, differences)
+
+
+def _unit(tile: Mapping[str, Any]) -> str:
+    """Return the unit of a rate of FLOPs, whose tile has its unit as its name."""
+    return str(tile["name"]) if tile["key"] == "tflops" else ""
+
+
+def _compared(fit: FitHistory, other: FitHistory) -> Comparison | None:
+    """Compare the last attempts. None: a journal holds impossible values, or a run has no steps."""
+    try:
+        return compare([fit.last], [other.last], fail_over=FAIL_OVER)
+    except (ArithmeticError, LookupError, ValueError):
+        return None
+
+
+def _comparison(found: Comparison) -> Table:
+    """Tabulate all metrics of both runs. Runs that are not alike get neither changes nor a verdict."""
+    rows, alike = [], not found.unlike
+    for metric in found.metrics:
+        name, a, b, *change, verdict = comparison_text.row(metric)
+        if not alike:
+            change = [DASH, DASH]
+        rows.append((name, a, b, *change, verdict if alike and name not in found.not_compared else "no verdict"))
+    columns = [(name, NUMBER) for name in ("A", "B", "change", "99 % interval")]
+    steps = " and ".join(f"{number:,}" for number in found.steps)
+    note = [f"{comparison_text.verdict(found)}. Measured steps: {steps}."]
+    for reason in dict.fromkeys(found.not_compared.values()) if alike else ():
+        names = [name for name, why in found.not_compared.items() if why == reason]
+        note.append(f"No verdict on {', '.join(names)}: {clean(reason, LONGEST)}.")
+    return Table("Comparison", [("metric", LABEL), *columns, ("verdict", TEXT)], rows, " ".join(note))
+
+
+def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the facts about both runs that differ, and that no comparison of settings has."""
+    for name in ("program", "command_line", "model", "parameters", "batch"):
+        one, two = (getattr(run, name) for run in (fit.run, other.run))
+        if one != two:
+            yield name, (one, two)
+    hosts = run_title.hosts(fit), run_title.hosts(other)
+    if hosts[0] != hosts[1]:
+        yield "host", hosts
+
+
+def _table(differences: Differences) -> Table | None:
+    rows = [
+        (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST), clean(b, LONGEST))
+        for name, (a, b) in differences.items()
+    ]
+    columns = [("what", TEXT), ("A", CODE), ("B", CODE)]
+    more = f"{len(rows) - MOST_ROWS:,} more differ." if len(rows) > MOST_ROWS else ""
+    return Table("Differences", columns, rows[:MOST_ROWS], more) if rows else None
+
+
+def _notes(other: FitHistory, differences: Differences) -> Iterator[str]:
+    run: Run = other.run
+    yield f"Run B is {run_title.title(run)}, run {clean(run.run_id)}. This run is A."
+    decisive = [words for name, words in DECISIVE.items() if name in differences]
+    if decisive:
+        yield f"A and B differ in {', '.join(decisive)}: a change of a figure may come from there."
+    if other.missing:
+        yield f"Ranks of B without a journal: {listed(other.missing)}. No figure of B includes them."

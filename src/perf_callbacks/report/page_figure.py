@@ -1,0 +1,21 @@
+"""A figure of the report, and how it is computed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageFigure:
+    """One number, chart or table of the report. All texts are Markdown."""
+
+    name: str
+    """Key in the content of the page."""
+    title: str
+    meaning: str
+    """How the figure is computed."""
+    source: str
+    """Records of the journal that hold the inputs."""
+    left_out: str = ""
+    """Work, time or values that the figure doesn't count."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """How each column of a table is computed, by heading."""

@@ -1,0 +1,61 @@
+"""Names of a chart's line and band. They depend on what a point stands for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PointNames:
+    """Names for the points of a fit."""
+
+    ranks: int
+    width: int
+    """Number of steps of a point."""
+
+    @property
+    def single(self) -> bool:
+        """True: a point is one step of one rank, so there is no band."""
+        return self.ranks == 1 and self.width == 1
+
+    @property
+    def point(self) -> str:
+        """The value of a point, as a sentence calls it."""
+        return "a single step" if self.single else "the mean of a point"
+
+    @property
+    def times(self) -> dict[str, str]:
+        """Names of the line, the band, and the ends of the band. Empty: there is no band."""
+        if self.single:
+            return {"line": "step time", "band": "", "least": "", "most": ""}
+        if self.width == 1:
+            return {
+                "line": "mean of the ranks",
+                "band": "fastest to slowest rank",
+                "least": "fastest rank",
+                "most": "slowest rank",
+            }
+        return {
+            "line": "mean of the steps",
+            "band": "shortest to longest step",
+            "least": "shortest step",
+            "most": "longest step",
+        }
+
+    @property
+    def rates(self) -> dict[str, str]:
+        """Names of the band of rates, and of its ends. Empty: there is no band."""
+        if self.single:
+            return {"band": "", "least": "", "most": ""}
+        of = "rank" if self.width == 1 else "step"
+        return {"band": f"lowest to highest {of}", "least": f"lowest {of}", "most": f"highest {of}"}
+
+    @property
+    def about(self) -> str:
+        """A sentence about the points."""
+        if self.single:
+            return "Each point is one step."
+        if self.width == 1:
+            return "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank."
+        whose = "" if self.ranks == 1 else " of all ranks"
+        return (
+            f"Each point is {self.width:,} steps{whose}: their mean, and a band from the shortest to the longest step."
+        )

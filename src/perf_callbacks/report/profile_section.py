@@ -1,0 +1,147 @@
+"""The part of a report about profiled steps: bars of the time, and tables of modules, operations and copies."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.report import machine, module_times, profile_text, units
+from perf_callbacks.report.history import Attempt, FitHistory, possible
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
+from perf_callbacks.report.units import DASH, duration, percent
+
+MOST_PROFILES = 6
+"""Most profiles of a report: the last ones."""
+
+MOST_MODULES = 10
+"""Most rows of the table of modules."""
+
+MOST_CLASSES = 7
+"""Most classes that a bar shows apart."""
+
+BARS = ("profile_time", "profile_classes")
+"""Names of the bars of a profile."""
+
+LONGEST = 200
+"""Most characters of a cell."""
+
+
+def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
+    """Return the last profiles of a fit, each with its rank and attempt."""
+    return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
+
+
+def parts(fit: FitHistory) -> list[dict[str, Any]] | None:
+    """Draw the profiles of a fit; None if there are none."""
+    return [_part(fit, *one) for one in found(fit)] or None
+
+
+def _part(fit: FitHistory, rank: int, attempt: Attempt, profile: Profile) -> dict[str, Any]:
+    """Draw a profile. Raise `ValueError` if the journal holds impossible values."""
+    times = [*profile.idle_seconds.values(), *profile.class_seconds.values(), *profile.sync_seconds.values()]
+    times += [*(profile.module_seconds or {}).values(), *(profile.module_backward_seconds or {}).values()]
+    times += [one.seconds for one in profile.operations] + [one.seconds for one in profile.copies]
+    flops = [one.flops for one in profile.operations if one.flops is not None]
+    if not all(map(possible, [profile.span_seconds, profile.busy_seconds, *times, *flops, profile.flops or 0.0])):
+        raise ValueError("impossible times")
+    tables = {
+        "profiled_modules": _modules(fit, attempt, profile),
+        "operations": _operations(profile),
+        "copies": _copies(profile),
+        "waits": _waits(profile),
+    }
+    title = profile_text.title(rank, profile)
+    return {
+        "title": title[0].upper() + title[1:],
+        "text": profile_text.sentences(profile),
+        "trace": None if profile.trace is None else clean(profile.trace, LONGEST),
+        "profile_time": _time(profile),
+        "profile_classes": _classes(profile),
+        "tables": {name: asdict(one) for name, one in tables.items() if one is not None},
+    }
+
+
+def _time(profile: Profile) -> dict[str, Any] | None:
+    exposed = profile.exposed_communication_seconds
+    labels = profile_text.labels(profile)
+    pieces = [("busy" if exposed <= 0 else "computing", max(0.0, profile.busy_seconds - exposed))]
+    pieces += [("exposed communication", exposed)] if exposed > 0 else []
+    pieces += [(labels.get(cause, clean(cause)), seconds) for cause, seconds in profile.idle_seconds.items()]
+    return _bar(f"{duration(profile.span_seconds)} in all", pieces, profile.span_seconds)
+
+
+def _classes(profile: Profile) -> dict[str, Any] | None:
+    pieces = [(clean(kind), seconds) for kind, seconds in profile.class_seconds.items()]
+    rest = pieces[MOST_CLASSES:]
+    if len(rest) > 1:
+        pieces = [*pieces[:MOST_CLASSES], ("other classes", sum([seconds for _, seconds in rest]))]
+    return _bar(f"{duration(profile.busy_seconds)} busy", pieces, profile.busy_seconds)
+
+
+def _bar(title: str, pieces: Iterable[tuple[str, float]], whole: float) -> dict[str, Any] | None:
+    if whole <= 0:
+        return None
+    shown = [(name, seconds, f"{duration(seconds)}, {percent(seconds / whole)}") for name, seconds in pieces]
+    return machine.bar(title, [one for one in shown if one[1] > 0], whole)
+
+
+def _operations(profile: Profile) -> Table | None:
+    busy = profile.busy_seconds
+    rows = []
+    for one in profile.operations:
+        work = ("", "")
+        if profile.flops:
+            share = None if one.flops is None else one.flops / profile.flops
+            work = (DASH if one.flops is None else units.count(one.flops), percent(share))
+        cells = (clean(one.name, LONGEST), clean(one.shapes or "", LONGEST), clean(one.kind))
+        rows.append((*cells, f"{one.calls:,}", duration(one.seconds), _share(one.seconds, busy), *work))
+    columns = [("operation", CODE), ("shapes", CODE), ("class", TEXT), ("calls", NUMBER), ("time", NUMBER)]
+    columns += [("share", NUMBER), ("FLOPs", NUMBER), ("share of FLOPs", NUMBER)]
+    note = f"Share: of the busy time. {profile.kernels:,} {'operations' if profile.timeline == 'cpu' else 'kernels'}."
+    if profile.flops:
+        note += f" {units.count(profile.flops)} FLOPs in all, by the shapes in the trace."
+    return Table("Heaviest operations", columns, rows, note) if rows else None
+
+
+def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | None:
+    peak = module_times.peak(attempt, [one for _, one in fit.attempts])
+    rows = module_times.table(module_times.of_run(profile, attempt, peak), profile)
+    if not rows:
+        return None
+    headings, *cells = rows
+    more = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_MODULES else ""
+    columns = [(heading, NUMBER if place else CODE) for place, heading in enumerate(headings)]
+    shown = [(clean(name, LONGEST), *others) for name, *others in cells[:MOST_MODULES]]
+    return Table("Time by module", columns, shown, f"Share: of the busy time.{more}")
+
+
+def _copies(profile: Profile) -> Table | None:
+    rows = [
+        (
+            clean(one.operation, LONGEST),
+            clean(one.kind),
+            clean(one.line or "", LONGEST),
+            f"{one.calls:,}",
+            duration(one.seconds),
+            _share(one.seconds, profile.busy_seconds),
+        )
+        for one in profile.copies
+        if one.seconds >= profile_text.LEAST_ROW * profile.busy_seconds
+    ]
+    columns = [("copy", CODE), ("kind", TEXT), ("line", CODE), ("calls", NUMBER), ("time", NUMBER), ("share", NUMBER)]
+    return Table("Copies", columns, rows, "Share: of the busy time.") if rows else None
+
+
+def _waits(profile: Profile) -> Table | None:
+    rows: Sequence[tuple[str, ...]] = [
+        (clean(line, LONGEST), duration(seconds), _share(seconds, profile.span_seconds))
+        for line, seconds in profile.sync_seconds.items()
+        if seconds >= profile_text.LEAST_ROW * profile.span_seconds
+    ]
+    columns = [("place", CODE), ("time", NUMBER), ("share", NUMBER)]
+    return Table("Idle time after waits for the device", columns, rows, "Share: of all time.") if rows else None
+
+
+def _share(seconds: float, whole: float) -> str:
+    return percent(seconds / whole if whole > 0 else None)

@@ -1,0 +1,241 @@
+"""A profile in words and tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perf_callbacks.kernel.records.module_records import ITSELF
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledOperation
+from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, wrapped
+from perf_callbacks.report.units import DASH, count, duration
+
+LEAST_SHARE = 0.01
+"""Smallest share that the sentences mention."""
+
+LEAST_ROW = 0.001
+"""Smallest share of a copy, or of waits in one place, that the tables show."""
+
+_CAUSES = {
+    "data": "because the program waited for the DataLoader",
+    "communication": "because the CPU was in a collective",
+    "sync": "because the CPU had stopped to wait for the device",
+    "host": "because the CPU was still running Python or launching kernels",
+    "device": "between kernels that were already launched",
+    "unknown": "for reasons that the trace does not show",
+}
+
+_CPU_CAUSES = {
+    "data": "while the program waited for the DataLoader",
+    "communication": "while the program was in a collective",
+    "host": "while the program ran Python or slept",
+}
+
+_LABELS = {
+    "data": "waiting for the DataLoader",
+    "communication": "CPU was in a collective",
+    "sync": "CPU had waited for the device",
+    "host": "CPU ran Python or launched kernels",
+    "device": "gaps between launched kernels",
+    "unknown": "not shown by the trace",
+}
+
+_CPU_LABELS = {"host": "Python or sleep", "communication": "in a collective"}
+
+_ROWS = {
+    "contraction": "contraction: matrix products, convolutions",
+    "indexing": "indexing: embeddings, gather, sort",
+    "other": "other: pooling, unknown names",
+}
+
+_CLASSES = {
+    "contraction": "matrix products and convolutions",
+    "elementwise": "element-wise operations",
+    "copy": "copies",
+    "communication": "collectives",
+    "optimizer": "the optimizer",
+    "reduction": "reductions such as sums",
+    "other": "other operations",
+}
+
+
+def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
+    """Render a profile of a recorded run. `modules`: headings and cells of the table of modules."""
+    trace = "" if profile.trace is None else f": {clean(profile.trace)}"
+    return f"{title(rank, profile)}{trace}\n{render(profile, columns, modules)}"
+
+
+def title(rank: int, profile: Profile) -> str:
+    """Return the rank and the steps of a profile.
+
+    >>> title(1, Profile(timeline="cpu", steps=2, first_step=20, span_seconds=1.0, busy_seconds=1.0, idle_seconds={},
+    ...     class_seconds={}, communication_seconds=0.0, exposed_communication_seconds=0.0, kernels=1, sync_seconds={}))
+    'rank 1, steps 20 to 21'
+    """
+    steps = profile.steps or 0
+    if profile.first_step is None or not steps:
+        return f"rank {rank}"
+    last = profile.first_step + steps - 1
+    return f"rank {rank}, " + (f"step {last:,}" if steps == 1 else f"steps {profile.first_step:,} to {last:,}")
+
+
+def labels(profile: Profile) -> Mapping[str, str]:
+    """Return the name of each cause of idle time."""
+    return {**_LABELS, **_CPU_LABELS} if profile.timeline == "cpu" else _LABELS
+
+
+def line(profile: Profile) -> str:
+    """Return a sentence about a profile for a card, and the three modules with the most time."""
+    first = "" if profile.first_step is None else f" from step {profile.first_step:,}"
+    modules = profile.heaviest_modules()
+    shares = [f"{path or ITSELF} {_part(time, profile.busy_seconds)}" for path, time in modules.items()]
+    return f"profile{first}: {_busy(profile)}{f' Most time: {joined(map(clean, shares))}.' if shares else ''}"
+
+
+def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
+    """Render a profile: sentences first, then tables. `modules`: as in `of_run`."""
+    parts = wrapped(sentences(profile), indent="", width=columns)
+    for heading, lines in _tables(profile, columns, modules):
+        parts += ["", heading, *lines]
+    return "\n".join(parts)
+
+
+def sentences(profile: Profile) -> str:
+    """Return sentences about what the device did, why it idled, and what took the time."""
+    found = [_busy(profile), *_idle(profile), *_classes(profile), *_communication(profile)]
+    if profile.timeline == "cpu":
+        found.append("The trace shows no GPU: these are the operations of the CPU.")
+    if profile.devices > 1:
+        found.append(f"The trace shows {profile.devices} devices; these figures describe the busiest.")
+    return " ".join(found)
+
+
+def _busy(profile: Profile) -> str:
+    subject = "Operations ran" if profile.timeline == "cpu" else "The device was busy"
+    if profile.device is not None:
+        subject = subject.replace("The device", f"The device ({clean(profile.device)})")
+    time = duration(profile.step_seconds)
+    if profile.steps is None:
+        span = f"the trace, which covers {duration(profile.span_seconds)} and marks no steps"
+    else:
+        span = f"1 step of {time}" if profile.steps == 1 else f"{profile.steps:,} steps, each {time}"
+    return f"{subject} for {_share(profile, profile.busy_seconds)} of {span}."
+
+
+def _idle(profile: Profile) -> Iterable[str]:
+    shown = [item for item in profile.idle_seconds.items() if item[1] >= LEAST_SHARE * profile.span_seconds]
+    if not shown:
+        return
+    texts = _CPU_CAUSES if profile.timeline == "cpu" else _CAUSES
+    causes = [f"for {_share(profile, time)} {texts.get(cause, clean(cause))}" for cause, time in shown]
+    if profile.sync_seconds:
+        place = clean(next(iter(profile.sync_seconds)))
+        causes = [cause.replace(_CAUSES["sync"], f"{_CAUSES['sync']}, mostly in {place}") for cause in causes]
+    yield f"{'No operation ran' if profile.timeline == 'cpu' else 'The device idled'} {_listed(causes)}."
+
+
+def _classes(profile: Profile) -> Iterable[str]:
+    most = [item for item in profile.class_seconds.items() if item[1] >= LEAST_SHARE * profile.busy_seconds][:3]
+    if most:
+        shares = [f"{_CLASSES.get(kind, clean(kind))} ({_part(time, profile.busy_seconds)})" for kind, time in most]
+        yield f"The busy time went to {_listed(shares)}."
+
+
+def _communication(profile: Profile) -> Iterable[str]:
+    if profile.communication_seconds > 0:
+        exposed = _share(profile, profile.exposed_communication_seconds)
+        running = _share(profile, profile.communication_seconds)
+        yield f"Collectives ran for {running} of the time, {exposed} without computation beside them."
+
+
+def _tables(profile: Profile, columns: int, modules: Sequence[Sequence[str]]) -> Iterable[tuple[str, Sequence[str]]]:
+    span, busy = profile.span_seconds, profile.busy_seconds
+    if profile.idle_seconds:
+        names = labels(profile)
+        rows = [(names.get(cause, clean(cause)), time) for cause, time in profile.idle_seconds.items()]
+        yield "Idle time, by cause (share of all time)", _times(rows, span, columns)
+    rows = [row for row in profile.sync_seconds.items() if row[1] >= LEAST_ROW * span]
+    if rows:
+        yield "Idle time after waits for the device, by line", _times(rows, span, columns)
+    rows = [(_ROWS.get(kind, kind), time) for kind, time in profile.class_seconds.items()]
+    yield "Busy time, by class (share of busy time)", _times(rows, busy, columns)
+    if profile.operations:
+        cells = [
+            (
+                (one.name, one.kind, f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy)),
+                _details(one, profile.flops, columns),
+            )
+            for one in profile.operations
+        ]
+        heads = ("operation", "class", "calls", "time", "share")
+        yield "Heaviest operations (share of busy time)", _detailed(heads, cells, columns)
+    copies = [one for one in profile.copies if one.seconds >= LEAST_ROW * busy]
+    if copies:
+        cells = [
+            ((one.operation, one.kind, f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy)), one.line)
+            for one in copies
+        ]
+        heads = ("copy", "kind", "calls", "time", "share")
+        yield "Copies (share of busy time)", _detailed(heads, cells, columns)
+    if modules:
+        more = "; MFU while the module was busy" if "MFU" in modules[0] else ""
+        yield f"Modules (share of busy time{more})", _modules(modules, columns)
+
+
+def _modules(table: Sequence[Sequence[str]], columns: int) -> list[str]:
+    width = _left(columns, [cells[1:] for cells in table])
+    rows = [(ends(clean(cells[0], 999), width), *cells[1:]) for cells in table]
+    return _indented(aligned(rows, right=range(1, len(table[0]))))
+
+
+def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str | None:
+    """Return shapes and FLOPs of an operation. Long shapes are cut."""
+    work = ""
+    if one.flops is not None:
+        work = f"{count(one.flops)}FLOP" + (f" ({_percent(one.flops, flops)} of all FLOPs)" if flops else "")
+    shapes = clean(one.shapes or "", columns - 6 - len(work))
+    return ", ".join([part for part in (shapes, work) if part]) or None
+
+
+def _times(rows: Iterable[tuple[str, float]], whole: float, columns: int) -> list[str]:
+    """Align names with times and shares."""
+    found = [(name, duration(time), _percent(time, whole)) for name, time in rows]
+    width = _left(columns, [cells[1:] for cells in found])
+    return _indented(aligned([(clean(name, width), *cells) for name, *cells in found], right={1, 2}))
+
+
+def _detailed(heads: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], str | None]], columns: int) -> list[str]:
+    """Align a table in which a row may have a second line."""
+    rows = [*rows]
+    table = [heads, *[(clean(cells[0], 999), clean(cells[1]), *cells[2:]) for cells, _ in rows]]
+    width = _left(columns, [cells[1:] for cells in table])
+    lines = aligned([(clean(cells[0], width), *cells[1:]) for cells in table], right={2, 3, 4})
+    found = [lines[0]]
+    for line, (_, detail) in zip(lines[1:], rows, strict=True):
+        found.append(line)
+        if detail is not None:
+            found.append(f"  {clean(detail, columns - 4)}")
+    return _indented(found)
+
+
+def _left(columns: int, rows: Sequence[Sequence[str]]) -> int:
+    """Return the width that a table leaves for its first column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return max(10, columns - 2 - sum(widths) - 2 * len(widths))
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _part(time: float, whole: float) -> str:
+    return f"{time / whole:.0%}" if whole > 0 else DASH
+
+
+def _share(profile: Profile, time: float) -> str:
+    return _part(time, profile.span_seconds)
+
+
+def _percent(time: float, whole: float) -> str:
+    return f"{time / whole:.1%}" if whole > 0 else DASH

@@ -1,0 +1,194 @@
+"""Figures of a run as text for Prometheus, for the textfile collector of node_exporter."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, get_args
+
+from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.rank_pace import RankPace
+from perf_callbacks.report.recorded_run import RecordedRun, State, finite, hangs, own_stall, sign
+
+PREFIX = "perf_callbacks_"
+
+LONGEST_LABEL = 200
+
+Labels = Mapping[str, str]
+
+
+class _Family(NamedTuple):
+    """A metric with its samples."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Iterable[tuple[Labels, float | None]]
+
+
+def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
+    """Render all known metrics of a run. An unknown value has no sample, and a metric without samples is left out.
+
+    All samples name the attempt: a resumed run begins with fewer steps, and counters must not decrease.
+    """
+    own = {"run": run.lead.run.run_id, "attempt": str(run.lead.run.attempt)}
+    lines: list[str] = []
+    for name, kind, text, samples in _families(run, paces):
+        shown: dict[str, float] = {}
+        for labels, value in samples:
+            known = finite(value)
+            if known is not None:  # Prometheus refuses two samples with the same labels
+                shown.setdefault(_labels({**own, **labels}), float(known))
+        if shown:
+            lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
+            lines += [f"{PREFIX}{name}{{{labels}}} {value!r}" for labels, value in shown.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Labels) -> str:
+    return ",".join([f'{label}="{_escaped(text)}"' for label, text in labels.items()])
+
+
+def _escaped(text: str) -> str:
+    r"""Return the text of a label. A text from a journal may hold anything.
+
+    >>> print(_escaped('a"b' + chr(92) + chr(10)))
+    a\"b\\?
+    """
+    return clean(text, LONGEST_LABEL).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
+    """Yield all metrics. Those of the present moment have samples only while the run gives signs of life."""
+    lives = run.state in {"running", "hangs"}
+    yield _Family("up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)])
+    states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
+    yield _Family("run_state", "gauge", "1 for the state of the run.", states)
+    yield _Family("run_info", "gauge", "Always 1. The labels say what runs where.", [(_about(run), 1.0)])
+    started = run.lead.run.started_unix
+    yield _Family("start_timestamp_seconds", "gauge", "Unix time of the start of the attempt.", [({}, started)])
+    yield _Family(
+        "last_sign_of_life_timestamp_seconds",
+        "gauge",
+        "Unix time of the last write to the journal of a rank or to the summary beside the journal.",
+        [(_rank(ends), sign(ends)) for ends in run.ranks],
+    )
+    if lives:
+        yield from _present(run, paces)
+    yield from _totals(run, paces)
+    yield from _stragglers(run)
+
+
+def _about(run: RecordedRun) -> Labels:
+    record = run.lead.run
+    known = {"program": record.program, "model": record.model, "host": record.host, "job_id": record.job_id}
+    found = {name: text for name, text in known.items() if text}
+    return {**found, "device": record.device, "world_size": str(record.world_size)}
+
+
+def _rank(ends: FitEnds) -> Labels:
+    return {"rank": str(ends.run.rank)}
+
+
+def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
+    """Yield the metrics of the present moment, of ranks that have not ended and give signs of life."""
+    alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
+    ranks = {ends.run.rank for ends in alive}
+    by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
+    yield _Family(
+        "step_time_seconds",
+        "gauge",
+        "Mean duration of the last optimizer steps on disk, up to 256.",
+        [(labels, one.step_seconds) for labels, one in by_rank],
+    )
+    yield _Family(
+        "stage_time_seconds",
+        "gauge",
+        "Mean time of a stage in the last optimizer steps on disk, up to 256.",
+        [
+            ({**labels, "stage": name.removesuffix("_time")}, seconds)
+            for labels, one in by_rank
+            for name, seconds in one.stages.items()
+        ],
+    )
+    yield _Family(
+        "stall_seconds",
+        "gauge",
+        "Seconds for which no step has ended, in a stall under way that was reported. 0 without a stall.",
+        [(_rank(ends), _stalled(ends)) for ends in alive],
+    )
+
+
+def _stalled(ends: FitEnds) -> float | None:
+    """Return the seconds without a step in a stall under way. None: stalls are not looked for."""
+    found = own_stall(ends) if hangs(ends) else None
+    if found is not None:
+        return found[1].since_seconds + max(0.0, ends.seconds - found[0])
+    return None if ends.so_far is not None and ends.so_far.stalls is None else 0.0
+
+
+def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
+    """Yield counters and ratios over the attempt, from the summary of each rank."""
+    known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
+    steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
+    yield _Family("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)
+    amounts = [(labels, one.total_samples) for labels, one in known]
+    yield _Family("samples_total", "counter", "Samples of all attempts, of this rank.", amounts)
+    amounts = [(labels, one.total_tokens) for labels, one in known]
+    yield _Family("tokens_total", "counter", "Tokens of all attempts, of this rank.", amounts)
+    yield _Family(
+        "stage_seconds_total",
+        "counter",
+        "Seconds of each stage in the measured steps. Stage data: waiting for data.",
+        [
+            ({**labels, "stage": clean(name.removesuffix("_time"))}, seconds)
+            for labels, one in known
+            for name, seconds in one.stage_seconds.items()
+        ],
+    )
+    yield _Family(
+        "wall_seconds_total",
+        "counter",
+        "Seconds of each part of the wall time of the attempt.",
+        [
+            ({**labels, "part": clean(part)}, seconds)
+            for labels, one in known
+            for part, seconds in one.wall_seconds.items()
+        ],
+    )
+    at_least = " A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
+    ratios = [(labels, one.mfu) for labels, one in known]
+    yield _Family("mfu_ratio", "gauge", f"Model FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios)
+    ratios = [(labels, one.hfu) for labels, one in known]
+    yield _Family("hfu_ratio", "gauge", f"Hardware FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios)
+    bounds = [(labels, float(one.flops.lower_bound)) for labels, one in known if one.flops is not None]
+    yield _Family("mfu_is_lower_bound", "gauge", "1 if a step has more FLOPs than were counted.", bounds)
+    pauses = [(labels, one.gc.seconds) for labels, one in known if one.gc is not None]
+    yield _Family("gc_seconds_total", "counter", "Seconds of all garbage collections.", pauses)
+    counts = [(labels, float(sum(one.gc.collections))) for labels, one in known if one.gc is not None]
+    yield _Family("gc_collections_total", "counter", "Garbage collections.", counts)
+    counts = [(labels, float(one.stalls.count)) for labels, one in known if one.stalls is not None]
+    yield _Family("stalls_total", "counter", "Stalls that were reported.", counts)
+    seconds = [(labels, one.stalls.seconds) for labels, one in known if one.stalls is not None]
+    yield _Family("stalled_seconds_total", "counter", "Seconds without a step in these stalls.", seconds)
+
+
+def _stragglers(run: RecordedRun) -> Iterator[_Family]:
+    """Yield what slow ranks cost the job."""
+    summary = run.lead.final or run.lead.so_far
+    found = None if summary is None else summary.stragglers
+    if found is None or not found.steps:
+        return
+    causes = [({"cause": clean(cause)}, seconds) for cause, seconds in found.seconds_by_cause.items()]
+    yield _Family("straggler_lost_seconds_total", "counter", "Seconds that the job lost to slow ranks.", causes)
+    worst: dict[tuple[int, str], float] = {}
+    for ranks, cause, seconds, _ in found.named():
+        for rank in ranks:
+            worst[rank, clean(cause)] = worst.get((rank, clean(cause)), 0.0) + seconds
+    yield _Family(
+        "straggler_rank_lost_seconds",
+        "gauge",
+        "Seconds that the job lost to this rank, alone or in a set of ranks. Only the costliest ranks are listed.",
+        [({"rank": str(rank), "cause": cause}, seconds) for (rank, cause), seconds in worst.items()],
+    )
+    if found.slowdown is not None:
+        text = "Duration of a step, divided by its duration with healthy ranks and even work."
+        yield _Family("straggler_slowdown_ratio", "gauge", text, [({}, found.slowdown)])

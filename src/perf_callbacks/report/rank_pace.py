@@ -1,0 +1,143 @@
+"""Pace and events of each rank in its last steps, and the slow ranks of the last minute."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from pathlib import Path
+
+from perf_callbacks.kernel.records.fit_records import Gc, Span, Steps
+from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+from perf_callbacks.report import events
+from perf_callbacks.report.events import JournalEvent
+from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.series import STAGES
+
+RECENT_SECONDS, RECENT_STEPS = 60.0, 100
+"""A rank counts as slow if a record of the last seconds, or of the last steps, names the rank."""
+
+MOST_BEHIND = 256
+"""Most steps by which the journal is behind the summary. A full journal takes no steps: its last steps are old."""
+
+COSTLY = 0.01
+"""A slow rank is worth a line if it cost the job this part of the time. Some rank has a hiccup in most minutes."""
+
+LONG_PAUSE, LONG_SHARE = 0.01, 0.1
+"""A collection is an event if it takes these seconds, and this part of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPace:
+    """Means over the last steps of a rank that are on disk, and the rank's last events."""
+
+    rank: int
+    step: int
+    """Number of the last step that ended."""
+    steps: int
+    """Number of steps that the means cover. 0: none is known."""
+    step_seconds: float | None
+    stages: Mapping[str, float]
+    """Seconds of each known stage, named like the columns of `Steps`."""
+    written: float | None
+    """Time of the last record of steps, in seconds since the fit began."""
+    events: tuple[tuple[float, JournalEvent], ...]
+    """Events with their times, in seconds since the fit began."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentLoss:
+    """Seconds that a job recently lost to slow ranks."""
+
+    ranks: tuple[int, ...]
+    cause: str
+    seconds: float
+    steps: int
+
+
+class Paces:
+    """The pace of each rank. Only ranks with new records are computed anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
+
+    def of(self, run: RecordedRun) -> list[RankPace]:
+        """Return the pace of each rank of a run."""
+        found = {}
+        for ends in run.ranks:
+            key = (ends.journal, ends.run.rank)
+            known = self._known.get(key)
+            same = known is not None and known[0].latest is ends.latest and known[0].interim is ends.interim
+            found[key] = known if known is not None and same else (ends, pace(ends))
+        self._known = found
+        return [one for _, one in found.values()]
+
+
+def pace(ends: FitEnds) -> RankPace:
+    """Return the pace of a rank: of the steps that count in rates, or of all steps if none counts."""
+    entries = [(entry.t, entry.record) for entry in ends.latest if isinstance(entry.record, Steps)]
+    if entries and ends.last_step > max(entries[-1][1].step, default=0) + MOST_BEHIND:
+        entries = []
+    rank, blocks = ends.run.rank, [block for _, block in entries]
+    places = [_measured(block) for block in blocks]
+    if not any(places):
+        places = [range(len(block.step)) for block in blocks]
+    stages = {name: _mean(name, blocks, places) for name in ("step_time", *STAGES)}
+    known = {name: seconds for name, seconds in stages.items() if seconds is not None}
+    seconds = known.pop("step_time", None)
+    written = finite(entries[-1][0]) if entries else None
+    count = sum(map(len, places))
+    return RankPace(rank, ends.last_step, count, seconds, known, written, tuple(_events(ends, seconds)))
+
+
+def _measured(block: Steps) -> Sequence[int]:
+    """Return the places of the steps that count in rates."""
+    return [place for place in range(len(block.step)) if not block.excluded or block.excluded[place] is None]
+
+
+def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
+    """Return the mean of a column over these steps. None: unknown."""
+    found: list[float] = []
+    for block, shown in zip(blocks, places, strict=True):
+        column = getattr(block, name)
+        wanted = column if len(shown) == len(column) else [column[place] for place in shown] if column else ()
+        found += [value for value in wanted if value is not None]
+    if found and None in {finite(min(found)), finite(max(found))}:
+        found = [value for value in found if finite(value) is not None]
+    return fsum(found) / len(found) if found else None
+
+
+def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
+    """Yield the last events of a rank, without short collections."""
+    rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
+    for entry in ends.latest:
+        record, event = entry.record, None
+        if isinstance(record, Straggler):
+            event = events.of_straggler(record)
+            if ends.run.world_size == 1:
+                event = event._replace(text=event.text.replace(f"rank {rank} cost", "slow steps lost", 1))
+        elif isinstance(record, Span):
+            event = events.of_span(record, rank)
+        elif isinstance(record, Gc) and record.seconds >= long:
+            event = events.of_collection(record, rank)
+        elif isinstance(record, Stall) and record.rank == rank:
+            text = f"rank {rank} stalls in {record.stage}"
+            event = JournalEvent(record.step, "stall", text, rank, record.since_seconds)
+        if event is not None and finite(entry.t) is not None:
+            yield entry.t, event
+
+
+def recent_losses(run: RecordedRun) -> list[RecentLoss]:
+    """Return the losses to slow ranks that the latest records name, the largest first, without small losses."""
+    lead, found = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
+    recent = max(RECENT_SECONDS, RECENT_STEPS * (finite(run.step_seconds) or 0.0))
+    for entry in lead.latest:
+        slow = entry.record
+        if not isinstance(slow, Straggler) or finite(slow.seconds_lost) is None:
+            continue
+        if entry.t < lead.seconds - RECENT_SECONDS and slow.step < lead.last_step - RECENT_STEPS:
+            continue
+        key = (slow.ranks or (slow.rank,), slow.cause)
+        old = found.get(key, RecentLoss(*key, 0.0, 0))
+        found[key] = RecentLoss(*key, old.seconds + slow.seconds_lost, old.steps + slow.steps)
+    costly = [one for one in found.values() if one.seconds >= COSTLY * min(recent, lead.seconds)]
+    return sorted(costly, key=lambda one: one.seconds, reverse=True)

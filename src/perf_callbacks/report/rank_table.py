@@ -1,0 +1,160 @@
+"""Table of the ranks in a frame of `perf-callbacks watch`: hanging, silent and slow ranks come first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.rank_pace import COSTLY, RankPace, RecentLoss
+from perf_callbacks.report.recorded_run import RecordedRun, finite, own_stall, sign
+from perf_callbacks.report.styled_lines import NARROW, Line, Span, Style, cut, cut_left
+from perf_callbacks.report.units import DASH, duration, long_duration
+from perf_callbacks.stragglers.text import NAMES
+
+MARK = "> "
+"""Beginning of the line of a rank that needs a look."""
+
+WIDEST_NOTE = 32
+
+_ORDER = ("data_time", "forward_time", "backward_time", "optimizer_time", "communication_time", "gc_time", "other_time")
+_NAMES = {"communication": "comm."}
+_GAP = "  "
+
+_PLAIN: Style = ""
+_WARNING: Style = "warning"
+_BAD: Style = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A rank in the table."""
+
+    rank: int
+    order: tuple[float, ...]
+    """Ranks with smaller values come first."""
+    note: str
+    style: Style
+    cells: Sequence[str]
+    """Text of each figure."""
+
+
+def rank_table(
+    run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int
+) -> Sequence[Line]:
+    """Render a line per rank below a heading. Empty: there is one rank."""
+    if len(run.ranks) < 2:  # noqa: PLR2004
+        return []
+    hung = run.hang is not None and run.state in {"hangs", "silent"}
+    return _places(run, columns) if hung else _table(run, paces, losses, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reasons:
+    """By rank: reasons to look at the rank."""
+
+    slow: Mapping[int, RecentLoss]
+    costs: Mapping[int, tuple[float, str]]
+
+
+def _places(run: RecordedRun, columns: int) -> list[Line]:
+    """Tabulate where each rank is in a hang."""
+    hanging = {one.rank for one in run.hanging}
+    rows: list[tuple[tuple[float, ...], Line]] = []
+    narrow = columns < NARROW
+    heading = f"  rank  {'stage':<10}" + ("" if narrow else f"{_GAP}{'for':>7}")
+    room = max(8, columns - len(heading) - len(_GAP))
+    for ends in run.ranks:
+        rank, found = ends.run.rank, own_stall(ends)
+        stage, since, place = DASH, DASH, _state(run, ends)
+        if found is not None:
+            noticed, stall = found
+            seconds = finite(stall.since_seconds + max(0.0, ends.seconds - noticed))
+            stage, since = clean(stall.stage, 10), long_duration(seconds)
+            place = clean(stall.stack[-1], 500) if stall.stack else place
+        hangs = rank in hanging
+        text = f"{MARK if hangs else '  '}{rank:>4}  {stage:<10}" + ("" if narrow else f"{_GAP}{since:>7}")
+        line = cut((Span(f"{text}{_GAP}{cut_left(place, room)}".rstrip(), _BAD if hangs else _PLAIN),), columns)
+        rows.append(((not hangs, found is not None, rank), line))
+    rows.sort(key=lambda row: row[0])
+    return [cut((Span(f"{heading}{_GAP}innermost line", "dim"),), columns), *[line for _, line in rows]]
+
+
+def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int) -> list[Line]:
+    """Tabulate the last steps of each rank."""
+    known = [name for name in _ORDER if any(name in one.stages for one in paces)]
+    why = _Reasons({rank: loss for loss in reversed(losses) for rank in loss.ranks}, _costs(run))
+    rows = [_row(run, ends, one, why, known) for ends, one in zip(run.ranks, paces, strict=True)]
+    rows.sort(key=lambda row: row.order)
+    headings = [
+        "step",
+        "step time",
+        *[_NAMES.get(name, name) for name in (stage.removesuffix("_time") for stage in known)],
+    ]
+    widths = [max([len(heading), *[len(row.cells[place]) for row in rows]]) for place, heading in enumerate(headings)]
+    ranks = max(4, *[len(str(row.rank)) for row in rows])
+    longest = max(len(row.note) for row in rows)
+    free = columns - len(MARK) - ranks
+    longest = max(0, min(longest, WIDEST_NOTE, free - widths[1] - 2 * len(_GAP)))
+    shown = _fitting(widths, free - (longest + len(_GAP) if longest else 0))
+    note = longest
+    heading = f"{'rank':>{len(MARK) + ranks}}" + (_GAP + " " * note if note else "")
+    heading += "".join([_GAP + headings[place].rjust(widths[place]) for place in shown])
+    lines: list[Line] = [cut((Span(heading, "dim"),), columns)]
+    for row in rows:
+        begin = f"{MARK if row.style else '  '}{row.rank:>{ranks}}"
+        begin += _GAP + clean(row.note, max(1, note)).ljust(note) if note else ""
+        cells = "".join([_GAP + row.cells[place].rjust(widths[place]) for place in shown])
+        lines.append(cut((Span(begin + cells, row.style),), columns))
+    return lines
+
+
+def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
+    """Return by rank what the rank cost the job over the whole run, and the cause."""
+    found = None if run.summary is None else run.summary.stragglers
+    costs: dict[int, tuple[float, str]] = {}
+    for ranks, cause, seconds, _ in found.named() if found is not None else ():
+        if finite(seconds) is not None and found is not None and seconds >= COSTLY * max(0.0, found.seconds):
+            for rank in ranks:
+                costs.setdefault(rank, (seconds, cause))
+    return costs
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[int]:
+    """Return the places of the columns that fit: the step time first, then stages, then the step."""
+    wishes = [1, *range(2, len(widths)), 0]
+    found = []
+    for place in wishes:
+        need = widths[place] + len(_GAP)
+        if need > room:
+            break
+        found.append(place)
+        room -= need
+    return sorted(found)
+
+
+def _row(run: RecordedRun, ends: FitEnds, pace: RankPace, why: "_Reasons", known: Sequence[str]) -> _Row:
+    slow, cost = why.slow.get(pace.rank), why.costs.get(pace.rank)
+    note, style, level, weight = _state(run, ends), _PLAIN, 3, 0.0
+    if note:
+        style, level = _BAD, 0
+    elif slow is not None and run.state == "running":  # the ranks compare themselves: see `stragglers`
+        note, style, level, weight = f"slow: {_cause(slow.cause)}", _WARNING, 1, slow.seconds
+    elif cost is not None:
+        note, style, level, weight = f"cost {duration(cost[0])}: {_cause(cost[1])}", _WARNING, 2, cost[0]
+    cells = [f"{pace.step:,}"[:15], duration(pace.step_seconds), *[duration(pace.stages.get(name)) for name in known]]
+    return _Row(pace.rank, (level, -weight, pace.rank), note, style, cells)
+
+
+def _cause(cause: str) -> str:
+    return clean(NAMES.get(cause, cause), 30)
+
+
+def _state(run: RecordedRun, ends: FitEnds) -> str:
+    """Say if a rank ended, or gives no sign of life while other ranks do. Empty: the rank is as the run."""
+    if ends.final is not None:
+        return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""
+    if ends.signs is not None and ends.signs.gone is not None:
+        return f"process {ends.signs.gone} is gone"
+    if run.state != "silent" and not run.lives(ends):
+        return f"silent for {long_duration(max(0.0, finite(run.now - sign(ends)) or 0.0))}"
+    return ""

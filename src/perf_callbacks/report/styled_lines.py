@@ -1,0 +1,71 @@
+"""Lines of text with styles, cut at the width of a terminal."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Style = Literal["", "dim", "strong", "good", "warning", "bad"]
+
+_ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
+"""Characters for an encoding that lacks the characters on the left."""
+
+NARROW = 60
+"""A narrower terminal leaves out what other lines show."""
+
+
+class Span(NamedTuple):
+    """Part of a line in one style."""
+
+    text: str
+    style: Style = ""
+
+
+Line = tuple[Span, ...]
+
+
+def plain(line: Line) -> str:
+    """Return the text of a line."""
+    return "".join([span.text for span in line])
+
+
+def cut(line: Line, columns: int) -> Line:
+    """Cut the end of a line.
+
+    >>> plain(cut((Span("rank 3"), Span(" is slow")), 10)), plain(cut((Span("rank 3"),), 10))
+    ('rank 3 is…', 'rank 3')
+    """
+    if sum([len(span.text) for span in line]) <= columns:
+        return line
+    found, left = [], columns - 1
+    for span in line:
+        found.append(Span(span.text[:left], span.style))
+        left -= len(span.text)
+        if left < 0:
+            break
+    last = found[-1]
+    return (*found[:-1], Span(f"{last.text}…", last.style))
+
+
+def cut_left(text: str, columns: int) -> str:
+    """Cut the beginning of a text, because a path is known by its end. The indent stays.
+
+    >>> cut_left("  /home/me/train.py:20 main", 20)
+    '  …/train.py:20 main'
+    """
+    bare = text.lstrip(" ")
+    indent = len(text) - len(bare)
+    return text if len(text) <= columns else " " * indent + "…" + bare[len(text) - columns + 1 :]
+
+
+def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
+    """Return lines that an encoding can represent.
+
+    >>> plain(encodable([(Span("data ██ 中"),)], "ascii")[0])
+    'data ## ?'
+    """
+    if encoding.lower().replace("-", "") in {"utf8", "utf16"}:
+        return lines
+    texts = [[span.text.translate(_ASCII).encode(encoding, errors="replace") for span in line] for line in lines]
+    return [
+        tuple([Span(text.decode(encoding), span.style) for span, text in zip(line, encoded, strict=True)])
+        for line, encoded in zip(lines, texts, strict=True)
+    ]

@@ -1,0 +1,131 @@
+"""The numbers at the top of a report, each with its inputs."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from perf_callbacks.kernel.records.fit_records import Summary, Window
+from perf_callbacks.report.explanation import explanation
+from perf_callbacks.report.history import FitHistory, possible
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.series import StepSeries, left_out
+from perf_callbacks.report.units import duration, long_duration, percent, rate, speed
+from perf_callbacks.report.work_rate import WorkRate
+
+RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
+"""By name of an amount, the metric of its rate."""
+
+REASONS = {
+    "counted": "FLOP count",
+    "recounted": "another FLOP count",
+    "first": "first step of an attempt",
+    "profiled": "torch.profiler",
+}
+"""Reasons for excluding a step, in words where the journal's word is short."""
+
+MOST_REASONS = 8
+
+
+def tiles(fit: FitHistory, drawn: StepSeries, work: WorkRate) -> list[dict[str, Any]]:
+    """Collect the numbers at the top of the page."""
+    found = [_step_time(fit, drawn), *_work(work), *_rates(fit), *_gc(fit.summary), _run_time(fit)]
+    return [dict(zip(("key", "name", "value", "note", "how"), one, strict=True)) for one in found]
+
+
+Tile = tuple[str, str, str, str, dict[str, Any]]
+"""Key in the registry, name, value, note and explanation."""
+
+
+def _ranks(fit: FitHistory) -> str:
+    return f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else ""
+
+
+def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
+    value, several = duration(drawn.mean_seconds), _ranks(fit)
+    number = f"{drawn.steps:,} steps{several}"
+    first, last = drawn.ends
+    values = [("steps", f"{number}, between step {first:,} and {last:,}"), excluded(fit, drawn)]
+    equation = f"{value} = {duration(drawn.seconds)} / {drawn.steps:,} steps" if drawn.steps else ""
+    how = explanation("step_time", values if drawn.steps else (), equation=equation)
+    return "step_time", "step time", value, f"mean of {number}", how
+
+
+def excluded(fit: FitHistory, drawn: StepSeries) -> tuple[str, str]:
+    """Return the number of excluded steps, by reason."""
+    reasons: Counter[str] = left_out(fit, drawn.axis.within)
+    named = [f"{clean(REASONS.get(name, name))} {count:,}" for name, count in reasons.most_common(MOST_REASONS)]
+    return "excluded steps", f"{sum(reasons.values()):,}: {', '.join(named)}" if named else "none"
+
+
+def _work(work: WorkRate) -> Iterator[Tile]:
+    if work.per_second is None:
+        return
+    if work.mfu is not None:
+        note = f"of the {work.peak_name}"
+        note += "; a lower bound: some work is uncounted" if work.at_least else ""
+        how = explanation("mfu", work.values(), equation=work.equation, uncounted=work.uncounted)
+        yield "mfu", "MFU", f"{work.at_least}{percent(work.mfu)}", note, how
+    number, unit = speed(work.per_second).split()
+    plain = [value for value in work.values() if "peak" not in value[0]]
+    equation = f"{work.at_least}{number} {unit} = {work.work_and_time}"
+    how = explanation("tflops", plain, equation=equation, uncounted=work.uncounted)
+    yield "tflops", unit, f"{work.at_least}{number}", "model FLOPs per second and device", how
+
+
+def _rates(fit: FitHistory) -> Iterator[Tile]:
+    """Yield the rates of the whole job. If ranks exchanged no windows, yield the rates of a single rank."""
+    windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
+    for name, key in RATES.items():
+        known = [(getattr(window, name), window.seconds, window) for window in windows]
+        known = [one for one in known if one[0] and possible(one[0]) and one[1] > 0 and possible(one[1])]
+        if known:
+            amount, seconds = sum(one[0] for one in known), sum(one[1] for one in known)
+            steps = sum(one[2].steps for one in known)
+            values = [
+                ("windows", f"{len(known):,} of {len(windows):,}, with {steps:,} steps of all ranks"),
+                ("their time", f"{duration(seconds)}: in each window, that of the slowest rank"),
+            ]
+            note = "all ranks"
+        elif fit.summary is not None and fit.summary.included_seconds > 0:
+            amount, seconds = getattr(fit.summary, f"included_{name}"), fit.summary.included_seconds
+            values = [("steps", f"{fit.summary.included_steps:,} of rank {min(fit.ranks)}, in its last attempt")]
+            note = "one rank" if fit.world_size > 1 else ""
+        else:
+            continue
+        if amount:
+            value = rate(amount / seconds)
+            equation = f"{value} {name}/s = {amount:,} {name} / {duration(seconds)}"
+            yield key, f"{name}/s", value, note, explanation(key, values, equation=equation)
+
+
+def _gc(summary: Summary | None) -> Iterator[Tile]:
+    if summary is None or summary.gc is None:
+        return
+    found = summary.gc
+    attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
+    note = f"{sum(found.collections):,} collections, longest {duration(found.longest)}{attempt}"
+    wall = sum(summary.wall_seconds.values())
+    values = [
+        ("collections", "young/middle/full " + "/".join(f"{number:,}" for number in found.collections)),
+        ("by the checklist's schedule", duration(found.scheduled_seconds) if found.scheduled_seconds else ""),
+        (
+            "first full collection",
+            f"{duration(found.startup_seconds)}, not in the sum" if found.startup_seconds else "",
+        ),
+        ("share of the wall time", percent(found.seconds / wall) if wall > 0 else ""),
+    ]
+    yield "gc", "garbage collection", duration(found.seconds), note, explanation("gc", values)
+
+
+def _run_time(fit: FitHistory) -> Tile:
+    wall = sum(attempt.seconds for attempt in fit.first)
+    done = sum(count for _, count in fit.kept(min(fit.ranks)))
+    attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
+    repeated = sum(count for _, count in fit.restarts)
+    attempts += f", {repeated:,} of them repeated after restarts" if repeated else ""
+    shown = fit.first[:MOST_REASONS]
+    values = [(f"attempt {one.run.attempt}", long_duration(one.seconds)) for one in shown]
+    more = len(fit.first) - len(shown)
+    values += [("further attempts", f"{more:,}")] if more else []
+    how = explanation("run_time", values)
+    return "run_time", "run time", long_duration(wall), f"{done:,} steps done{attempts}", how

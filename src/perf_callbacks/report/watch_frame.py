@@ -1,0 +1,273 @@
+"""One frame of `perf-callbacks watch`: a recorded run as lines of styled text.
+
+Nothing here reads a clock, a file or the terminal. The most important sentence comes first: state, then what is slow.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import fsum
+from typing import NamedTuple
+
+from perf_callbacks.report import run_card, run_title
+from perf_callbacks.report.cards import STALL
+from perf_callbacks.report.layout import INDENT, clean, joined, wrapped
+from perf_callbacks.report.rank_pace import RankPace, RecentLoss, recent_losses
+from perf_callbacks.report.rank_table import rank_table
+from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.styled_lines import NARROW, Line, Span, Style, cut, cut_left
+from perf_callbacks.report.units import duration, long_duration, percent, rate
+from perf_callbacks.stragglers import text as straggler_text
+
+MOST_RANKS = 16
+"""Most ranks in a frame that is printed once."""
+
+MOST_EVENTS = 8
+
+MOST_SENTENCES = 3
+"""Most sentences about slow ranks."""
+
+STACK_SHARE, LEAST_FRAMES = 0.4, 3
+"""Share of a terminal's rows that stacks get, and fewest lines of a stack."""
+
+LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
+"""Parts of paths that are not the user's own code."""
+
+LATE_SECONDS = 10.0
+"""A running job says so if no step reached the disk for this long. Steps reach the disk within five seconds."""
+
+LEAST_COLUMNS = 20
+
+LONGEST_BAR = 60
+
+LEAST_SHARE = 0.005
+"""Stages with a smaller share of the step have no bar."""
+
+STATE_STYLES: dict[str, Style] = {
+    "ended": "good",
+    "running": "good",
+    "failed": "bad",
+    "hangs": "bad",
+    "silent": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Size of a terminal. `rows` is None for output that may be of any length."""
+
+    columns: int
+    rows: int | None = None
+
+
+def frame(run: RecordedRun, paces: Sequence[RankPace], size: Size, footer: str = "") -> list[Line]:
+    """Render a run within a number of columns and rows. A terminal narrower than `LEAST_COLUMNS` cuts the lines."""
+    size = Size(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
+    losses = recent_losses(run)
+    top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *_notes(run, size.columns)]
+    ranks = rank_table(run, paces, losses, size.columns)
+    about = [*_about(run, paces, size.columns)]
+    stages, events = [*_stages(run, _shown(paces, losses), size.columns)], [*_events(run, paces, size.columns)]
+    bottom = [cut((Span(footer, "dim"),), size.columns)] if footer else []
+    free = None if size.rows is None else max(0, size.rows - len(top) - len(bottom))
+    stacks = [*_stacks(run, size, free)]
+    table = _Block(ranks, 6, counted="ranks")
+    if stacks or run.state == "hangs":
+        blocks = [_Block(stacks, len(stacks)), table, _Block(about, 3), _Block(events, 3)]
+    else:
+        blocks = [_Block(about, 2), table, _Block(stages, 5), _Block(events, 4)]
+    lines = [*top, *_fitted([block for block in blocks if block.lines], free)]
+    if size.rows is None:
+        return [*lines, *bottom]
+    lines = lines[: max(0, size.rows - len(bottom))]
+    return [*lines, *[()] * (size.rows - len(lines) - len(bottom)), *bottom]
+
+
+def waiting(place: str, size: Size, footer: str = "") -> list[Line]:
+    """Render a frame without a run."""
+    size = Size(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
+    text = f"no run yet in {clean(place, 200)}; waiting. A run writes perf_callbacks/rank<k>.jsonl."
+    lines: list[Line] = [(Span(line, "strong"),) for line in wrapped(text, width=size.columns)]
+    bottom: list[Line] = [(Span(footer, "dim"),)] if footer else []
+    return [*lines, *[()] * (max(0, size.rows - len(lines) - len(bottom)) if size.rows else 0), *bottom]
+
+
+class _Block(NamedTuple):
+    """Lines that belong together."""
+
+    lines: Sequence[Line]
+    least: int
+    """Fewest lines that are worth a place."""
+    counted: str = ""
+    """Name of the lines' subject, if the frame says how many lines are left out."""
+
+    def first(self, number: int) -> Sequence[Line]:
+        """Return this many lines. The last line may say how many are left out."""
+        if number >= len(self.lines) or not self.counted:
+            return self.lines[:number]
+        left_out = len(self.lines) - number + 1
+        return [*self.lines[: number - 1], (Span(f"  and {left_out:,} {self.counted} more", "dim"),)]
+
+
+def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
+    """Yield the blocks with an empty line before each. If rows are few, earlier blocks get theirs first."""
+    most = [len(block.lines) for block in blocks]
+    if rows is None:
+        most = [
+            min(number, MOST_RANKS) if block.counted else number for number, block in zip(most, blocks, strict=True)
+        ]
+    free = sum(most) + len(blocks) if rows is None else rows
+    given = [0] * len(blocks)
+    for wishes in ([block.least for block in blocks], most):
+        for place, wish in enumerate(wishes):
+            gap = 0 if given[place] else 1
+            more = min(wish, most[place], given[place] + free - gap) - given[place]
+            if more > 0:
+                given[place] += more
+                free -= more + gap
+    for block, number in zip(blocks, given, strict=True):
+        if number:
+            yield ()
+            yield from block.first(number)
+
+
+def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
+    """Yield the sentence about the state."""
+    style = STATE_STYLES[run.state]
+    rest: Style = "strong" if style == "bad" else ""
+    first, *others = wrapped(f"{run_card.state(run)}.", width=columns)
+    word = "no sign of life" if run.state == "silent" else first.split(" ")[0]
+    yield cut((Span(word, style), Span(first[len(word) :], rest)), columns)
+    for line in others:
+        yield cut((Span(line, rest),), columns)
+
+
+def _sentences(run: RecordedRun, losses: Sequence[RecentLoss], columns: int) -> Iterator[Line]:
+    """Yield who is slow now, then the verdict, then who was slow over the whole run."""
+    several = run.lead.run.world_size > 1
+    for loss in losses[:MOST_SENTENCES] if run.state == "running" and several else ():
+        yield from _wrapped(_loss(loss), columns, "warning")
+    summary = run.summary
+    verdict = run_card.verdict(run)
+    about_hang = summary is not None and bool(summary.findings) and summary.findings[0].cause == STALL
+    if verdict and not (about_hang and run.hang is not None):
+        nothing = summary is not None and not summary.findings
+        yield from _wrapped(verdict, columns, "good" if nothing else "strong")
+
+
+def _loss(loss: RecentLoss) -> str:
+    who = straggler_text.rank_names(loss.ranks)
+    cause = clean(straggler_text.NAMES.get(loss.cause, loss.cause))
+    verb = "are" if len(loss.ranks) > 1 else "is"
+    where = f"in {loss.steps:,} steps" if loss.steps > 1 else "in one step"
+    return f"{who[0].upper()}{who[1:]} {verb} slow: {cause}. The job lost {duration(loss.seconds)} {where}."
+
+
+def _notes(run: RecordedRun, columns: int) -> Iterator[Line]:
+    for note in run_card.notes(run):
+        yield from _wrapped(f"Note: {note}.", columns, "warning")
+
+
+def _stacks(run: RecordedRun, size: Size, free: int | None) -> Iterator[Line]:
+    """Yield the stacks of the ranks that hang, each line cut at its left end. If rows are few, drop outer lines."""
+    shown = max(1, min(len(run.hanging), run_card.MOST_STACKS))
+    frames = run_card.MOST_FRAMES
+    if size.rows is not None and free is not None:
+        room = min(max(STACK_SHARE * size.rows, shown * (LEAST_FRAMES + 1)), free - 1)
+        frames = max(1, min(frames, int(room / shown) - 1))
+    for line in run_card.stacks(run, frames):
+        inner = line.startswith(" ")
+        text = cut_left(f"  {line}", size.columns) if inner else f"  {line}"
+        style: Style = "dim" if any(place in line for place in LIBRARIES) else ""
+        yield cut((Span(text, style if inner else "bad"),), size.columns)
+
+
+def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
+    """Yield the pace, and what runs where."""
+    record, lead = run.lead.run, paces[0]
+    for line in wrapped(joined(_figures(run, lead)), width=columns - INDENT):
+        yield cut((Span(f"  {line}"),), columns)
+    ranks = max(record.world_size, len(run.ranks))
+    title, details = clean(run_title.title(record), 500), clean(run_title.details(record, ranks), 500)
+    yield cut((Span(f"  {title} · {details}", "dim"),), columns)
+    yield cut((Span(f"  {clean(run.directory, 500)}, run {clean(record.run_id)}", "dim"),), columns)
+
+
+def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
+    """Yield the pace in the last steps and over the whole run, and the rates."""
+    age = None if lead.written is None else finite(run.now - run.lead.run.started_unix - lead.written)
+    if not lead.steps:
+        yield "no step on disk yet" if lead.step <= run.lead.run.step else "the last steps are not on disk"
+    else:
+        many = "the last step took" if lead.steps == 1 else f"the last {lead.steps:,} steps took"
+        yield f"{many} {duration(lead.step_seconds)}{'' if lead.steps == 1 else ' each'}"
+    if run.state == "running" and age is not None and age > LATE_SECONDS:
+        yield f"no new step for {long_duration(age)}"
+    summary = run.summary
+    if summary is None:
+        return
+    if run.step_seconds is not None and summary.step_time is not None:
+        yield f"whole run {duration(finite(summary.step_time))}"
+    mfu = finite(summary.mfu)
+    if mfu is not None:
+        yield f"MFU {'≥ ' if run.lower_bound else ''}{percent(mfu)}"
+    per_rank = " per rank" if run.lead.run.world_size > 1 else ""
+    for amount, unit in ((summary.included_tokens, "tokens/s"), (summary.included_samples, "samples/s")):
+        if amount and summary.included_seconds > 0:
+            yield f"{rate(amount / summary.included_seconds)} {unit}{per_rank}"
+            return
+
+
+def _shown(paces: Sequence[RankPace], losses: Sequence[RecentLoss]) -> RankPace:
+    """Return the rank whose stages are shown: the slowest rank, or the lowest if no rank is slow."""
+    slow = losses[0].ranks if losses else ()
+    return next((one for one in paces if one.rank in slow and one.stages), paces[0])
+
+
+def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
+    """Yield a bar for each stage of a rank's last steps."""
+    whole = fsum(lead.stages.values())
+    if not lead.steps or not whole:
+        if run.lead.run.unstaged:
+            yield cut((Span(f"  stages are not timed: {clean(run.lead.run.unstaged, 200)}", "dim"),), columns)
+        return
+    number = "step" if lead.steps == 1 else f"{lead.steps:,} steps"
+    who = f"the last {number} of rank {lead.rank}" if run.lead.run.world_size > 1 else f"the last {number}"
+    yield cut((Span(f"  stages of {who}", "dim"),), columns)
+    narrow = columns < NARROW
+    most = max(0, min(LONGEST_BAR, columns - (25 if narrow else 34)))
+    for name, seconds in lead.stages.items():
+        share = seconds / whole
+        if share < LEAST_SHARE:
+            continue
+        stage = clean(name.removesuffix("_time"))
+        bar = ("█" * round(share * most)).ljust(most)
+        took = "" if narrow else f"{duration(seconds):>9}"
+        yield cut((Span(f"  {stage:<14}"), Span(bar, "good"), Span(f"{took}{share:>9.1%}")), columns)
+
+
+def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
+    """Yield the last events, the latest first."""
+    started = run.lead.run.started_unix
+    lead = paces[0].rank
+    found = [
+        (moment, event)
+        for one in paces
+        for moment, event in one.events
+        if (one.rank == lead or event.lane not in {"evaluation", "checkpoint"})
+        and not (event.lane == "stall" and run.hang is not None)  # the table of ranks shows it
+    ]
+    latest = sorted(found, key=lambda one: one[0], reverse=True)
+    shown = [*islice(latest, MOST_EVENTS)]
+    if shown:
+        yield (Span("  last events", "dim"),)
+    for moment, event in shown:
+        age = f"{long_duration(max(0.0, finite(run.now - started - moment) or 0.0))} ago"
+        text = clean(event.text, 200)
+        step = "" if columns < NARROW else f"  step {event.step:<8,}"
+        yield cut((Span(f"  {age:>12}{step}", "dim"), Span(f"  {text}")), columns)
+
+
+def _wrapped(text: str, columns: int, style: Style) -> Iterator[Line]:
+    for line in wrapped(text, width=columns):
+        yield cut((Span(line, style),), columns)

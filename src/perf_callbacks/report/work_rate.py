@@ -1,0 +1,153 @@
+"""Model FLOPs per second of a fit, its peak, and where both come from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
+from perf_callbacks.report import units
+from perf_callbacks.report.explanation import Value
+from perf_callbacks.report.history import FitHistory
+from perf_callbacks.report.layout import clean
+from perf_callbacks.report.series import StepSeries
+from perf_callbacks.report.units import duration, percent, speed
+
+MOST_NAMES = 5
+"""Most names of operations without a formula that an explanation has."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRate:
+    """Model FLOPs of the drawn steps of all ranks, and the peak of a device."""
+
+    flops: float
+    seconds: float
+    """Time of the drawn steps whose FLOPs are known."""
+    steps: int
+    """Number of these steps."""
+    unknown_steps: int
+    """Number of drawn steps whose FLOPs are unknown."""
+    devices: int
+    """Number of devices that a rank drives."""
+    peak: float | None
+    """FLOPs per second of a device. None: unknown."""
+    count: Flops | None
+    """Last count of a whole step, or else the last count of all. None: no step was counted."""
+    summary: FlopsSummary
+
+    @classmethod
+    def of(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
+        """Read the work of a fit."""
+        summary = fit.summary
+        return cls(
+            flops=drawn.flops,
+            seconds=drawn.flops_seconds,
+            steps=drawn.flops_steps,
+            unknown_steps=drawn.steps - drawn.flops_steps,
+            devices=max(1, fit.run.devices),
+            peak=_peak(fit),
+            count=_count(fit),
+            summary=(None if summary is None else summary.flops) or FlopsSummary(),
+        )
+
+    @property
+    def per_second(self) -> float | None:
+        """Model FLOPs per second and device. None: unknown."""
+        return self.flops / self.seconds / self.devices if self.seconds > 0 else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second divided by the peak. None: unknown."""
+        return None if self.per_second is None or not self.peak else self.per_second / self.peak
+
+    @property
+    def at_least(self) -> str:
+        """The sign before a lower bound, or nothing."""
+        return "≥ " if self.count is not None and self.count.lower_bound else ""
+
+    @property
+    def scale(self) -> float:
+        """Model FLOPs per second of a rank at a share, or at a TFLOPS, of 1."""
+        return (self.peak or TERA) * self.devices
+
+    @property
+    def peak_name(self) -> str:
+        """The peak and its number format, in words."""
+        kind = "measured peak" if self.summary.peak_measured else "peak"
+        dtype = f", {clean(self.summary.dtype)}" if self.summary.dtype else ""
+        return f"{kind}, {speed(self.peak)}{dtype}" if self.peak else ""
+
+    @property
+    def peak_source(self) -> str:
+        """Source of the peak."""
+        source = self.summary.peak_source
+        if not self.peak:
+            return ""
+        if not source:
+            return "the last row that a logger got; no summary names the source"
+        if self.summary.peak_measured or source.startswith("peak_tflops="):
+            return source if self.summary.peak_measured else f"set as {source}"
+        return f"table of peaks, dense: {source}"
+
+    @property
+    def equation(self) -> str:
+        """The division that gives MFU, or else TFLOPS. Empty: FLOPs are unknown."""
+        if self.per_second is None:
+            return ""
+        if self.mfu is None or not self.peak:
+            return f"{self.at_least}{speed(self.per_second)} = {self.work_and_time}"
+        dtype = f" {self.summary.dtype}" if self.summary.dtype else ""
+        dense = " measured" if self.summary.peak_measured else " dense"
+        return f"{self.at_least}{percent(self.mfu)} = {speed(self.per_second)} / {speed(self.peak)}{dtype}{dense}"
+
+    @property
+    def work_and_time(self) -> str:
+        """The division that gives the FLOPs per second."""
+        devices = f" / {self.devices} devices" if self.devices > 1 else ""
+        return f"{units.count(self.flops)} FLOPs / {duration(self.seconds)}{devices}"
+
+    @property
+    def uncounted(self) -> str:
+        """The work of this run that has no formula. Empty: there is none."""
+        if self.count is None or not self.at_least:
+            return ""
+        names = [*self.count.uncounted]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        return ", ".join(clean(name) for name in names[:MOST_NAMES]) + more
+
+    def values(self) -> Iterator[Value]:
+        """Yield the inputs of MFU and TFLOPS."""
+        if self.per_second is None:
+            return
+        yield "model FLOPs", f"{units.count(self.flops)} FLOPs in {self.steps:,} steps of all ranks"
+        yield "time of these steps", duration(self.seconds)
+        if self.devices > 1:
+            yield "devices of a rank", f"{self.devices:,}"
+        if self.unknown_steps:
+            yield "steps with unknown FLOPs", f"{self.unknown_steps:,}, not counted"
+        if self.count is not None:
+            yield "FLOPs of a step", self._counted(self.count)
+        if self.peak:
+            yield "peak", f"{self.peak_name.partition(', ')[2]}"
+            yield "source of the peak", self.peak_source
+
+    def _counted(self, count: Flops) -> str:
+        source = clean(self.summary.source or count.source)
+        each = f"{units.count(count.model_flops)} FLOPs, {source} in step {count.step:,}"
+        return f"{each}; in other steps by the shapes of their batches"
+
+
+def _count(fit: FitHistory) -> Flops | None:
+    counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
+    return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
+
+
+def _peak(fit: FitHistory) -> float | None:
+    """Return a device's peak in FLOPs per second, from the summary or the last row."""
+    summary = fit.summary
+    peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second
+    if peak is not None and peak > 0:
+        return peak
+    logged = fit.first[-1].peak_tflops
+    return logged * TERA if logged and logged > 0 else None

@@ -1,0 +1,204 @@
+"""Efficiency over numbers of devices, each with its interval, and the growth of each part of a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report import comparison_text, likeness, machine_load
+from perf_callbacks.report.batch_means import (
+    Change,
+    Estimate,
+    change_between_runs,
+    difference_between_runs,
+    mean_of_runs,
+)
+from perf_callbacks.report.history import Attempt
+from perf_callbacks.report.likeness import SAME_AMOUNT, SAME_LENGTH, Values
+from perf_callbacks.report.machine_load import Load
+from perf_callbacks.report.series import STAGES
+from perf_callbacks.scaling.job_run import UNITS, JobRun
+
+CONFIDENCE = 0.95
+"""Share of intervals of the efficiency that contain the true value. Intervals of parts are 99 % intervals."""
+
+FIELDS = ("parameters", "device", "timeline")
+"""Fields of `Run` in which all runs must agree. The batch may differ, and so may the number of ranks."""
+
+SMALL = 0.01
+"""Share of a step below which the growth of a part is not named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Growth of a part of the step, in seconds per step of the smallest job's work."""
+
+    part: str
+    """Name of a stage, such as `data_time`."""
+    seconds: float
+    low: float
+    """Lower end of the 99 % interval."""
+    high: float
+    share: float | None
+    """Share of the time that is lost against perfect scaling, from 0 to 1. None: no time is lost."""
+    excess: float
+    """Seconds of the growth by which the slowest rank is slower than the mean rank. Negative: ranks got more even."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """All runs with one number of devices."""
+
+    devices: int
+    runs: int
+    left_out: int
+    """Number of runs that were left out because the machine was busy."""
+    per_second: float
+    """Work of the job per second."""
+    per_device: float
+    """Work of a device per second."""
+    per_step: float
+    """Work of a device per step."""
+    efficiency: float
+    """Work per second and device, divided by that of the baseline."""
+    interval: tuple[float, float] | None
+    """Ends of the 95 % interval. None: the runs are the baseline itself."""
+    growth: tuple[Growth, ...]
+    """All parts, the largest growth first. Empty: unknown, or the runs are the baseline itself."""
+    slowest: tuple[int, float]
+    """The rank that is most often the slowest, and its share of the steps."""
+    loads: tuple[Load, ...]
+    """Load of the machine in each run."""
+
+    @property
+    def grown(self) -> Growth | None:
+        """The part that surely grows, and grows most. None: no part surely grows by 1 % of the step or more."""
+        least = SMALL * self.per_step / self.per_device
+        return next((one for one in self.growth if one.low > 0 and one.seconds >= least), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Scaling of a job."""
+
+    unit: str
+    """Unit of work: samples or tokens."""
+    baseline: tuple[int, ...]
+    """Numbers of devices of the baseline."""
+    baseline_per_step: float
+    """Work of a device per step in the baseline."""
+    points: tuple[Point, ...]
+    """Ordered by the number of devices."""
+
+    @property
+    def weak(self) -> bool:
+        """True: each device does the same work per step, whatever the number of devices."""
+        amounts = [self.baseline_per_step, *[point.per_step for point in self.points]]
+        return max(amounts) - min(amounts) <= SAME_AMOUNT * max(amounts)
+
+
+def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt]] = ()) -> Curve:
+    """Compare runs on different numbers of devices.
+
+    Raise `ConfigError` if the runs can't be compared.
+
+    Args:
+        runs: The runs, each with an attempt per rank.
+        baseline: Runs to compare with. Empty: the runs on the fewest devices.
+    """
+    groups: dict[int, list[JobRun]] = {}
+    for run in sorted(map(JobRun.of, runs), key=lambda run: run.devices):
+        groups.setdefault(run.devices, []).append(run)
+    if not baseline and len(groups) < 2:  # noqa: PLR2004 two points make a curve
+        raise ConfigError("all runs have the same number of devices, wanted several numbers, or --baseline DIR.")
+    sides = [[JobRun.of(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
+    kept = [
+        [side[place] for place in places]
+        for side, places in zip(sides, machine_load.undisturbed([_loads(side) for side in sides]), strict=True)
+    ]
+    first, others = kept[0], [run for side in kept[1:] for run in side]
+    unlike = _unlike(first, others)
+    if unlike:
+        raise ConfigError(f"{comparison_text.not_alike(unlike)}.")
+    unit = next((unit for unit in UNITS if all(run.per_step(unit) for run in [*first, *others])), None)
+    if unit is None:
+        raise ConfigError("Not decided: the samples and tokens of a run are unknown.")
+    points = [_point(side, now, first, unit) for side, now in zip(sides, kept, strict=True)]
+    return Curve(
+        unit=unit,
+        baseline=tuple(dict.fromkeys(run.devices for run in first)),
+        baseline_per_step=_per_step(first, unit),
+        points=tuple(points[1:] if baseline else points),
+    )
+
+
+def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str) -> Point:
+    rates, before = [[_rate(run, unit) for run in runs] for runs in (side, baseline)]
+    changed = change_between_runs(before, rates, CONFIDENCE)
+    per_device, devices = mean_of_runs(rates) or 0.0, side[0].devices
+    itself = side is baseline
+    return Point(
+        devices=devices,
+        runs=len(side),
+        left_out=len(every) - len(side),
+        per_second=per_device * devices,
+        per_device=per_device,
+        per_step=_per_step(side, unit),
+        efficiency=1 + changed.change,
+        interval=None if itself else (1 + changed.low, 1 + changed.high),
+        growth=() if itself else tuple(_growth(side, baseline, unit, changed)),
+        slowest=max([run.slowest for run in side], key=lambda one: one[1]),
+        loads=tuple(_loads(every)),
+    )
+
+
+def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, changed: Change) -> list[Growth]:
+    """Return the growth of all parts, the largest first. Empty: the stages of a run were not timed."""
+    work = _per_step(baseline, unit)
+    before = work / (mean_of_runs([_rate(run, unit) for run in baseline]) or 1.0)
+    lost = before / (1 + changed.change) - before
+    found = []
+    for part in STAGES:
+        costs = [[run.cost(part, unit) for run in runs] for runs in (baseline, side)]
+        known = [[cost for cost in some if cost is not None] for some in costs]
+        if list(map(len, known)) != list(map(len, costs)):
+            return []
+        seconds, low, high = [work * one for one in difference_between_runs(known[0], known[1])]
+        excess = [
+            fmean([run.excess[part] * work / (run.per_step(unit) or 1.0) for run in runs]) for runs in (baseline, side)
+        ]
+        share = min(1.0, max(0.0, seconds / lost)) if lost > 0 else None
+        found.append(Growth(part=part, seconds=seconds, low=low, high=high, share=share, excess=excess[1] - excess[0]))
+    return sorted(found, key=lambda one: one.seconds, reverse=True)
+
+
+def _rate(run: JobRun, unit: str) -> Estimate:
+    found = run.rate(unit)
+    if found is None:
+        raise ConfigError("Not decided: one of the runs has fewer than ten measured steps.")
+    return found
+
+
+def _per_step(runs: Sequence[JobRun], unit: str) -> float:
+    return fmean([run.per_step(unit) or 0.0 for run in runs])
+
+
+def _loads(runs: Sequence[JobRun]) -> list[Load]:
+    return [run.compared.load for run in runs]
+
+
+def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
+    """Return the properties because of which runs are not comparable."""
+    found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
+    lengths = [
+        [
+            tokens / samples
+            for run in runs
+            if (samples := run.per_step("samples")) and (tokens := run.per_step("tokens"))
+        ]
+        for runs in (first, second)
+    ]
+    every = [length for side in lengths for length in side]
+    if all(lengths) and max(every) - min(every) > SAME_LENGTH * max(every):
+        found["tokens per sample"] = (fmean(lengths[0]), fmean(lengths[1]))
+    return found

@@ -1,0 +1,98 @@
+"""A recorded run as scaling reads it: work per device, time of the job, and the parts of each step."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, isnan, nan
+from statistics import fmean
+
+from perf_callbacks.report.batch_means import Estimate, ratio, ratio_from_zero
+from perf_callbacks.report.compared_run import ComparedRun, common_steps
+from perf_callbacks.report.history import Attempt
+from perf_callbacks.report.series import STAGES, WAITING
+
+UNITS = ("samples", "tokens")
+"""Units of work. The first that all runs know decides."""
+
+SUMS_UP = 0.9
+"""Least share of the step time that the stages must cover. Below this, stages were not timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A run of a job, over the steps that all ranks have.
+
+    The ranks of a job wait for each other in the backward and in collectives. So the rank that waits least is the rank
+    for which the other ranks wait, and its stages explain the duration of the step. Another rank may do so in each
+    step.
+    """
+
+    compared: ComparedRun
+    devices: int
+    times: Sequence[float]
+    """Seconds of each step, of the rank with the longest time."""
+    work: Mapping[str, Sequence[float]]
+    """By unit, the work of a device in each step. NaN: unknown."""
+    parts: Mapping[str, Sequence[float]]
+    """By stage, the seconds in each step, of the rank that waits least. Empty: stages were not timed."""
+    excess: Mapping[str, float]
+    """By stage, the mean seconds by which this rank takes longer than the mean of all ranks."""
+    slowest: tuple[int, float]
+    """The rank that most often waits least, and its share of the steps."""
+
+    @classmethod
+    def of(cls, ranks: Sequence[Attempt]) -> "JobRun":
+        """Read a run from the attempts of its ranks."""
+        common, run = common_steps(ranks), ranks[0].run
+        numbers = range(len(ranks))
+
+        def columns(name: str) -> list[list[float]]:
+            """Return the column of each rank."""
+            return [[rank.columns[name][place] for place in places] for rank, places in zip(ranks, common, strict=True)]
+
+        times = max(columns("step_time"), key=fsum)
+        groups = 1 if run.world_size == 1 else run.data_parallel
+        devices = run.devices * run.world_size
+        per_device = nan if groups is None else groups / devices
+        work = {unit: [per_device * fmean(amounts) for amounts in zip(*columns(unit), strict=True)] for unit in UNITS}
+        # the stages sum up to the step, so a stage without a time took none, as a collective in a job of one rank
+        stages = {
+            name: [[0.0 if isnan(value) else value for value in column] for column in columns(name)] for name in STAGES
+        }
+        critical = [
+            min(numbers, key=lambda rank: fsum([stages[name][rank][place] for name in WAITING]))
+            for place in range(len(times))
+        ]
+        parts = {name: [each[rank][place] for place, rank in enumerate(critical)] for name, each in stages.items()}
+        covered = fsum([fsum(part) for part in parts.values()])
+        timed = bool(times) and run.unstaged is None and covered >= SUMS_UP * fsum(times)
+        excess = {name: fmean(parts[name]) - fmean(map(fmean, stages[name])) for name in STAGES} if timed else {}
+        [(slowest, number)] = Counter(critical).most_common(1) or [(0, 0)]
+        return cls(
+            compared=ComparedRun.of(ranks),
+            devices=devices,
+            times=times,
+            work=work,
+            parts=parts if timed else {},
+            excess=excess,
+            slowest=(ranks[slowest].run.rank, number / max(1, len(times))),
+        )
+
+    def per_step(self, unit: str) -> float | None:
+        """Return the mean work of a device in a step. None: unknown."""
+        known = [amount for amount in self.work[unit] if not isnan(amount)]
+        return fmean(known) if known else None
+
+    def rate(self, unit: str) -> Estimate | None:
+        """Estimate the work of a device per second. None: unknown, or too few steps."""
+        return ratio(*self._known(self.work[unit], self.times, unit))
+
+    def cost(self, part: str, unit: str) -> Estimate | None:
+        """Estimate the seconds of a part per unit of work. None: unknown, or too few steps."""
+        column = self.parts.get(part)
+        return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
+
+    def _known(self, one: Sequence[float], other: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
+        """Return both columns without the steps whose work is unknown."""
+        places = [place for place, amount in enumerate(self.work[unit]) if not isnan(amount)]
+        return [one[place] for place in places], [other[place] for place in places]

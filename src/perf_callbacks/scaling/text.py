@@ -1,0 +1,145 @@
+"""A scaling curve as text: a verdict, the part that grows, a table and bars; and as values for JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from perf_callbacks.report import machine_load
+from perf_callbacks.report.layout import INDENT, aligned, wrapped
+from perf_callbacks.report.units import DASH, duration, percent, rate
+from perf_callbacks.scaling.curve import Curve, Growth, Point
+
+GOOD = 0.8
+"""Efficiency from which scaling is good."""
+
+BAR = 40
+"""Characters of a bar for an efficiency of 1."""
+
+WORDS = {"communication_time": "collectives", "gc_time": "garbage collection", "data_time": "waiting for data"}
+"""Names of parts, where the name of the stage says too little."""
+
+REASONS = {
+    "backward_time": "In the backward, ranks also wait for each other and sum up gradients.",
+    "communication_time": "These are collectives outside of the backward: ranks wait for each other or exchange data.",
+    "data_time": "Ranks on one machine share its disk and its CPUs.",
+}
+"""Reasons why a part may grow with the number of devices."""
+
+ONE_RUN = (
+    "One run per number of devices: the intervals cover what varies within the runs, not what differs between runs. "
+    "For that, give several runs of each."
+)
+
+
+def render(found: Curve, columns: int) -> str:
+    """Render a curve for a terminal."""
+    lines = [line for text in _sentences(found) for line in wrapped(text, width=columns)]
+    heads = ("devices", "runs", f"{found.unit}/s", "per device", "efficiency, 95 %", "grows most")
+    rows = [_row(point) for point in found.points]
+    lines += [f"  {line}" for line in aligned([heads, *rows], right=range(4))]
+    lines += ["efficiency", *_bars(found)]
+    loads = [(point.devices, machine_load.said(point.loads)) for point in found.points]
+    if any(said for _, said in loads):
+        lines.append("load of the machine")
+        lines += [
+            f"  {line}"
+            for devices, said in loads
+            for line in wrapped(f"{_devices(devices)}: {said or 'unknown'}", width=columns - INDENT)
+        ]
+    return "\n".join(lines)
+
+
+def _sentences(found: Curve) -> Iterator[str]:
+    last = found.points[-1]
+    low, high = last.interval or (last.efficiency, last.efficiency)
+    verdict = "Good" if low >= GOOD else "Not good" if high < GOOD else "Undecided, make more runs"
+    base = " and ".join(map(_devices, found.baseline))
+    yield (
+        f"{verdict}: {_devices(last.devices)} do the work of {last.efficiency * last.devices:.3g} in the baseline "
+        f"({base}). The efficiency is {last.efficiency:.3f}; {GOOD:g} or more is good."
+    )
+    if not found.weak:
+        amounts = ", ".join(f"{point.per_step:g} on {_devices(point.devices)}" for point in found.points)
+        yield (
+            f"The batch per device differs (strong scaling): {amounts}, in {found.unit} per step. So {found.unit} per "
+            f"second are compared, and times of parts are those of {found.baseline_per_step:g} {found.unit}."
+        )
+    grown = last.grown
+    if grown is not None:
+        yield from _why(last, grown)
+    elif last.efficiency < 1 and last.growth:
+        yield "No part of the step surely grows."
+    elif last.efficiency < 1:
+        yield "It is unknown which part grows, because the stages of a run were not timed."
+    left_out = sum([point.left_out for point in found.points])
+    if left_out:
+        yield f"{'One run was' if left_out == 1 else f'{left_out} runs were'} left out, because the machine was busy."
+    if max([point.runs for point in found.points]) == 1:
+        yield ONE_RUN
+
+
+def _why(point: Point, grown: Growth) -> Iterator[str]:
+    name, ends = named(grown.part), f"{duration(grown.low)} to {duration(grown.high)}"
+    share = "" if grown.share is None else f", {percent(grown.share)} of the lost time"
+    yield (
+        f"{name.capitalize()} grows most: with {_devices(point.devices)}, a step spends {duration(grown.seconds)} more "
+        f"on it ({ends}){share}. {REASONS.get(grown.part, '')}".rstrip()
+    )
+    if grown.excess >= grown.seconds / 2 and point.devices > 1:
+        rank, often = point.slowest
+        yield (
+            f"Ranks are uneven: on the slowest rank of a step, {name} takes {duration(grown.excess)} longer than on "
+            f"the mean rank. Rank {rank} is the slowest in {percent(often)} of the steps."
+        )
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    ends = "" if point.interval is None else f" ({point.interval[0]:.3f}-{point.interval[1]:.3f})"
+    grown, cell = point.grown, DASH
+    if grown is not None:
+        share = "" if grown.share is None else f" {grown.share:.0%}"
+        cell = f"{grown.part.removesuffix('_time')}{share}"
+    numbers = f"{point.devices:,}", f"{point.runs:,}", rate(point.per_second), rate(point.per_device)
+    return (*numbers, f"{point.efficiency:.3f}{ends}", cell)
+
+
+def _bars(found: Curve) -> list[str]:
+    """Draw the efficiency of each number of devices, with a mark where scaling becomes good."""
+    bars = []
+    for point in found.points:
+        bar = ("#" * round(BAR * min(1.0, point.efficiency))).ljust(BAR, ".")
+        mark = round(BAR * GOOD)
+        bars.append((f"{point.devices:,}", f"{bar[:mark]}|{bar[mark:]}", f"{point.efficiency:.3f}"))
+    return [f"  {line}" for line in aligned(bars, right={0})]
+
+
+def values(found: Curve) -> dict[str, Any]:
+    """Return a curve as values for JSON. Times are seconds, ratios and shares run from 0 to 1."""
+    return {
+        "unit": found.unit,
+        "scaling": "weak" if found.weak else "strong",
+        "baseline": {"devices": found.baseline, "per_step": found.baseline_per_step},
+        "points": [
+            {
+                **{name: value for name, value in asdict(point).items() if name not in {"growth", "loads", "slowest"}},
+                "grows_most": None if point.grown is None else point.grown.part,
+                "growth": [asdict(one) for one in point.growth],
+                "slowest_rank": dict(zip(("rank", "share_of_steps"), point.slowest, strict=True)),
+                "loads": [load._asdict() for load in point.loads],
+            }
+            for point in found.points
+        ],
+    }
+
+
+def named(part: str) -> str:
+    """Return the name of a part for people.
+
+    >>> named("backward_time"), named("communication_time")
+    ('backward', 'collectives')
+    """
+    return WORDS.get(part, part.removesuffix("_time"))
+
+
+def _devices(number: int) -> str:
+    return "1 device" if number == 1 else f"{number:,} devices"

@@ -1,0 +1,169 @@
+"""Rules from profiles: their shares, where they are silent, and which guesses of other rules they replace."""
+
+from dataclasses import replace
+
+import pytest
+from advised import PLAIN, copy, found, machine, profile, summary
+from profiled_cases import BETWEEN, CPU, CUDA, DDP, FUSIBLE, LATE, READS, RUN, SLOW_CODE, profiled, reduced
+
+from perf_callbacks.advice import table
+from perf_callbacks.advice.facts import Facts
+from perf_callbacks.kernel.process.compilations import Compilations
+from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StragglerSummary
+from perf_callbacks.memory.use import MemoryUse
+
+HEALTHY = {
+    "idle": {"host": 0.02, "data": 0.01, "sync": 0.01, "device": 0.02},
+    "classes": {"elementwise": 0.1, "copy": 0.05, "normalization": 0.06, "communication": 0.02, "optimizer": 0.05},
+    "running": 0.25,
+    "sync": {"aten::item": 0.01},
+    "copies": [copy("layout", 0.02), copy("float32 to bfloat16", 0.02, "aten::to"), copy("host to device", 0.01)],
+}
+
+
+@pytest.mark.parametrize("timeline", ["cpu", "device"])
+def test_a_healthy_profile_is_no_finding(timeline):
+    on = CPU if timeline == "cpu" else CUDA
+    assert table.findings(on, profiled(DDP, **HEALTHY, timeline=timeline), RUN) == ()
+
+
+SILENT = {
+    "few steps": (profiled(**LATE), summary(steps=ENOUGH_STEPS - 1), CUDA),
+    "no run yet": (profiled(**LATE), None, CUDA),
+    "a profile of the CPU, on a GPU": (profiled(**FUSIBLE, timeline="cpu"), RUN, CUDA),
+    "a profile of a GPU, on a CPU": (profiled(**FUSIBLE), RUN, CPU),
+    "no marked steps": (replace(profiled(**FUSIBLE), profiles=(replace(profile(**FUSIBLE), steps=None),)), RUN, CUDA),
+    "nothing but idle time": (profiled(idle={"unknown": 1.0}), RUN, CUDA),
+    "Python between operations of a CPU": (profiled(**LATE, timeline="cpu"), RUN, CPU),
+    "idle time by the profiler alone": (profiled(step=1.6, idle={"host": 0.6}), RUN, CUDA),
+    "a device that has work in usual steps": (profiled(step=1.2, idle={"host": 0.25}), RUN, CUDA),
+    "gaps between launched kernels": (profiled(idle={"device": 0.5}), RUN, CUDA),
+    "compiled": (profiled(Facts(work=replace(PLAIN, compiled=True)), **FUSIBLE), RUN, CUDA),
+    "compiled since the fit began": (
+        profiled(Facts(compilations=Compilations(1, 0.0, 0, "")), **FUSIBLE),
+        RUN,
+        CUDA,
+    ),
+    "element-wise operations of a CPU": (profiled(**FUSIBLE, timeline="cpu"), RUN, CPU),
+    "many small copies": (profiled(copies=[copy("layout", 0.02, f"aten::{one}") for one in range(5)]), RUN, CUDA),
+    "transfers of a CPU": (profiled(timeline="cpu", copies=[copy("host to device", 0.3)]), RUN, CPU),
+    "communication beside computation": (reduced(exposed=0.01, running=0.5), RUN, CUDA),
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_no_finding(case):
+    facts, of, on = SILENT[case]
+    assert table.findings(on, facts, of) == ()
+
+
+def test_the_profile_most_like_the_usual_steps_counts():
+    facts = Facts(profiles=(profile(step=3.0, **FUSIBLE), profile(classes={"elementwise": 0.5}), profile(step=0.1)))
+    assert found("compile", facts, RUN, CUDA).share == pytest.approx(0.5)
+
+
+def test_a_share_is_that_of_the_run():
+    of = summary(spans={"evaluation": 100.0})
+    assert found("compile", profiled(classes={"elementwise": 0.5}), of, CUDA).share == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("step", "share"), [(1.0, 0.4), (0.8, 0.2), (1.2, 0.4)])
+def test_idle_time_is_at_most_that_of_usual_steps(step, share):
+    """The device works for 0.6 seconds of a step, and usual steps take one second."""
+    facts = profiled(step=step, idle={"host": step - 0.6})
+    assert found("host", facts, RUN, CUDA).share == pytest.approx(share)
+
+
+def test_idle_time_after_a_wait_and_for_launches_are_different_times():
+    facts = profiled(step=1.1, idle={"host": 0.35, "sync": 0.2}, sync={"aten::item": 0.2})
+    host, sync = table.findings(CUDA, facts, RUN)
+    assert (host.cause, host.share) == ("host", pytest.approx(0.25))
+    assert (sync.cause, sync.share) == ("sync", pytest.approx(0.2))
+
+
+def test_time_outside_of_forward_backward_and_optimizer_belongs_to_other_rules():
+    (only,) = table.findings(CUDA, profiled(step=1.5, idle={"host": 0.5}), BETWEEN)
+    assert only.evidence.startswith("Python code outside")
+    both = table.findings(CUDA, profiled(step=1.5, idle={"host": 0.9}), BETWEEN)
+    assert [one.share for one in both] == pytest.approx([1.15 * 0.5 / 1.5, 0.4 / 1.5])
+
+
+def test_casts_are_fused_and_counted_once():
+    facts = profiled(
+        classes={"elementwise": 0.1, "copy": 0.3},
+        copies=[copy("float32 to bfloat16", 0.2, "aten::to"), copy("layout", 0.1)],
+    )
+    compiling, copying = table.findings(CUDA, facts, RUN)
+    assert (compiling.cause, compiling.share) == ("compile", pytest.approx(0.3))
+    assert (copying.cause, copying.share) == ("copy", pytest.approx(0.1))
+
+
+def test_a_profiler_that_makes_steps_of_a_cpu_longer_changes_no_share():
+    short, long = [
+        found("copy", profiled(timeline="cpu", step=step, copies=[copy("layout", 0.2 * step)]), RUN, CPU)
+        for step in (1.0, 1.8)
+    ]
+    assert short.share == pytest.approx(long.share) == 0.2
+
+
+def test_a_cpu_that_is_missing_comes_before_copies():
+    facts = profiled(Facts(starved_share=0.2), timeline="cpu", copies=[copy("layout", 0.25)])
+    cpu, copying = table.findings(machine(), facts, RUN)
+    assert (cpu.cause, copying.cause, copying.share) == ("cpu", "copy", pytest.approx(0.25 * 0.8))
+
+
+def test_what_fused_attention_saves_is_not_fused_again():
+    facts = Facts(work=PLAIN, attention="eager", sdpa=True)
+    attention = found("attention", facts, RUN, CUDA).share
+    both = table.findings(CUDA, profiled(facts, classes={"elementwise": 0.6}), RUN)
+    assert {one.cause: one.share for one in both if one.share} == {
+        "attention": attention,
+        "compile": pytest.approx(0.6 - attention),
+    }
+
+
+def test_a_profile_replaces_guesses_about_a_device():
+    use = MemoryUse()
+    for _ in range(6):
+        use.saw_gpu(0.5)
+    slow = replace(RUN, flops=FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0))
+    work = replace(PLAIN, by_dtype={"bfloat16": 100}, reads=READS, reductions=4)
+    facts = Facts(memory=use, half="bf16", nan_filter=True, ddp=True, work=work)
+    assert {one.cause for one in table.findings(CUDA, facts, slow)} == {"host", "compile", "sync"}
+    assert table.findings(CUDA, profiled(facts), slow) == ()
+
+
+def test_slow_code_costs_at_most_what_the_device_idles():
+    code = {"forward": SLOW_CODE, "backward": SLOW_CODE}
+    assert found("host", Facts(slow_code=code), RUN, CUDA).share is None
+    findings = table.findings(CUDA, profiled(Facts(slow_code=code), **LATE), RUN)
+    assert [one.share for one in findings] == pytest.approx([0.2, 0.2])
+    assert table.findings(CUDA, profiled(Facts(slow_code=code)), RUN) == ()
+
+
+def test_a_loader_that_the_callback_does_not_know_is_no_python_code():
+    facts = profiled(step=1.5, idle={"data": 0.4, "host": 0.1})
+    data, host = table.findings(CUDA, facts, BETWEEN)
+    assert (data.cause, data.share) == ("data", pytest.approx(0.4 / 1.5))
+    assert (host.cause, host.share) == ("host", pytest.approx(1.15 * 0.1 / 1.5))
+    assert found("data", facts, summary(data=0.01, other=0.5), CUDA) is None
+
+
+def test_accumulation_saves_all_reductions_but_one():
+    assert found("communication", reduced(), RUN, CUDA).share == pytest.approx(0.2)
+    often = reduced(replace(DDP, work=replace(PLAIN, reductions=4)))
+    assert found("communication", often, RUN, CUDA).share == pytest.approx(0.15)
+
+
+def test_computation_hides_no_more_than_it_takes():
+    facts = reduced(Facts(), exposed=0.6, name="ncclDevKernel_SendRecv")
+    assert found("communication", facts, RUN, CUDA).share == pytest.approx(0.4)
+
+
+def test_waits_for_slow_ranks_are_no_slow_network():
+    lost = StragglerSummary(steps=100, seconds=100.0, seconds_by_cause={"host": 12.0}, uneven_batches_seconds=4.0)
+    assert found("communication", reduced(exposed=0.25), RUN, CUDA).share == pytest.approx(0.25)
+    of = replace(RUN, stragglers=lost)
+    assert found("communication", reduced(exposed=0.25), of, CUDA).share == pytest.approx(0.25 - 0.16)
+    assert found("communication", reduced(exposed=0.2), of, CUDA) is None

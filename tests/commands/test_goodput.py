@@ -1,0 +1,158 @@
+"""`perf-callbacks goodput`, by what it prints."""
+
+import json
+
+import pytest
+from attempt_histories import a_journal
+from fakes import a_run
+from journals import a_summary, write as write_ranks
+
+from perf_callbacks.commands import main
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import Span
+from perf_callbacks.kernel.records.machine_records import Use
+
+
+def write(folder, *journals, rank=0):
+    """Write the attempts of a rank to one journal."""
+    directory = folder / "perf_callbacks"
+    directory.mkdir(parents=True, exist_ok=True)
+    text = "".join(encode(entry) + "\n" for journal in journals for entry in journal)
+    (directory / f"rank{rank}.jsonl").write_text(text)
+    return folder
+
+
+def told(capsys, *words):
+    assert main(["goodput", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def facts(capsys, *words):
+    return json.loads(told(capsys, *words, "--json"))
+
+
+def two_attempts(**changes):
+    others = [(Span(kind="checkpoint", step=4, start=4.0, seconds=2.0), 2.0), (Use(step=4, energy_joules=600.0), 0.0)]
+    steps = {"tokens": (1000,) * 4, "data_time": (0.25,) * 4}
+    first = a_journal(started=0.0, times=(1.0,) * 4, others=others, process_seconds=3.0, steps=steps, **changes)
+    steps = {"tokens": (1000,) * 6, "data_time": (0.25,) * 6}
+    use = [(Use(step=4, energy_joules=600.0), 0.0)]
+    second = a_journal(
+        started=20.0,
+        first=3,
+        times=(1.0,) * 6,
+        others=use,
+        process_seconds=2.0,
+        ended=True,
+        attempt=2,
+        steps=steps,
+        **changes,
+    )
+    return first, second
+
+
+def test_text(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write(tmp_path, *two_attempts())
+    assert told(capsys, tmp_path, "--price", "2.5") == (
+        "20.7% of 29.0 s bought progress; 12.0 s were downtime.\n"
+        "ETTR 0.276 over 2 attempts: 8 steps survive, 2 were rolled back.\n"
+        "Money: 0.02 at 2.5 per device-hour, 2.52 per million tokens.\n"
+        "Energy of rank 0's device: 1.20 kJ, 150 mJ per token.\n"
+        "\n"
+        "  productive    6.0 s  20.7%\n"
+        "  data          2.0 s   6.9%\n"
+        "  rolled back   2.0 s   6.9%\n"
+        "  startup       5.0 s  17.2%\n"
+        "  checkpoint    2.0 s   6.9%\n"
+        "  downtime     12.0 s  41.4%\n"
+        "\n"
+        "  attempt  from step  devices  down before  lasted  steps  rolled back  end\n"
+        "        1          0        1                9.0 s      4            2  killed\n"
+        "        2          2        1       12.0 s   8.0 s      6               ended\n"
+        "\n"
+        "Rolled back after a crash or a kill: 2 steps.\n"
+    )
+
+
+def test_json(tmp_path, capsys):
+    write(tmp_path, *two_attempts())
+    found = facts(capsys, tmp_path)
+    assert (found["schema"], found["all_seconds"], found["kept_steps"]) == (1, 29.0, 8)
+    assert found["seconds"]["rolled back"] == 2.0
+    assert found["seconds"]["communication"] is None
+    assert [one["resumed_from"] for one in found["attempts"]] == [None, 0]
+    assert (found["money"], found["tokens"]) == (None, 8000.0)
+
+
+def test_the_newest_job_is_shown_and_all_on_request(tmp_path, capsys):
+    write(tmp_path / "old", a_journal(started=0.0, times=(1.0,) * 4))
+    write(tmp_path / "new", a_journal(started=100.0, run_id="a2", times=(1.0,) * 2))
+    assert main(["goodput", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["run_id"] == "a2"
+    assert printed.err == f"{tmp_path}: the newest of 2 jobs. All runs as one job: --all\n"
+    found = facts(capsys, tmp_path, "--all")
+    assert (len(found["attempts"]), found["rolled_back_steps"], found["seconds"]["downtime"]) == (2, 4, 96.0)
+
+
+JOB = {"job_id": "7", "command_line": "train.py"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "joined"),
+    [
+        ({}, {}, True),
+        ({"ended": "SystemExit"}, {}, True),
+        ({"ended": True}, {}, False),
+        ({}, {"job_id": "8"}, False),
+        ({"job_id": None}, {"job_id": None}, False),
+        ({}, {"command_line": "train.py --lr 1"}, False),
+    ],
+)
+def test_a_restart_before_the_first_checkpoint_belongs_to_the_job(tmp_path, capsys, before, after, joined):
+    first = a_journal(started=0.0, times=(1.0,) * 4, **JOB | before)
+    second = a_journal(started=10.0, run_id="a2", times=(1.0,) * 4, **JOB | after)
+    write(tmp_path, first, second)
+    assert (len(facts(capsys, tmp_path)["attempts"]) == 2) is joined
+
+
+def test_attempts_in_several_directories_are_one_job(tmp_path, capsys):
+    first, second = two_attempts(world_size=2)
+    write(tmp_path / "job1", first)
+    write(tmp_path / "job2", second)
+    write(tmp_path / "job2", a_journal(started=20.0, first=3, times=(9.0,) * 6, rank=1, world_size=2), rank=1)
+    found = facts(capsys, tmp_path)
+    assert [one["from_step"] for one in found["attempts"]] == [0, 2]
+    assert found["device_hours"] == pytest.approx(2 * 29.0 / 3600)
+
+
+def test_a_run_that_goes_on_lasts_until_its_summary_so_far(tmp_path, capsys):
+    write_ranks(tmp_path, [Entry(0.0, a_run())])
+    interim.write(tmp_path / "perf_callbacks" / "rank0.jsonl", Entry(8.0, a_summary()))
+    assert facts(capsys, tmp_path)["all_seconds"] == 8.0
+
+
+def test_a_single_journal_may_be_named(tmp_path, capsys):
+    write(tmp_path, *two_attempts())
+    assert len(facts(capsys, tmp_path / "perf_callbacks" / "rank0.jsonl")["attempts"]) == 2
+
+
+def test_impossible_values_and_missing_journals_are_told_in_a_sentence(tmp_path, capsys):
+    assert main(["goodput", str(tmp_path)]) == 2
+    assert main(["goodput", str(tmp_path / "gone")]) == 2
+    write(
+        tmp_path,
+        a_journal(started=0.0, times=(1.0,)),
+        a_journal(started=1e308, run_id="a1", attempt=2, world_size=10**18),
+    )
+    assert main(["goodput", str(tmp_path)]) in {0, 2}
+    printed = capsys.readouterr()
+    assert printed.err.count("perf-callbacks goodput: ") == len(printed.err.splitlines())
+
+
+@pytest.mark.parametrize("price", ["-1", "free", "nan"])
+def test_a_price_is_a_number(tmp_path, price):
+    with pytest.raises(SystemExit):
+        main(["goodput", str(tmp_path), "--price", price])

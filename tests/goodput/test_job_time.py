@@ -1,0 +1,266 @@
+"""The time of a job over its attempts: which kind each second is, and which steps survive."""
+
+import random
+from math import isclose
+
+import pytest
+from attempt_histories import a_journal, attempts_of
+from fakes import a_run
+
+from perf_callbacks.goodput import job_time
+from perf_callbacks.goodput.attempt_order import survivors
+from perf_callbacks.goodput.time_kinds import (
+    CHECKPOINT,
+    COMMUNICATION,
+    DATA,
+    DOWNTIME,
+    EVALUATION,
+    FIRST_STEP,
+    KINDS,
+    OTHER,
+    PRODUCTIVE,
+    ROLLED_BACK,
+    STALLS,
+    STARTUP,
+    STRAGGLERS,
+)
+from perf_callbacks.kernel.records.fit_records import Span, Window
+from perf_callbacks.kernel.records.machine_records import Use
+from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+
+HOUR = 3600.0
+
+
+def of(*journals):
+    return job_time.of(attempts_of(*journals))
+
+
+def known(job):
+    """Seconds by kind, without zeros."""
+    return {kind: seconds for kind, seconds in job.seconds.items() if seconds}
+
+
+def test_a_single_attempt_is_split_by_kind():
+    spans = [
+        (Span(kind="evaluation", step=4, start=8.0, seconds=3.0), 3.0),
+        (Span(kind="checkpoint", step=4, start=11.0, seconds=2.0), 2.0),
+    ]
+    data, excluded = (0.5, 0.25, 0.25, 0.25), ("first", None, None, None)
+    job = of(
+        a_journal(
+            started=1000.0, times=(5.0, 1.0, 1.0, 1.0), others=spans, ended=True, tail=1.5, process_seconds=10.0,
+            steps={"data_time": data, "excluded": excluded},
+        )
+    )  # fmt: skip
+    assert known(job) == pytest.approx(
+        {PRODUCTIVE: 3.15, DATA: 0.85, STARTUP: 10.0, FIRST_STEP: 4.0, EVALUATION: 3.0, CHECKPOINT: 2.0, OTHER: 1.5}
+    )
+    assert job.all_seconds == 24.5
+    assert job.ettr == pytest.approx(4.0 / 24.5)
+    assert job.goodput == pytest.approx(3.15 / 24.5)
+    (attempt,) = job.attempts
+    assert (attempt.steps, attempt.rolled_back_steps, attempt.ended, attempt.began_seconds) == (4, 0, True, 0.0)
+
+
+def test_ten_lost_hours_of_a_hundred_are_an_ettr_of_0_9():
+    before = a_journal(started=0.0, times=(60.0,) * 600)  # ten hours, of which five are lost
+    after = a_journal(started=15 * HOUR, first=301, times=(60.0,) * 5100, attempt=2, resumed_unix=0.0)
+    job = of(before, after)
+    assert job.all_seconds == 100 * HOUR
+    assert known(job) == {PRODUCTIVE: 90 * HOUR, ROLLED_BACK: 5 * HOUR, DOWNTIME: 5 * HOUR}
+    assert job.ettr == pytest.approx(0.90)
+
+
+def test_a_step_that_is_done_again_is_rolled_back_once_however_often():
+    attempts = [
+        a_journal(started=100.0 * number, first=3 * bool(number) + 1, times=(1.0,) * 10, attempt=1 + bool(number))
+        for number in range(4)
+    ]
+    job = of(*attempts)
+    assert [one.rolled_back_steps for one in job.attempts] == [7, 10, 10, 0]
+    assert [one.origin for one in job.attempts] == [None, 0, 0, 0]
+
+
+def test_a_branch_from_an_older_checkpoint_gives_up_the_other_branch():
+    first = a_journal(started=0.0, times=(1.0,) * 20)
+    branch = a_journal(started=100.0, first=11, times=(1.0,) * 5, attempt=2, resumed_unix=0.0)
+    back = a_journal(started=200.0, first=21, times=(1.0,) * 5, attempt=2, resumed_unix=0.0)
+    assert [one.kept_steps for one in of(first, branch).attempts] == [10, 5]
+    assert [one.kept_steps for one in of(first, branch, back).attempts] == [20, 0, 5]
+
+
+def test_a_start_without_a_checkpoint_rolls_everything_back():
+    job = of(a_journal(started=0.0, times=(1.0,) * 5), a_journal(started=50.0, run_id="a2", times=(1.0,) * 2))
+    assert known(job) == {PRODUCTIVE: 2.0, ROLLED_BACK: 5.0, DOWNTIME: 45.0}
+
+
+def test_startup_never_reaches_into_the_attempt_before():
+    job = of(
+        a_journal(started=0.0, times=(1.0,) * 5), a_journal(started=8.0, first=6, times=(1.0,), process_seconds=99.0)
+    )
+    assert known(job) == {PRODUCTIVE: 6.0, STARTUP: 3.0}
+
+
+def test_a_clock_set_back_costs_no_time_and_is_told():
+    job = of(a_journal(started=1000.0, times=(1.0,) * 50), a_journal(started=1010.0, first=51, times=(1.0,) * 5))
+    assert known(job) == {PRODUCTIVE: 55.0}
+    assert job.overlap_seconds == 5.0
+
+
+def test_attempts_on_one_boot_are_placed_by_the_time_since_boot():
+    boot = {"boot_id": "b"}
+    first = a_journal(started=5000.0, times=(1.0,) * 10, uptime_seconds=100.0, **boot)
+    second = a_journal(
+        started=1000.0, first=11, times=(1.0,) * 10, uptime_seconds=130.0, attempt=2, resumed_unix=5000.0, **boot
+    )
+    job = of(second, first)
+    assert known(job) == {PRODUCTIVE: 20.0, DOWNTIME: 20.0}
+    assert [one.run.attempt for one in job.attempts] == [1, 2]
+    assert job.overlap_seconds == 0
+
+
+def test_an_attempt_comes_after_its_origin_even_if_another_clock_is_behind():
+    first = a_journal(started=5000.0, times=(1.0,) * 10, boot_id="x", uptime_seconds=1.0)
+    second = a_journal(started=100.0, first=6, times=(1.0,) * 10, attempt=2, resumed_unix=5000.0)
+    job = of(second, first)
+    assert [one.kept_steps for one in job.attempts] == [5, 10]
+
+
+def test_the_excess_of_counted_and_stalled_steps_is_no_productive_time():
+    stall = Stall(step=3, rank=0, stage="data", since_seconds=60.0)
+    elsewhere = Stall(step=2, rank=1, stage="data", since_seconds=60.0)
+    job = of(
+        a_journal(
+            started=0.0, times=(1.0, 3.0, 1.0, 101.0, 1.0), others=[(stall, 0.0), (elsewhere, 0.0)],
+            steps={"excluded": (None, "counted", None, None, None), "data_time": (0.0, 0.0, 0.0, 101.0, 0.0)},
+        )
+    )  # fmt: skip
+    assert known(job) == pytest.approx({PRODUCTIVE: 4.0, DATA: 1.0, OTHER: 2.0, STALLS: 100.0})
+
+
+def test_a_hang_that_was_killed_is_a_stall_until_the_last_sign_of_life():
+    stall = Stall(step=5, rank=0, stage="backward", since_seconds=60.0)
+    hung = a_journal(started=0.0, times=(1.0,) * 5, others=[(stall, 60.0)])
+    later = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
+    assert known(of(hung, later)) == {PRODUCTIVE: 6.0, STALLS: 3600.0, DOWNTIME: 395.0}
+
+
+def test_a_file_written_much_later_was_copied_unless_the_run_hung():
+    lost = a_journal(started=0.0, times=(1.0,) * 5)
+    copied = a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=3605.0)
+    assert known(of(lost, copied)) == {PRODUCTIVE: 6.0, DOWNTIME: 3995.0}
+    alive = a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=8.0)
+    assert known(of(lost, alive)) == {PRODUCTIVE: 6.0, DOWNTIME: 3992.0, OTHER: 3.0}
+
+
+def test_stragglers_are_taken_from_waits_first():
+    slow = [
+        (Straggler(step=2, rank=3, cause="data", seconds_lost=1.5), 0.0),
+        (Straggler(step=4, rank=3, cause="gc", seconds_lost=9.0), 0.0),
+    ]
+    journal = a_journal(
+        started=0.0, times=(2.0,) * 4, others=slow, world_size=4, steps={"communication_time": (0.5,) * 4}
+    )
+    after = a_journal(started=8.0, first=3, times=(2.0,), world_size=4)
+    assert known(of(journal, after)) == pytest.approx({PRODUCTIVE: 4.5, STRAGGLERS: 1.5, ROLLED_BACK: 4.0})
+    assert COMMUNICATION not in known(of(journal, after))
+
+
+def test_kinds_that_were_not_measured_are_unknown():
+    job = of(a_journal(started=0.0, times=(1.0,)))
+    assert {*KINDS} - {*job.seconds} == {DATA, COMMUNICATION, STRAGGLERS}
+    assert job_time.facts(job, None)["seconds"][DATA] is None
+
+
+def test_devices_weigh_the_attempts():
+    small = a_journal(started=0.0, times=(1.0,) * 10, world_size=2, devices=2)
+    large = a_journal(started=20.0, first=11, times=(1.0,) * 10, world_size=8)
+    job = of(small, large)
+    assert job.device_seconds[PRODUCTIVE] == 10 * 4 + 10 * 8
+    assert job.device_seconds[DOWNTIME] == 10 * 8
+    assert job.goodput == pytest.approx(120 / 200)
+    assert job.ettr == pytest.approx(20 / 30)
+
+
+def test_money_and_energy_are_per_surviving_token():
+    uses = [(Use(step=2, energy_joules=300.0), 0.0), (Use(step=4, energy_joules=300.0), 0.0)]
+    tokens = {"tokens": (100,) * 4}
+    first = a_journal(started=0.0, times=(900.0,) * 4, others=uses, steps=tokens)
+    last = a_journal(started=3600.0, first=3, times=(900.0,) * 4, others=uses, steps=tokens)
+    facts = job_time.facts(of(first, last), 2.5)
+    assert (facts["device_hours"], facts["money"], facts["tokens"]) == (2.0, 5.0, 600.0)
+    assert facts["money_per_million_tokens"] == pytest.approx(5.0 / 600 * 1e6)
+    assert facts["money_by_kind"][ROLLED_BACK] == pytest.approx(1.25)
+    assert (facts["joules_of_one_device"], facts["joules_per_token"]) == (1200.0, 2.0)
+    assert job_time.facts(of(first, last), None)["money"] is None
+
+
+def test_shared_devices_have_no_energy():
+    shared = [(Use(step=2, energy_joules=300.0, gpu_processes=2), 0.0)]
+    assert of(a_journal(started=0.0, times=(1.0,), others=shared)).joules is None
+
+
+def window(tokens, **changes):
+    usual = {
+        "first_step": 2,
+        "last_step": 3,
+        "steps": 2,
+        "ranks": 2,
+        "seconds": 2.0,
+        "samples": None,
+        "useful_tokens": None,
+    }
+    return Window(**usual | {"tokens": tokens} | changes)
+
+
+def test_tokens_of_all_ranks_come_from_the_windows():
+    steps = {"tokens": (100, 100, 300, 100), "excluded": ("first", None, None, None)}
+    journal = a_journal(started=0.0, times=(1.0,) * 4, world_size=2, steps=steps, others=[(window(600), 0.0)])
+    assert of(journal).tokens == 900
+    incomplete = [(window(600, missing=1), 0.0), (window(None), 0.0), (window(1, last_step=4), 0.0)]
+    assert of(a_journal(started=0.0, times=(1.0,) * 4, world_size=2, steps=steps, others=incomplete)).tokens is None
+
+
+def test_impossible_times_are_refused():
+    with pytest.raises(ValueError, match="impossible"):
+        job_time.of([])
+
+
+def llama_3(seed, *, days=54.0, interruptions=466, checkpoint_every=900.0, restart=300.0, step=60.0):
+    """A job with the interruptions of Llama 3's report, and our own assumptions on checkpoints and restarts."""
+    chance, end = random.Random(seed), days * 24 * HOUR
+    journals, now, done = [], 0.0, 0
+    while now < end:
+        life = min(chance.expovariate(interruptions / end), end - now)
+        times = (step,) * int(life / step)
+        journals.append(
+            a_journal(started=now, first=done + 1, times=times, world_size=16384, attempt=len(journals) + 1)
+        )
+        last = done + len(times)
+        saved = int(last * step / checkpoint_every) * checkpoint_every / step
+        done, now = max(done, int(saved)), now + len(times) * step + restart
+    return journals, done
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_failure_rates_of_llama_3_allow_its_published_goodput(seed):
+    """466 interruptions in 54 days on 16,384 GPUs, and over 90 % effective training time.
+
+    With a checkpoint every 15 minutes and restarts of 5 minutes, an interruption costs 12.5 minutes on average.
+    """
+    journals, done = llama_3(seed)
+    job = of(*journals)
+    expected = done * 60.0 / job.all_seconds
+    assert 380 < len(job.attempts) < 540
+    assert isclose(job.ettr, expected, abs_tol=0.002)  # the last attempt also has steps after its last checkpoint
+    assert 0.90 < job.ettr < 0.94
+    assert job.device_hours == pytest.approx(54 * 24 * 16384, rel=0.01)
+
+
+def test_journals_that_lack_the_origin_are_joined_by_steps():
+    first, second = attempts_of(
+        a_journal(started=0.0, times=(1.0,) * 9), a_journal(started=20.0, first=5, times=(1.0,) * 9, attempt=2)
+    )
+    assert survivors([first, second]) == [4, 9]
+    assert survivors([second]) == [9]
+    assert a_run().resumed_unix is None

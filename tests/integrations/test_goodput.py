@@ -1,0 +1,74 @@
+"""Goodput over attempts of real trainings: no crash, no double count, and a share that a resumed run logs."""
+
+import json
+
+import attempts
+import pytest
+from attempts import opened
+from tiny import records
+
+from perf_callbacks.commands import main
+from perf_callbacks.kernel.records.fit_records import Row
+
+pytestmark = [
+    pytest.mark.usefixtures("accelerate_state"),
+    pytest.mark.filterwarnings(
+        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+        "ignore:Checkpoint directory .* exists and is not empty",
+        "ignore:Be aware that when using `ckpt_path`",
+    ),
+]
+
+RESTORED = [{}, {"restore_callback_states_from_checkpoint": True}]
+FITS = [attempts.transformers, attempts.lightning, attempts.accelerate, attempts.loop]
+each_fit = pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.__name__)
+
+
+def goodput(directory, capsys, *words):
+    capsys.readouterr()
+    assert main(["goodput", str(directory), "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@each_fit
+def test_a_chain_of_attempts_keeps_each_step_once(tmp_path, capsys, fit):
+    fit(tmp_path, until=6)
+    fit(tmp_path, until=8, resume=2)
+    fit(tmp_path, until=12, resume=8)
+    found = goodput(tmp_path, capsys)
+    assert [(one["steps"], one["rolled_back_steps"]) for one in found["attempts"]] == [(6, 4), (6, 0), (4, 0)]
+    assert [one["resumed_from"] for one in found["attempts"]] == [None, 0, 1]
+    assert sum(seconds or 0.0 for seconds in found["seconds"].values()) == pytest.approx(found["all_seconds"])
+    assert 0 < found["ettr"] < 1
+    first, second, third = opened(tmp_path)
+    assert [first.resumed_unix, second.resumed_unix, third.resumed_unix] == [
+        None,
+        first.started_unix,
+        second.started_unix,
+    ]
+    assert second.last_sign_unix >= first.started_unix - 1
+
+
+@pytest.mark.parametrize("options", RESTORED, ids=["", "callbacks restored"])
+@pytest.mark.parametrize("measured", [(True, False, True), (False, True, True), (True, True, False)], ids=str)
+def test_attempts_without_the_callback_are_unknown_and_no_step_counts_twice(tmp_path, capsys, measured, options):
+    for number, with_ours in enumerate(measured):
+        resume = 4 * number or None
+        attempts.transformers(tmp_path, until=4 * number + 4, resume=resume, measured=with_ours, **options)
+    found = goodput(tmp_path, capsys, "--all")
+    assert sum(one["steps"] for one in found["attempts"]) == 4 * sum(measured)
+    assert found["kept_steps"] + found["rolled_back_steps"] == 4 * sum(measured)
+
+
+def ettrs(directory):
+    return [one for row in records(directory, Row) for key, one in row.metrics.items() if key.endswith("/ettr")]
+
+
+@each_fit
+def test_a_resumed_run_logs_its_share(tmp_path, fit):
+    fit(tmp_path, until=4)
+    assert not ettrs(tmp_path)
+    fit(tmp_path, until=8, resume=4)
+    shares = ettrs(tmp_path)
+    assert all(0 < share < 1 for share in shares)
+    assert bool(shares) == (fit not in {attempts.accelerate, attempts.loop})  # these two ask for no rows

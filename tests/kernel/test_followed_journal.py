@@ -1,0 +1,124 @@
+"""A journal that is read while it grows: the same as a journal that is read anew."""
+
+import gc
+import os
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from journals import a_fit, a_summary, write
+
+from perf_callbacks.kernel.records import followed_journal, interim, journal_ends
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import Steps
+from perf_callbacks.kernel.records.followed_journal import FollowedJournals
+
+NO_PROCESS = 2**22 + 1
+"""Larger than all numbers of processes on Linux."""
+
+
+def lines(*fits):
+    return "".join(encode(entry) + "\n" for fit in fits for entry in fit).encode()
+
+
+@pytest.fixture(params=[1_000, 3_000, 65_536])
+def ends(request, monkeypatch):
+    """Bytes that are read at each end of a fit."""
+    monkeypatch.setattr(journal_ends, "END_BYTES", request.param)
+    monkeypatch.setattr(followed_journal, "END_BYTES", request.param)
+
+
+def a_long_fit(**run):
+    first = a_fit(summary=False, **run)
+    return [*first, *[replace(entry, t=entry.t + 20.0 * times) for times in range(1, 9) for entry in first[3:]]]
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_give_the_same_ends_as_the_whole(tmp_path, seed):
+    odd, followed = Random(seed), FollowedJournals()
+    journal = write(tmp_path, []) / "perf_callbacks/rank0.jsonl"
+    parts = [lines(a_long_fit(run_id="a")), lines(a_fit(run_id="b")) + b"rubbish\n\n", lines(a_long_fit(run_id="c"))]
+    for run_id, data in zip("abc", [*parts[:2], parts[2][:-7]], strict=True):
+        begun, rest = data[:60], data[60:]
+        while begun:
+            with journal.open("ab") as file:
+                file.write(begun)
+            if odd.random() < 0.2 or len(begun) == 60:
+                interim.write(journal, Entry(odd.random(), a_summary(run_id=run_id)))
+            if odd.random() < 0.7:
+                whole = journal_ends.read(journal, {})
+                assert followed.read(journal, {})[-len(whole) :] == whole
+            size = odd.choice([1, 50, 500, 5_000])
+            begun, rest = rest[:size], rest[size:]
+    assert followed.read(journal, {})[-1].run.run_id == "c"
+
+
+@pytest.mark.usefixtures("ends")
+def test_a_journal_that_is_replaced_or_cut_is_read_anew(tmp_path):
+    followed = FollowedJournals()
+    journal = write(tmp_path, a_long_fit(run_id="a")) / "perf_callbacks/rank0.jsonl"
+    for data in (lines(a_fit(run_id="b")), lines(a_long_fit(run_id="c")), b"rubbish\n", lines(a_long_fit(run_id="d"))):
+        followed.read(journal, {})
+        journal.write_bytes(data)
+        assert followed.read(journal, {}) == journal_ends.read(journal, {})
+    journal.unlink()
+    with pytest.raises(FileNotFoundError):
+        followed.read(journal, {})
+    write(tmp_path, a_fit(run_id="e"))
+    assert [one.run.run_id for one in followed.read(journal, {})] == ["e"]
+
+
+def test_only_new_bytes_are_read(tmp_path, monkeypatch):
+    followed = FollowedJournals()
+    journal = write(tmp_path, a_long_fit()) / "perf_callbacks/rank0.jsonl"
+    before = followed.read(journal, {})
+    monkeypatch.setattr(followed_journal, "EndReader", None)
+    assert followed.read(journal, {}) is before
+    with journal.open("ab") as file:
+        file.write(lines([replace(a_fit()[-3], t=300.0)]))
+    assert followed.read(journal, {})[-1].seconds == 300.0
+    monkeypatch.setattr(followed_journal, "lines_of", None)
+    interim.write(journal, Entry(301.0, a_summary()))
+    assert followed.read(journal, {})[-1].seconds == 301.0
+
+
+def test_a_process_that_lets_go_of_its_journal_is_gone(tmp_path):
+    followed = FollowedJournals()
+    journal = write(tmp_path, a_fit(summary=False)) / "perf_callbacks/rank0.jsonl"
+    found = journal.stat()
+    locks = {(os.major(found.st_dev), os.minor(found.st_dev), found.st_ino): NO_PROCESS}
+    assert followed.read(journal, {})[-1].signs.gone is None
+    assert followed.read(journal, locks)[-1].signs.pid == NO_PROCESS
+    signs = followed.read(journal, {})[-1].signs
+    assert (signs.pid, signs.gone) == (None, NO_PROCESS)
+    with journal.open("ab") as file:
+        file.write(lines([Entry(21.0, a_summary())]))
+    assert followed.read(journal, {})[-1].signs.gone is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no list of processes")
+def test_a_process_that_lives_without_its_lock_is_not_gone(tmp_path):
+    followed = FollowedJournals()
+    journal = write(tmp_path, a_fit(summary=False)) / "perf_callbacks/rank0.jsonl"
+    found = journal.stat()
+    followed.read(journal, {(os.major(found.st_dev), os.minor(found.st_dev), found.st_ino): os.getpid()})
+    for _ in range(2):
+        signs = followed.read(journal, {})[-1].signs
+        assert (signs.pid, signs.gone) == (os.getpid(), None)
+
+
+def records_of_steps():
+    gc.collect()
+    return sum(type(one) is Steps for one in gc.get_objects())
+
+
+def test_of_a_journal_only_the_last_steps_are_kept(tmp_path):
+    followed, before = FollowedJournals(), records_of_steps()
+    journal = write(tmp_path, a_long_fit()) / "perf_callbacks/rank0.jsonl"
+    for _ in range(3):
+        last = followed.read(journal, {})[-1].latest
+        assert records_of_steps() - before == sum(isinstance(one.record, Steps) for one in last) > 0
+        with journal.open("ab") as file:
+            file.write(lines(a_long_fit()[3:]))

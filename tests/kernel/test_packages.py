@@ -1,0 +1,53 @@
+"""Versions of what the program has loaded."""
+
+import sys
+from types import ModuleType
+
+from perf_callbacks.kernel.process import packages
+
+
+def load(monkeypatch, name, **attributes):
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_loaded_packages_have_a_version_and_frameworks_come_first(monkeypatch):
+    load(monkeypatch, "torch", __version__="2.99")
+    load(monkeypatch, "aardvark", __version__="1.0")
+    load(monkeypatch, "aardvark.part", __version__="1.1")
+    load(monkeypatch, "_private", __version__="1.0")
+    found = packages.loaded()
+    assert next(iter(found)) == "torch"
+    assert (found["torch"], found["aardvark"]) == ("2.99", "1.0")
+    assert not {"aardvark.part", "_private", "json", "sys"} & {*found}
+    assert found["pytest"]
+
+
+def test_a_package_without_the_attribute_has_the_version_of_its_metadata(monkeypatch):
+    load(monkeypatch, "pluggy")
+    assert packages.loaded()["pluggy"][0].isdigit()
+
+
+def test_what_has_no_version_is_left_out(monkeypatch):
+    load(monkeypatch, "nobody_knows_it")
+    load(monkeypatch, "torch", __version__=None)  # as a mock in somebody's tests
+    monkeypatch.setitem(sys.modules, "hole", None)  # "this module can't be imported"
+    load(monkeypatch, "long_one", __version__="1" * 1000)
+    found = packages.loaded()
+    assert not {"nobody_knows_it", "hole"} & {*found}
+    assert len(found["long_one"]) == packages.LONGEST
+
+
+def test_many_packages_are_not_all_listed(monkeypatch):
+    for number in range(packages.MOST_PACKAGES):
+        load(monkeypatch, f"aa{number}", __version__="1")
+    assert len(packages.loaded()) == packages.MOST_PACKAGES
+
+
+def test_drivers_are_read_where_linux_has_loaded_them(monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("570.86.15\n")
+    (tmp_path / "torn").write_bytes(b"\xff\xfe")
+    files = {"nvidia_driver": tmp_path / "version", "amdgpu_driver": tmp_path / "torn", "other": tmp_path / "none"}
+    monkeypatch.setattr(packages, "DRIVERS", files)
+    assert packages.drivers() == {"nvidia_driver": "570.86.15"}

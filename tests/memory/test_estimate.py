@@ -1,0 +1,95 @@
+"""What fits, by a measured or a simulated step."""
+
+import pytest
+
+from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.module_records import OTHERS, ModuleWork
+from perf_callbacks.memory.estimate import (
+    SHARDED,
+    Layers,
+    SimulatedStep,
+    fitting_micro_batch,
+    growth_gb,
+    headroom_gb,
+    layers_of,
+    layers_to_checkpoint,
+    on_rank,
+)
+from perf_callbacks.memory.use import GB
+
+PARTS = Memory(step=2, device="cuda", weights_gb=2.0, gradients_gb=2.0, optimizer_gb=4.0, peak_gb=14.0, micro_batch=8)
+
+
+def test_a_measured_step_says_which_micro_batch_fits():
+    assert growth_gb(PARTS) == 8.0
+    assert fitting_micro_batch(PARTS, headroom_gb(PARTS, limit_gb=18.5)) == 12
+    assert fitting_micro_batch(PARTS, headroom_gb(PARTS, limit_gb=6.9)) == 0
+    assert fitting_micro_batch(PARTS, headroom_gb(PARTS)) is None  # nobody knows what is left
+
+
+@pytest.mark.parametrize("known", [{"micro_batch": None}, {"peak_gb": None}, {"weights_gb": None}, {"peak_gb": 5.0}])
+def test_a_step_that_was_measured_in_part_says_nothing(known):
+    parts = Memory(**{name: getattr(PARTS, name) for name in ("step", "device", *PARTS_FIELDS)} | known)
+    assert fitting_micro_batch(parts, 100.0) is None
+    assert layers_to_checkpoint(parts, 1.0, Layers("layers.*", 4, 1.0), 8) is None
+
+
+PARTS_FIELDS = ("weights_gb", "gradients_gb", "optimizer_gb", "peak_gb", "micro_batch")
+
+MODULES = (
+    ModuleWork(path="", activation_bytes=10**9),
+    ModuleWork(path="layers.*", modules=4, activation_bytes=2 * 10**9),
+    ModuleWork(path="layers.*.mlp", modules=4, activation_bytes=6 * 10**9),
+    ModuleWork(path="other.*.mlp", modules=2, activation_bytes=10**9),
+    ModuleWork(path=OTHERS, activation_bytes=10**9),
+)
+
+
+def test_the_layers_are_those_with_most_activations():
+    assert layers_of(MODULES) == Layers("layers.*", 4, 1.5)
+    assert layers_of(MODULES[:1]) is None
+    assert layers_of([ModuleWork(path="layers.*", modules=4, activation_bytes=10**9)]) is None  # they keep their inputs
+
+
+@pytest.mark.parametrize(("headroom", "batch", "enough"), [(8.0, 8, 0), (7.0, 8, 1), (3.5, 8, 3), (3.4, 8, None)])
+def test_layers_to_checkpoint(headroom, batch, enough):
+    assert layers_to_checkpoint(PARTS, headroom, layers_of(MODULES), batch) == enough
+
+
+def test_layers_of_a_larger_micro_batch_free_more():
+    assert layers_to_checkpoint(PARTS, 10.0, layers_of(MODULES), 16) == 2
+    assert layers_to_checkpoint(PARTS, 10.0, None, 16) is None
+
+
+STEP = SimulatedStep(
+    parts=Memory(step=2, device="cpu", activations_gb=3.0, peak_gb=24.0),
+    passes=((6 * 10**9, 10**9), (0, 4 * 10**9)),
+    optimizer_temporary=2 * 10**9,
+    weights=6 * 10**9,
+    gradients=6 * 10**9,
+    optimizer=12 * 10**9,
+)
+"""Four layers of 1 GB, and 2 GB of weights outside of these."""
+
+
+@pytest.mark.parametrize(
+    ("sharding", "ranks", "peak", "exchange"),
+    [
+        ("none", 1, 26.0, None),
+        ("ddp", 1, 26.0, None),
+        ("ddp", 4, 32.0, 6.0),  # buckets
+        ("zero1", 4, 6 + 3 + 6 + 1, None),  # in the backward, as the update is sharded
+        ("zero2", 4, 6 + 3 + 4, None),  # at the end of the forward
+        ("fsdp", 4, 1.5 + 3 + 4 + 4 + 3, 7.0),  # weights outside and of two layers, gradients outside and of one
+    ],
+)
+def test_shares_of_a_rank(sharding, ranks, peak, exchange):
+    found = on_rank(STEP, ranks, sharding, layers=4, layer_bytes=10**9)
+    assert found["peak"] == pytest.approx(peak)
+    assert found.get("exchange") == (None if exchange is None else pytest.approx(exchange))
+    assert found["optimizer"] == pytest.approx(12 / (ranks if "optimizer" in SHARDED[sharding] else 1))
+    assert found["activations"] == 3.0
+
+
+def test_sizes_are_in_gb():
+    assert on_rank(STEP, 1, "none", 4, GB)["weights"] == 6.0

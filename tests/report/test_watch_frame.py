@@ -1,0 +1,150 @@
+"""Frames of `perf-callbacks watch`, compared whole with snapshots, and their most important lines.
+
+`WRITE_SNAPSHOTS=1 python -m pytest tests/report/test_watch_frame.py` writes them anew.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from snapshots import matches
+from watched import BEGAN, CASES, LASTS, ends, healthy, so_far, straggler
+
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.rank_records import Straggler
+from perf_callbacks.kernel.records.signs_of_life import Signs
+from perf_callbacks.report import watch_frame
+from perf_callbacks.report.rank_pace import Paces
+from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.styled_lines import plain
+from perf_callbacks.report.watch_frame import Size
+
+SNAPSHOTS = Path(__file__).with_name("frames")
+
+LATER = {"kill": 90.0}
+
+
+def seen(case, columns, rows=None, footer=""):
+    run = RecordedRun(tuple(CASES[case]()), BEGAN + LASTS + LATER.get(case, 1.5))
+    return watch_frame.frame(run, Paces().of(run), Size(columns=columns, rows=rows), footer)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("case", CASES)
+def test_a_frame_is_as_its_snapshot(case, columns):
+    lines = [plain(line) for line in seen(case, columns)]
+    assert max(map(len, lines)) <= columns
+    assert matches(SNAPSHOTS / f"{case}-{columns}.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("columns", [5, 20, 40, 80, 200])
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_lines_say_what_matters(case, columns):
+    lines = seen(case, columns)
+    said = " ".join(plain(line) for line in lines[:6]) if columns > 40 else " ".join(map(plain, lines[:14]))
+    wanted = {
+        "healthy": ["running as process 4711: step 1,000", "Nothing to win here"],
+        "straggler": ["running: step 1,000", "Rank 3 is slow: waiting for data. The job lost 7.50 s in 100 steps."],
+        "hang": ["hangs for 60.0 s after step 1,000: Rank 2 is in data: loader.py:41 `fetch`."],
+        "kill": ["no sign of life since", "killed, or its machine or its disk is gone"],
+        "ended": ["ended 1.50 s ago", "Waiting for data took 25% of the run"],
+    }[case]
+    for sentence in wanted:
+        assert sentence in " ".join(said.split())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 10, 16, 24, 50])
+@pytest.mark.parametrize("case", CASES)
+def test_a_frame_fills_a_terminal(case, rows):
+    lines = seen(case, 80, rows, "q quit")
+    assert len(lines) == rows
+    assert plain(lines[-1]) == "q quit"
+
+
+def test_the_slow_rank_is_first_and_marked():
+    lines = seen("straggler", 80)
+    heading = next(place for place, line in enumerate(lines) if plain(line).lstrip().startswith("rank"))
+    assert plain(lines[heading + 1]).startswith(">    3  slow: waiting for data")
+    assert {span.style for span in lines[heading + 1]} == {"warning"}
+    assert [plain(line)[:6].strip() for line in lines[heading + 2 : heading + 5]] == ["0", "1", "2"]
+
+
+def test_a_single_pause_makes_no_rank_slow():
+    pause = Entry(290.0, Straggler(step=960, rank=2, cause="gc", seconds_lost=0.06))
+    run = RecordedRun(tuple(ends(*[pause] * (not rank), rank=rank, ranks=4) for rank in range(4)), BEGAN + LASTS)
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    assert "rank 2 cost 60.0 ms: garbage collection" in text[-1]
+    assert not any("slow" in line or line.startswith(">") for line in text)
+
+
+def test_a_rank_that_hangs_is_first_with_its_line():
+    text = [plain(line) for line in seen("hang", 80)]
+    heading = next(place for place, line in enumerate(text) if line.lstrip().startswith("rank  "))
+    assert text[heading + 1].split() == [">", "2", "data", "60.0", "s", "/data/jobs/loader.py:41", "fetch"]
+    assert "  stack of rank 2 in data (process 4713), innermost line last:" in text
+
+
+def test_of_many_ranks_the_worst_are_shown():
+    slow = Entry(299.0, Straggler(step=1000, rank=40, cause="data", seconds_lost=3.75, steps=50))
+    many = [ends(*[slow] * (rank == 0), rank=rank, ranks=64) for rank in range(64)]
+    run = RecordedRun(tuple(many), BEGAN + LASTS + 1.0)
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80, rows=30), "q quit")]
+    first = next(place for place, line in enumerate(text) if line.lstrip().startswith("rank  "))
+    assert text[first + 1].startswith(">   40  slow: waiting for data")
+    shown = 1 + sum(line[:6].strip().isdigit() for line in text)
+    assert f"  and {64 - shown} ranks more" in text
+
+
+def test_a_gone_process_is_said_at_once():
+    run = RecordedRun((replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711)),), BEGAN + LASTS + 1.0)
+    assert run.state == "silent"
+    assert "process 4711 is gone, killed or crashed" in " ".join(
+        plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=200))
+    )
+
+
+def test_a_rank_that_died_is_marked():
+    ranks = straggler()
+    ranks[1] = replace(ranks[1], signs=Signs(BEGAN + LASTS - 100.0, None))
+    run = RecordedRun(tuple(ranks), BEGAN + LASTS + 1.5)
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    assert any(line.startswith(">    1  silent for 102 s") for line in text)
+    assert "Note: ranks without a summary and without a sign of life: 1." in text
+
+
+def test_ranks_that_no_record_names_are_not_called_slow():
+    ranks = [ends(ranks=2, so_far=so_far(findings=())), ends(rank=1, ranks=2, wait=0.15)]
+    run = RecordedRun(tuple(ranks), BEGAN + LASTS)
+    lines = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    assert not any(line.startswith(">") for line in lines)
+    assert not any("slow" in line for line in lines)
+
+
+def test_the_pace_of_an_unchanged_rank_is_kept():
+    run, paces = RecordedRun(tuple(straggler()), BEGAN + LASTS), Paces()
+    before = paces.of(run)
+    later = RecordedRun((replace(run.ranks[0], signs=Signs(BEGAN, 5)), *run.ranks[1:3], straggler()[3]), BEGAN + LASTS)
+    after = paces.of(later)
+    assert [new is old for new, old in zip(after, before, strict=True)] == [True, True, True, False]
+
+
+def test_a_full_journal_has_no_last_steps():
+    rank = ends(so_far=so_far(step=50_000))
+    run = RecordedRun((replace(rank, latest=(Entry(9.0, rank.latest[0].record),)),), BEGAN + LASTS)
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    assert any(line.startswith("  the last steps are not on disk, whole run 250 ms") for line in text)
+    assert not any("no new step" in line or "stages" in line for line in text)
+
+
+def test_without_a_run_the_place_is_said():
+    lines = watch_frame.waiting("out\x1b[2J", Size(columns=80, rows=10), "q quit")
+    assert plain(lines[0]) == "no run yet in out?[2J; waiting. A run writes perf_callbacks/rank<k>.jsonl."
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize("rows", [12, 14, 16, 24])
+def test_of_a_stack_the_innermost_lines_stay(rows):
+    text = [plain(line) for line in seen("hang", 40, rows, "q quit")]
+    heading = next(place for place, line in enumerate(text) if line.startswith("  stack of rank 2"))
+    end = text.index("", heading)
+    assert text[end - 1] == "    /data/jobs/loader.py:41 fetch"
