@@ -45,7 +45,7 @@ class StepProfiler:
         from torch.profiler.profiler import _KinetoProfile  # noqa: PLC0415 may not exist in other versions of torch
 
         wanted = {ProfilerActivity.CPU, getattr(ProfilerActivity, kind.upper(), ProfilerActivity.CPU)}
-        # Without stacks: they would make traces a third larger, and cost each call of Python (benchmarks/profile_cost.py).
+        # Without stacks: traces would be a third larger, and each call of Python slower (benchmarks/profile_cost.py).
         known: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
         self._profiler: Any = _KinetoProfile(activities=[*wanted & known], record_shapes=True)
         self._begin = begin
