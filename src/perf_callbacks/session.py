@@ -108,7 +108,7 @@ class Session:
     def __init__(
         self,
         config: PerfConfig | None,
-        show: Callable[[str], object] = print,
+        show: Callable[[str], object] = terminal.show,
         *,
         strays: Mapping[str, object] = MappingProxyType({}),
         armed: bool = False,

@@ -19,6 +19,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Setup, flat
 from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
@@ -51,7 +52,9 @@ class LightningHooks(CallbackBase):
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
     def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
-        self._session = Session(config, tqdm.write, strays=strays, armed=self.armed)
+        self._session = Session(
+            config, functools.partial(terminal.show, write=tqdm.write), strays=strays, armed=self.armed
+        )
         self._watch: TrainerWatch | None = None
         self._startup: checklist.Startup | None = None
         self._carried: dict[str, Any] | None = None

@@ -24,6 +24,7 @@ from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
@@ -52,7 +53,9 @@ class PerfCallback(CallbackBase, TrainerCallback):
     elsewhere = "Lightning's Trainer, take perf_callbacks.lightning.PerfCallback"
 
     def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
-        self._session = Session(config, tqdm.write, strays=strays, armed=self.armed)
+        self._session = Session(
+            config, functools.partial(terminal.show, write=tqdm.write), strays=strays, armed=self.armed
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without replaced hooks: copies and spawned processes measure for themselves."""

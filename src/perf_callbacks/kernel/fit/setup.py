@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Checklist
 
 
@@ -35,7 +36,7 @@ class Training:
     """True: a launcher added the callback, and not the program itself."""
     checklist: Sequence[Checklist] = ()
     """Rows of the checklist, as decided when the fit began."""
-    show: Callable[[str], object] = print
+    show: Callable[[str], object] = terminal.show
     """Shows a line on the console of rank 0."""
 
 

@@ -1,7 +1,8 @@
-"""The width of the terminal that cards are printed on."""
+"""The terminal that lines and cards are printed on."""
 
 import os
 import sys
+from collections.abc import Callable
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -19,3 +20,15 @@ def columns() -> int:
     with guard(let_pass):  # a stream of the program's own may be anything
         found = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
     return max(FEWEST, min(found or COLUMNS, COLUMNS))
+
+
+def show(text: str, write: Callable[..., object] = print) -> None:
+    """Print lines with their end in one write.
+
+    With two writes, rich's progress bar in a notebook repeats the last line some hundred times.
+
+    Args:
+        text: The lines.
+        write: `print`, or `tqdm.write`, which leaves a progress bar of tqdm intact.
+    """
+    write(text + "\n", end="")
