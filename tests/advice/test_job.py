@@ -1,5 +1,7 @@
 """One verdict for a job, from the findings of all its ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from perf_callbacks.advice.job import FindingNotes, verdict
@@ -26,10 +28,9 @@ def test_the_slow_rank_knows_the_line_to_write():
 
 
 def test_the_verdict_names_the_line_of_the_slow_rank():
-    evidence = "Waiting for data took 60% of the run: num_workers=0, mostly at train.py:31 `parse`; the CPU is busy"
-    own = Finding(cause="data", share=0.6, evidence=evidence, remedy="caching prepared samples")
-    (found,) = verdict([SLOW], {1: [own]}, slow(1))
+    (found,) = verdict([SLOW], {1: [replace(finding("data", 0.6), line="train.py:31 `parse`")]}, slow(1))
     assert found.evidence == "straggler took 0.5, mostly at train.py:31 `parse`"
+    assert found.line == "train.py:31 `parse`"
 
 
 def test_a_slow_ranks_finding_of_another_cause_is_told_with_its_rank():

@@ -348,6 +348,15 @@ def test_every_wording_is_as_in_the_snapshot():
     assert matches(Path(__file__).with_name("wordings.txt"), shown)
 
 
+def test_a_finding_has_the_line_that_its_sentence_names():
+    cases = [(cause, case) for cause, cases in CASES.items() if cause != "stall" for case in cases.values()]
+    findings = [found(cause, *case) for cause, case in cases]
+    named = [(one.line, match[1]) for one in findings if (match := re.search(r" (\S+\.py:\d+)", one.evidence))]
+    assert len(named) > 10
+    assert [place for line, place in named if line is None or place not in line] == []
+    assert [one.line for one in findings if one.line is not None and one.line not in one.evidence] == []
+
+
 def causes(rule):
     """Causes that a rule finds in all cases."""
     cases = [case for cases in CASES.values() for case in cases.values()]

@@ -128,8 +128,9 @@ def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, re
         return None
     calls = sum([one.calls for one in found]) / steps.number
     evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(found[0].operation)}, {calls:,.0f} per step"
-    evidence += f", mostly in {printable(found[0].line)}" if found[0].line else ""
-    return finding("copy", share, evidence, remedy)
+    line = printable(found[0].line) if found[0].line else None
+    evidence += f", mostly in {line}" if line else ""
+    return finding("copy", share, evidence, remedy, line=line)
 
 
 def _seconds(found: list[ProfiledCopy]) -> float:

@@ -26,11 +26,12 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
         f"Steps became {found.last / found.first - 1:.0%} longer in the course of the run, from "
         f"{1000 * found.first:,.3g} to {1000 * found.last:,.3g} ms, mostly in the stage {found.stage}"
     )
-    evidence += f", at {facts.host_line}" if found.stage == "other" and facts.host_line else ""
+    line = facts.host_line if found.stage == "other" else None
+    evidence += f", at {line}" if line else ""
     remedy = REMEDIES.get(found.stage, GROWS)
     if machine.accelerator is not None and found.stage not in REMEDIES:
         remedy += ", and for throttling" + (f" ({facts.clocks})" if facts.clocks else "")
-    return finding(CAUSE, share, evidence, remedy)
+    return finding(CAUSE, share, evidence, remedy, line=line)
 
 
 def saved(facts: Facts, measured: Measured) -> float | None:

@@ -312,7 +312,15 @@ def timed(rule: Callable[[MachineFacts, Facts, Measured], Finding | None]) -> Ru
     return applied
 
 
-def finding(cause: str, share: float | None, evidence: str, remedy: str, *, low: float | None = None) -> Finding | None:
+def finding(
+    cause: str,
+    share: float | None,
+    evidence: str,
+    remedy: str,
+    *,
+    low: float | None = None,
+    line: str | None = None,
+) -> Finding | None:
     """Return a finding. None: the share is too small to be worth a change.
 
     Args:
@@ -321,8 +329,9 @@ def finding(cause: str, share: float | None, evidence: str, remedy: str, *, low:
         evidence: What was measured.
         remedy: The change.
         low: Lower end of the share's interval; None: unknown.
+        line: Slowest line of the program, which the evidence names too; None: unknown.
     """
     if share is not None and share < WORTH:
         return None
     share = None if share is None else min(share, 1.0)
-    return Finding(cause=cause, share=share, low=low, evidence=evidence, remedy=remedy)
+    return Finding(cause=cause, share=share, low=low, evidence=evidence, remedy=remedy, line=line)

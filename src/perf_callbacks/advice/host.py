@@ -5,7 +5,7 @@ from dataclasses import replace
 from perf_callbacks.advice import cpu, drift
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
-from perf_callbacks.advice.waits import read_each_step
+from perf_callbacks.advice.waits import reads_each_step
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -30,7 +30,7 @@ def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
     A trainer works between its stages too, and nobody can change that. So with a trainer, the finding needs a line of
     the program.
     """
-    if read_each_step(facts) is not None:  # the rule `sync` covers the same time
+    if reads_each_step(facts):  # the rule `sync` covers the same time
         return None
     if facts.integration in TRAINERS and facts.host_line is None:
         return None
@@ -45,7 +45,7 @@ def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
     evidence += f", mostly at {facts.host_line}" if facts.host_line else ""
     remedy = "running it every 50 steps, or after training"
     low, won = interrupting(measured.with_cpu(share))
-    return finding("host", won, evidence, remedy, low=measured.low(low, "other"))
+    return finding("host", won, evidence, remedy, low=measured.low(low, "other"), line=facts.host_line)
 
 
 @timed

@@ -88,5 +88,6 @@ def waiting(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
         return finding("sync", most, evidence, found[0].format(device=facts.device_type))
     if facts.nan_filter and place == "aten::is_nonzero":
         return finding("sync", most, evidence, waits.NO_NAN_FILTER)
-    read = waits.most_frequent_read(facts)
-    return finding("sync", most, evidence if read is None else f"{evidence}, for example at {read[0]}", KEEPING)
+    line, _ = waits.most_frequent_read(facts) or (None, 0)
+    evidence += f", for example at {line}" if line else ""
+    return finding("sync", most, evidence, KEEPING, line=line)

@@ -4,7 +4,6 @@ Each rank writes its findings as notes into a channel between ranks. A rank writ
 Rank 0 waits a moment for the last notes. If a note is missing, the verdict lacks the findings of that rank.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -124,7 +123,6 @@ def verdict(
             found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
     if place is not None and known:  # a slow rank knows its line, and a more exact remedy
         worst = max(known, key=lambda one: one.share or 0.0)
-        line = re.search(r", mostly at [^`]*`[^`]*`", worst.evidence)
-        evidence = found[place].evidence + (line[0] if line is not None else "")
-        found[place] = replace(found[place], evidence=evidence, remedy=worst.remedy)
+        evidence = found[place].evidence + (f", mostly at {worst.line}" if worst.line is not None else "")
+        found[place] = replace(found[place], evidence=evidence, remedy=worst.remedy, line=worst.line)
     return table.ordered(found, hangs=bool(own) and own[0].cause == stall.CAUSE)

@@ -59,7 +59,8 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
         return None
     took = f"Waiting for data took {measured.share(wait):.0%} of the run"
     took += f": num_workers={workers}" if facts.workers is not None else ""
-    took += f", mostly at {facts.data_line}" if facts.data_line and not workers else ""
+    line = None if workers else facts.data_line
+    took += f", mostly at {line}" if line else ""
     if workers and (facts.calm_share or 0.0) >= CALM:
         return _prefetch(machine, facts, measured, took, busy=busy, wait=wait)
     cpus = machine.cpus or 1
@@ -84,15 +85,15 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
         promised, most = measured.share(won), measured.share(wait)
         if not workers:
             promised, most = measured.with_cpu(promised), measured.with_cpu(most)
-        share = min(HIGH * promised, most)
-        return finding("data", share, took, _workers(facts, wanted), low=measured.low(LOW * promised, "data"))
+        share, low = min(HIGH * promised, most), measured.low(LOW * promised, "data")
+        return finding("data", share, took, _workers(facts, wanted), low=low, line=line)
     if useful <= workers:
         took += "; 1 CPU leaves" if cpus == 1 else f"; {cpus} CPUs leave"
         took += " no room for more workers"
     elif wanted == useful:
         took += "; the CPU is busy" if cpus == 1 else f"; {cpus} CPUs are busy"
     share, remedy = measured.share(wait), "caching prepared samples, or cheaper transforms"
-    return finding("data", share, took, remedy, low=measured.low(share, "data"))
+    return finding("data", share, took, remedy, low=measured.low(share, "data"), line=line)
 
 
 def _prefetch(

@@ -41,11 +41,11 @@ def _named(stage: str, machine: MachineFacts, facts: Facts, measured: Measured) 
         part = code.looks / code.of_all
         evidence = f"Python code in {stage} kept the host busy for {part:.0%} of the run, mostly at {code.line}"
         share = slow_code_share(machine, facts, measured, part)
-        return finding("host", share, evidence, remedy) if part >= LARGE else None
+        return finding("host", share, evidence, remedy, line=code.line) if part >= LARGE else None
     share = measured.share(measured.stage(stage) * code.part)
     evidence = f"Python code in {stage} took {share:.0%} of the run, mostly at {code.line}"
     won = measured.with_cpu(share)
     low = measured.low(won, stage)
     least, most = [end / code.part for end in code.interval]
     least *= won if low is None else low
-    return finding("host", min(BESIDE * most * won, (won + 1) / 2), evidence, remedy, low=least)
+    return finding("host", min(BESIDE * most * won, (won + 1) / 2), evidence, remedy, low=least, line=code.line)

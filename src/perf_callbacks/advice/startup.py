@@ -60,7 +60,7 @@ def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
     remedy = REMEDIES.get(stage, LONGER)
     if stage == "data" and facts.workers:
         remedy = f"fewer workers, or a data set that is small to copy and quick to open; or {LONGER}"
-    return finding(CAUSE, share, evidence, remedy)
+    return finding(CAUSE, share, evidence, remedy, line=facts.first_line)
 
 
 @timed

@@ -12,9 +12,10 @@ NO_NAN_FILTER = "TrainingArguments(logging_nan_inf_filter=False)"
 @timed
 def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name the code that reads values from tensors in each step. The share includes the code around the reads."""
-    reads = read_each_step(facts)
-    if reads is None:
+    if not reads_each_step(facts):
         return None
+    line = None if facts.log_every == 1 else _read_most(facts)
+    reads = f"`.item()` or the like in {line}" if line else "the trainer logs every step"
     share = measured.share(measured.unnamed - unknown_loading(machine, facts, measured))
     evidence = f"Reading values and logging them in each step took {share:.0%} of the run: {reads}"
     remedy = "logging every 50 steps"
@@ -22,15 +23,18 @@ def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
         lightning = facts.integration == "lightning"
         remedy = "Trainer(log_every_n_steps=50)" if lightning else "TrainingArguments(logging_steps=50)"
     low, won = interrupting(measured.with_cpu(share))
-    return finding("sync", won, evidence, remedy, low=measured.low(low, "other"))
+    return finding("sync", won, evidence, remedy, low=measured.low(low, "other"), line=line)
 
 
-def read_each_step(facts: Facts) -> str | None:
-    """Return the place where each step reads values; None if no step reads values."""
-    if facts.log_every == 1:
-        return "the trainer logs every step"
+def reads_each_step(facts: Facts) -> bool:
+    """Return True if each step reads values, so that the rule `logging` covers the time between stages."""
+    return facts.log_every == 1 or _read_most(facts) is not None
+
+
+def _read_most(facts: Facts) -> str | None:
+    """Return the line that reads values most often in a step; None if no line does."""
     reads = facts.work.values_read if facts.work is not None else {}
-    return f"`.item()` or the like in {_most_frequent(reads)[0]}" if reads else None
+    return _most_frequent(reads)[0] if reads else None
 
 
 def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
@@ -41,7 +45,7 @@ def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> F
     line, count = found
     times = "once" if count == 1 else f"{count:,} times"
     evidence = f"The host waits for the device {times} per step, to read from it in {line}"
-    return finding("sync", None, evidence, "keeping values on the device until they are logged")
+    return finding("sync", None, evidence, "keeping values on the device until they are logged", line=line)
 
 
 def most_frequent_read(facts: Facts) -> tuple[str, int] | None:

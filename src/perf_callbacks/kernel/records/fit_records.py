@@ -203,6 +203,9 @@ class Finding:
     evidence: str
     remedy: str
     """Line to write, or action to take."""
+    line: str | None = None
+    """Slowest line of the program, with its function, such as "train.py:55 `Snippets.encode`". None: unknown, or an
+    older journal."""
     measured: tuple[float, float, float] | None = None
     """Speedup that `perf-callbacks try` measured for the remedy: lower end of the 95 % interval, estimate, upper end.
     None: no trial of this program is known."""
