@@ -16,7 +16,7 @@ from perf_callbacks.kernel.settings.in_force import resolve
 from perf_callbacks.ranks import ungrouped
 
 SAID = (
-    "perf_callbacks: torchrun started 2 processes, but they formed no process group: each trains a model of its own, "
+    "perf_callbacks: torchrun started 2 processes, but they don't train together: each trains a model of its own, "
     "and figures are those of one process. Try "
 )
 JOB = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"}
@@ -126,6 +126,16 @@ def test_a_group_that_is_formed_later_is_seen(fit, caplog, monkeypatch, at):
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("integration", ["transformers", "accelerate"])
+def test_a_framework_that_counts_one_process_trains_alone_beside_a_group(fit, caplog, monkeypatch, integration):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    recorder, _ = fit(integration=integration)
+    steps(recorder, 5)
+    recorder.close()
+    assert [text[: len(SAID)] for text in caplog.messages] == [SAID]
+    assert "which a job on CPUs needs" in caplog.text
+
+
 @pytest.mark.parametrize("library", ["horovod", "torch.distributed.rpc.api"])
 def test_groups_of_another_kind_are_groups(fit, caplog, monkeypatch, library):
     found = types.ModuleType(library)
@@ -166,4 +176,54 @@ def test_two_processes_of_torchrun(tmp_path, when, times):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     status, said = python(*launcher, script, tmp_path / "out", when, cwd=tmp_path)
     assert status == 0, said
-    assert said.count("formed no process group") == times, said
+    assert said.count("don't train together") == times, said
+
+
+TRAINERS = {
+    "transformers": """
+import sys
+import torch
+from transformers import Trainer, TrainingArguments
+from perf_callbacks.transformers import PerfCallback
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return {"loss": self.layer(x).sum()}
+options = {"use_cpu": True} if sys.argv[2] == "together" else {}
+arguments = TrainingArguments(sys.argv[1], max_steps=3, report_to=[], save_strategy="no", **options)
+Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(4)}] * 64, callbacks=[PerfCallback()]).train()
+""",
+    "accelerate": """
+import sys
+import torch
+from accelerate import Accelerator
+from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
+accelerator = Accelerator(cpu=sys.argv[2] == "together")
+attach(accelerator, PerfConfig(output_dir=sys.argv[1]))
+model = torch.nn.Linear(4, 4)
+loader = torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+for batch in loader:
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+accelerator.end_training()
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, the processes train together")
+@pytest.mark.parametrize(("how", "times"), [("by default", 1), ("together", 0)])
+@pytest.mark.parametrize("door", TRAINERS)
+def test_trainers_of_torchrun_on_cpus(tmp_path, door, how, times):
+    """accelerate forms a process group in both, but trains together only if the CPU was asked for."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAINERS[door], encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    status, said = python(*launcher, script, tmp_path / "out", how, cwd=tmp_path)
+    assert status == 0, said
+    assert said.count("don't train together") == times, said

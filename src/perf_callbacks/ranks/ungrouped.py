@@ -1,4 +1,4 @@
-"""Processes that torchrun started for one job, and that never formed a process group: each trains alone."""
+"""Processes that torchrun started for one job, and that don't train together: each trains alone."""
 
 import os
 import sys
@@ -17,7 +17,12 @@ OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
 
 REMEDIES = {
     "lightning": "Trainer(devices=<processes per machine>, num_nodes=<machines>, strategy='ddp')",
+    "transformers": "TrainingArguments(use_cpu=True), which a job on CPUs needs",
+    "accelerate": "Accelerator(cpu=True) or ACCELERATE_USE_CPU=true, which a job on CPUs needs",
 }
+ALONE = {"transformers", "accelerate"}
+"""Integrations whose framework says by itself how many processes train together. On a machine without accelerators,
+accelerate forms a process group for torchrun, and then trains on each process alone, unless the CPU was asked for."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
@@ -29,7 +34,7 @@ FORMED: set[int] = set()
 
 
 def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
-    """Watch for a process group that is never formed. None: torchrun started one process, or the group exists."""
+    """Watch if the processes train together. None: torchrun started one process, or they do."""
     number = processes(os.environ)
     if recorder.run.world_size > 1:
         FORMED.add(number)
@@ -49,7 +54,7 @@ def processes(environ: Mapping[str, str]) -> int:
 
 
 class UngroupedWatch(Observer):
-    """Says once, on rank 0, that there is no process group: at the end of the first window, or of a shorter fit.
+    """Says once, on rank 0, that processes train alone: at the end of the first window, or of a shorter fit.
 
     Frameworks form the group before the first step. A loop may form it later, so the watch waits for a window.
     """
@@ -79,7 +84,7 @@ class UngroupedWatch(Observer):
             self._warn()
 
     def _look(self) -> None:
-        if not self._done and grouped():
+        if not self._done and grouped(self._recorder.run.door):
             self._done = True
             FORMED.add(self._number)
 
@@ -89,18 +94,18 @@ class UngroupedWatch(Observer):
             return
         self._done = True
         log.warning(
-            "perf_callbacks: torchrun started %d processes, but they formed no process group: each trains a model of "
-            "its own, and figures are those of one process. Try %s.",
+            "perf_callbacks: torchrun started %d processes, but they don't train together: each trains a model of its "
+            "own, and figures are those of one process. Try %s.",
             self._number,
             REMEDIES.get(self._recorder.run.door, REMEDY),
         )
 
 
-def grouped() -> bool:
-    """Return True if torch has a process group or RPC, or another library may have a group of its own."""
+def grouped(door: str) -> bool:
+    """Return True if processes may train together, by a process group or RPC of torch, or by another library."""
     if any(name in sys.modules for name in OTHERS):
         return True
-    if not torch.distributed.is_available():
+    if door in ALONE or not torch.distributed.is_available():
         return False
     agent_set = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", None)
     return torch.distributed.is_initialized() or bool(agent_set is not None and agent_set())
