@@ -52,7 +52,7 @@ MAKEMORE_AT = "karpathy/makemore", "988aa59e4d8fefa526d06f3b453ad116258398d4"
 PROGRAMS = {
     "sft": Program(
         *TRL_AT,
-        f"trl/scripts/sft.py --model_name_or_path tiny --dataset_name text {TRL} --output_dir out/sft "
+        f"trl/scripts/sft.py --model_name_or_path tiny --dataset_name texts {TRL} --output_dir out/sft "
         "--gradient_checkpointing False --eos_token '</s>' --logging_steps 1",
         writes=False,
     ),
@@ -129,7 +129,8 @@ def make_texts(folder):
         {"prompt": words(draw, 20, 20), "chosen": " " + words(draw, 30, 60), "rejected": " " + words(draw, 30, 60)}
         for _ in range(2000)
     ]
-    for name, rows in ("text", texts), ("pairs", pairs):
+    # Not "text": that is a builder of datasets, which would read the pages of the repository.
+    for name, rows in ("texts", texts), ("pairs", pairs):
         (folder / name).mkdir()
         (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
