@@ -194,7 +194,7 @@ def test_settings_of_the_user_and_of_a_job_do_not_reach_the_training(monkeypatch
     assert not {"PERF_CALLBACKS_JOURNAL", "RANK"} & {*names}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no process groups")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups, by which the test stops the demo")
 @pytest.mark.parametrize("deaf", [False, True])
 def test_no_process_of_the_training_outlives_an_interrupt(tmp_path, monkeypatch, deaf):
     monkeypatch.setattr(two_runs, "PATIENCE_SECONDS", 0.1)

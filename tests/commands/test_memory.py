@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from fakes import a_run
 from flops.test_conventions_counted import SMALL
+from journals import COUNT as SHOWN
 from tiny import unwrapped
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.module_records import ModuleWork
 
@@ -130,16 +130,8 @@ def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
     assert error.count("\n") == 1
 
 
-COUNT = Flops(
-    step=2,
-    model_flops=1,
-    hardware_flops=1,
-    by_phase={},
-    by_dtype={},
-    source="counted",
-    coverage=1.0,
-    uncounted={},
-    lower_bound=False,
+COUNT = replace(
+    SHOWN,
     modules=(
         ModuleWork(path="layers.*.mlp", modules=4, activation_bytes=1),
         ModuleWork(path="layers.*", modules=4),

@@ -1,6 +1,7 @@
 """`perf-callbacks profile`, by what it prints."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from fakes import a_run
@@ -8,7 +9,6 @@ from journals import COUNT as SMALL, PROFILE, a_summary, steps
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import OUTSIDE, ModuleWork
 
 MODULES = (
@@ -24,18 +24,7 @@ MODULES = (
     ModuleWork(path="", forward_flops=250_000, backward_flops=250_000, parameters=None, activation_bytes=0),
     ModuleWork(path=OUTSIDE, modules=0, activation_bytes=4),
 )
-COUNT = Flops(
-    step=2,
-    model_flops=3_500_000,
-    hardware_flops=4_000_000,
-    by_phase={},
-    by_dtype={},
-    source="counted",
-    coverage=1.0,
-    uncounted={},
-    lower_bound=False,
-    modules=MODULES,
-)
+COUNT = replace(SMALL, model_flops=3_500_000, hardware_flops=4_000_000, modules=MODULES)
 
 
 def journal(directory, *records, rank=0):
@@ -105,7 +94,7 @@ def test_a_profile_shows_time_and_mfu_of_all_modules(tmp_path, capsys):
 
 @pytest.mark.parametrize("flops", [-1, 10**80])
 def test_impossible_values_are_no_crash(tmp_path, capsys, flops):
-    journal(tmp_path, Flops(**{name: getattr(COUNT, name) for name in COUNT.__slots__} | {"hardware_flops": flops}))
+    journal(tmp_path, replace(COUNT, hardware_flops=flops))
     assert "rank 0" in told(capsys, tmp_path)
 
 

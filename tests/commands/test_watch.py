@@ -168,7 +168,7 @@ def test_the_textfile_is_written_until_the_run_ends(tmp_path):
 
 
 @pytest.mark.usefixtures("still")
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits for other users")
 def test_the_textfile_can_be_read_by_all(tmp_path):
     a_recorded(tmp_path)
     before = os.umask(0o077)

@@ -216,7 +216,7 @@ accelerator.end_training()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, the processes train together")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, accelerate doesn't choose the CPU")
 @pytest.mark.parametrize(("how", "times"), [("by default", 1), ("together", 0)])
 @pytest.mark.parametrize("door", TRAINERS)
 def test_trainers_of_torchrun_on_cpus(tmp_path, door, how, times):

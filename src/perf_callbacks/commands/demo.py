@@ -143,6 +143,6 @@ def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
 
 
 def _say(paragraph: str, file: Any) -> None:
-    """Print a paragraph below an empty line. A command stays in one line, for copying."""
+    """Print a paragraph below an empty line. A command stays in one line, so that users can copy the command."""
     lines = [paragraph] if paragraph.startswith("$ ") else wrapped(paragraph, indent="", width=terminal.columns())
     print("\n" + "\n".join(lines), file=file, flush=True)

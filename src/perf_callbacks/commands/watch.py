@@ -168,7 +168,7 @@ def _redraws() -> bool:
 
 
 def _print(run: RecordedRun, paces: Paces) -> None:
-    """Print one frame: in colours on a terminal."""
+    """Print one frame, with colours if stdout is a terminal."""
     lines = watch_frame.frame(run, paces.of(run), Size(columns=shutil.get_terminal_size().columns))
     if not sys.stdout.isatty():
         print("\n".join(map(plain, encodable(lines, sys.stdout.encoding or "utf-8"))))

@@ -1,4 +1,4 @@
-"""The run that `perf-callbacks watch` shows: found anew now and then, because runs begin while others are watched."""
+"""The run that `perf-callbacks watch` shows. The command looks for a newer run now and then."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ SEARCH_SHARE, WAITING_SHARE = 0.01, 0.1
 
 
 class WatchedRun:
-    """Reads one run in or below a directory, by default the newest."""
+    """Reads one run in or below a directory. Without an id, reads the newest run."""
 
     def __init__(self, top: Path, reader: RunReader, wanted: str = "", clock: Callable[[], float] = monotonic) -> None:
         self._top, self._reader, self._wanted, self._clock = top, reader, wanted, clock

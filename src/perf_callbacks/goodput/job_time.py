@@ -20,7 +20,7 @@ class AttemptTime:
 
     run: Run
     origin: int | None
-    """Place of the attempt that this attempt was resumed from. None: it began anew, or the origin is unknown."""
+    """Place of the attempt whose checkpoint this attempt read. None: this attempt began anew, or no journal tells."""
     began_seconds: float
     """Seconds from the first start of the job to the start of this attempt's process."""
     seconds: Mapping[str, float]
@@ -60,7 +60,7 @@ class JobTime:
     """Time of a job from the first start to the last sign of life."""
 
     attempts: tuple[AttemptTime, ...]
-    """All attempts in order, at least one."""
+    """Attempts of the job in the order of their starts. A job has at least one attempt."""
     overlap_seconds: float
     """Time in which attempts seem to have run at once, as branches do, or because a clock was changed. This time counts
     for each of the attempts."""

@@ -1,4 +1,4 @@
-"""The time of a job in words: one sentence, the kinds with their shares, and a line for each attempt."""
+"""The time of a job in words: a sentence, a table of kinds with their shares, and a line for each attempt."""
 
 from collections.abc import Iterable, Iterator
 

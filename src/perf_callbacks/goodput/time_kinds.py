@@ -1,4 +1,4 @@
-"""Kinds of a job's time, and the time of one attempt by kind."""
+"""Kinds of a job's time, and the split of an attempt's time into kinds."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
@@ -19,7 +19,7 @@ ROLLED_BACK, DOWNTIME, OTHER = "rolled back", "downtime", "other"
 
 STEP_KINDS = (PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS)
 KINDS = (*STEP_KINDS, ROLLED_BACK, STALLS, STARTUP, FIRST_STEP, EVALUATION, CHECKPOINT, DOWNTIME, OTHER)
-"""All kinds, in the order in which they are shown."""
+"""Kinds of time, in the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
 """By reason that excludes a step from rows, the kind of the time by which the step exceeds the median step."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 
 UNKNOWN = -1.0
-"""Stands for an unknown value between ranks. Unlike NaN, it is equal to itself."""
+"""Value that ranks send for an unknown amount. NaN would not do: NaN is not equal to NaN."""
 
 LARGEST = 1e9
 """Values from here on are impossible, and count as unknown."""

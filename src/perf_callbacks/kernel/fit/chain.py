@@ -75,7 +75,7 @@ def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
 
 
 def number(carried: Mapping[str, Any], name: str) -> float | None:
-    """Return a counter of a checkpoint. None: there is none, or it is no number that a counter can have."""
+    """Return a counter of a checkpoint. None: the checkpoint lacks the counter, or has an impossible value."""
     value = carried.get(name)
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     return value if known else None
@@ -90,7 +90,7 @@ def process_seconds() -> float | None:
 
 
 def uptime(boot_id: Path = _BOOT_ID) -> dict[str, Any]:
-    """Return the fields of `Run` about the machine's boot. Empty: the system doesn't show it."""
+    """Return the fields of `Run` about the machine's boot. Empty: the system doesn't show the boot."""
     with suppress(OSError, ValueError, AttributeError):
         return {"boot_id": boot_id.read_text(encoding="ascii").strip(), "uptime_seconds": seconds_since_boot()}
     return {}
