@@ -142,7 +142,7 @@ def answer(found: comparison.Comparison) -> str:
     for beginning, word in {"B is slower": "slower", "B is faster": "faster", "Not decided": "refused"}.items():
         if said.startswith(beginning):
             return word
-    return "no difference"
+    return "undecided, or no regression"
 
 
 def resample(directory: Path, fail_over: float) -> None:
@@ -150,7 +150,9 @@ def resample(directory: Path, fail_over: float) -> None:
     runs = {path.name: report_file.fits(path)[-1].last for path in sorted(directory.iterdir()) if "-load" in path.name}
     runs = {name: run for name, run in runs.items() if not name.startswith("part")}
     table(runs)
-    print("\n| sets | slower | faster | no difference | refused | exit status 1 |\n|---|---|---|---|---|---|")
+    print(
+        "\n| sets | slower | faster | undecided, or no regression | refused | exit status 1 |\n|---|---|---|---|---|---|"
+    )
     for title, seen in {"": runs, ", loads unknown": {name: without_load(run) for name, run in runs.items()}}.items():
         counts: dict[str, Counter[str]] = {}
         for seed in range(SETS):
@@ -158,7 +160,7 @@ def resample(directory: Path, fail_over: float) -> None:
                 found = comparison.compare(*[[seen[name] for name in side] for side in sides], fail_over=fail_over)
                 counts.setdefault(row, Counter()).update([answer(found), *(["exit"] if found.regression else [])])
         for row, count in counts.items():
-            words = ("slower", "faster", "no difference", "refused", "exit")
+            words = ("slower", "faster", "undecided, or no regression", "refused", "exit")
             print(f"| {row}{title} | {' | '.join(str(count[word]) for word in words)} |", flush=True)
 
 
