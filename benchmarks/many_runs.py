@@ -150,9 +150,8 @@ def resample(directory: Path, fail_over: float) -> None:
     runs = {path.name: report_file.fits(path)[-1].last for path in sorted(directory.iterdir()) if "-load" in path.name}
     runs = {name: run for name, run in runs.items() if not name.startswith("part")}
     table(runs)
-    print(
-        "\n| sets | slower | faster | undecided, or no regression | refused | exit status 1 |\n|---|---|---|---|---|---|"
-    )
+    print("\n| sets | slower | faster | undecided, or no regression | refused | exit status 1 |")
+    print("|---|---|---|---|---|---|")
     for title, seen in {"": runs, ", loads unknown": {name: without_load(run) for name, run in runs.items()}}.items():
         counts: dict[str, Counter[str]] = {}
         for seed in range(SETS):
