@@ -44,6 +44,7 @@ def two_attempts(**changes):
         times=(1.0,) * 6,
         others=use,
         process_seconds=2.0,
+        restore_seconds=1.5,
         ended=True,
         attempt=2,
         steps=steps,
@@ -64,7 +65,8 @@ def test_text(tmp_path, capsys, monkeypatch):
         "  productive    6.0 s  20.7%\n"
         "  data          2.0 s   6.9%\n"
         "  rolled back   2.0 s   6.9%\n"
-        "  startup       5.0 s  17.2%\n"
+        "  startup       3.5 s  12.1%\n"
+        "  restore       1.5 s   5.2%\n"
         "  checkpoint    2.0 s   6.9%\n"
         "  downtime     12.0 s  41.4%\n"
         "\n"

@@ -19,6 +19,7 @@ from perf_callbacks.goodput.time_kinds import (
     KINDS,
     OTHER,
     PRODUCTIVE,
+    RESTORE,
     ROLLED_BACK,
     STALLS,
     STARTUP,
@@ -168,8 +169,26 @@ def test_stragglers_are_taken_from_waits_first():
 
 def test_kinds_that_were_not_measured_are_unknown():
     job = of(a_journal(started=0.0, times=(1.0,)))
-    assert {*KINDS} - {*job.seconds} == {DATA, COMMUNICATION, STRAGGLERS}
+    assert {*KINDS} - {*job.seconds} == {DATA, COMMUNICATION, STRAGGLERS, RESTORE}
     assert job_time.facts(job, None)["seconds"][DATA] is None
+
+
+@pytest.mark.parametrize(
+    ("process", "restore", "expected"),
+    [
+        (5.0, 2.0, {STARTUP: 3.0, RESTORE: 2.0, DOWNTIME: 5.0}),
+        (None, 2.0, {RESTORE: 2.0, DOWNTIME: 8.0}),  # a later fit of a process, whose startup is unknown
+        (99.0, 99.0, {RESTORE: 10.0}),
+        (5.0, None, {STARTUP: 5.0, DOWNTIME: 5.0}),
+    ],
+)
+def test_startup_contains_the_restore(process, restore, expected):
+    second = a_journal(
+        started=20.0, first=11, times=(1.0,) * 5, process_seconds=process, restore_seconds=restore, attempt=2
+    )
+    job = of(a_journal(started=0.0, times=(1.0,) * 10), second)
+    assert known(job) == {PRODUCTIVE: 15.0, **expected}
+    assert (RESTORE in job.seconds) == (restore is not None)
 
 
 def test_devices_weigh_the_attempts():

@@ -53,7 +53,7 @@ def test_notes_tell_choice_from_crash_and_what_is_unknown():
         "Rolled back by choice: the attempts had ended in order: 30 steps.",
         "Rolled back after a crash or a kill: 5 steps.",
         "Attempts ran at the same time for 10.0 s, or a clock was changed. This time counts for each of them.",
-        "Not measured, and so part of other kinds: data, communication.",
+        "Not measured, and so part of other kinds: data, communication, restore.",
     ]
 
 

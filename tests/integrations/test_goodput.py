@@ -1,14 +1,22 @@
 """Goodput over attempts of real trainings: no crash, no double count, and a share that a resumed run logs."""
 
+import copy
 import json
+import weakref
 
 import attempts
 import pytest
+import tiny
+from accelerate import accelerator as accelerator_module
 from attempts import opened
+from lightning.pytorch.core.hooks import CheckpointHooks
 from tiny import records
+from transformers import Trainer
 
 from perf_callbacks.commands import main
+from perf_callbacks.integrations import restore_time
 from perf_callbacks.kernel.records.fit_records import Row
+from perf_callbacks.transformers import PerfCallback
 
 pytestmark = [
     pytest.mark.usefixtures("accelerate_state"),
@@ -72,3 +80,54 @@ def test_a_resumed_run_logs_its_share(tmp_path, fit):
     shares = ettrs(tmp_path)
     assert all(0 < share < 1 for share in shares)
     assert bool(shares) == (fit not in {attempts.accelerate, attempts.loop})  # these two ask for no rows
+
+
+def slow_reads(monkeypatch, of):
+    """A clock that advances by 100 s whenever the framework's own method `of` is called, and else stands still."""
+    (owner, name), now = of, [0.0]
+    inner = getattr(owner, name)
+
+    def read(*args, **kwargs):
+        now[0] += 100.0
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, read)
+    monkeypatch.setattr(restore_time, "perf_counter", lambda: now[0])
+    return now
+
+
+READ = [
+    pytest.param(attempts.transformers, (Trainer, "_load_from_checkpoint"), id="transformers"),
+    pytest.param(attempts.lightning, (CheckpointHooks, "on_load_checkpoint"), id="lightning"),
+    pytest.param(attempts.accelerate, (accelerator_module, "load_accelerator_state"), id="accelerate"),
+]
+
+
+@pytest.mark.parametrize(("fit", "of"), READ)
+def test_reading_a_checkpoint_is_a_kind_of_its_own(tmp_path, monkeypatch, fit, of):
+    fit(tmp_path, until=4)
+    now = slow_reads(monkeypatch, of)
+    before = {**vars(Trainer)}
+    fit(tmp_path, until=8, resume=4)
+    assert vars(Trainer) == before
+    first, second = opened(tmp_path)
+    assert first.restore_seconds is None
+    assert second.restore_seconds == now[0] >= 100.0
+
+
+def test_reading_a_checkpoint_in_a_loop_of_the_users_is_unknown(tmp_path, capsys):
+    attempts.loop(tmp_path, until=4)
+    attempts.loop(tmp_path, until=8, resume=4)
+    assert [run.restore_seconds for run in opened(tmp_path)] == [None, None]
+    assert goodput(tmp_path, capsys)["seconds"]["restore"] is None
+
+
+def test_a_trainer_that_never_trains_is_freed_and_leaves_the_class_as_it_was(tmp_path):
+    before = {**vars(Trainer)}
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback())
+    assert vars(Trainer) != before
+    copy.deepcopy(trainer.callback_handler.callbacks)
+    gone = weakref.ref(trainer)
+    del trainer
+    assert gone() is None
+    assert vars(Trainer) == before

@@ -21,6 +21,7 @@ PLANS = st.lists(
             "origin": st.none() | st.integers(0, 100),
             "back": st.integers(0, 100),
             "startup": st.sampled_from([None, 0.0, 5.0, 100.0]),
+            "restore": st.sampled_from([None, 0.0, 2.0, 1e4]),
             "other": st.sampled_from([None, "span", "stall", "straggler"]),
             "ended": st.sampled_from([False, True, "killed by a signal"]),
             "ranks": st.sampled_from([1, 8]),
@@ -57,7 +58,8 @@ def history(plans):
         journals.append(
             a_journal(
                 started=now, first=done + 1, times=tuple(plan["times"]), others=records(plan["other"], done),
-                ended=plan["ended"], process_seconds=plan["startup"], world_size=plan["ranks"], last_sign_unix=sign,
+                ended=plan["ended"], process_seconds=plan["startup"], restore_seconds=plan["restore"],
+                world_size=plan["ranks"], last_sign_unix=sign,
                 **resumed, **boot,
             )
         )  # fmt: skip

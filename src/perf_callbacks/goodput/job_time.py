@@ -7,7 +7,17 @@ from math import isfinite, isnan
 from typing import Any
 
 from perf_callbacks.goodput.attempt_order import RecordedAttempt, in_order, parents, summary, survivors
-from perf_callbacks.goodput.time_kinds import DOWNTIME, KINDS, PRODUCTIVE, STARTUP, STEP_KINDS, by_kind, lasted, records
+from perf_callbacks.goodput.time_kinds import (
+    DOWNTIME,
+    KINDS,
+    PRODUCTIVE,
+    RESTORE,
+    STARTUP,
+    STEP_KINDS,
+    by_kind,
+    lasted,
+    records,
+)
 from perf_callbacks.kernel.records.fit_records import Run, Window
 from perf_callbacks.kernel.records.machine_records import Use
 
@@ -132,14 +142,17 @@ def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
         seconds = lasted(one, later)
         if later is not None:
             seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
-        startup = max(0.0, one.run.process_seconds or 0.0)
+        restore = max(0.0, one.run.restore_seconds or 0.0)
+        known = max(restore, one.run.process_seconds or 0.0)  # a later fit of a process doesn't know its startup
         if not place:
-            first = covered = begin - startup
+            first = covered = begin - known
         gap = max(0.0, begin - covered)
-        startup = min(startup, gap)
+        known, restore = min(known, gap), min(restore, gap)
+        before = {STARTUP: known - restore, RESTORE: restore, DOWNTIME: gap - known}
         covered = max(covered, begin + seconds)
-        parts = by_kind(one, kept[place], seconds) | {STARTUP: startup, DOWNTIME: gap - startup}
-        found.append(_attempt(one, kept[place], origins[place], parts, begin - startup - first))
+        parts = by_kind(one, kept[place], seconds)
+        parts |= {kind: part for kind, part in before.items() if kind in parts}
+        found.append(_attempt(one, kept[place], origins[place], parts, begin - known - first))
     whole = sum([one.all_seconds for one in found])
     job = JobTime(attempts=tuple(found), overlap_seconds=max(0.0, whole - (covered - first)))
     if not found or not isfinite(job.device_hours + job.overlap_seconds):

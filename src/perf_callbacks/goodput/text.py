@@ -12,6 +12,7 @@ from perf_callbacks.goodput.time_kinds import (
     FIRST_STEP,
     OTHER,
     PRODUCTIVE,
+    RESTORE,
     ROLLED_BACK,
     STALLS,
     STARTUP,
@@ -25,6 +26,7 @@ LOSSES = {
     ROLLED_BACK: "steps that were rolled back",
     STALLS: "stalls",
     STARTUP: "startup",
+    RESTORE: "reading checkpoints",
     FIRST_STEP: "first steps",
     EVALUATION: "evaluations",
     CHECKPOINT: "checkpoints",
@@ -71,7 +73,9 @@ def kinds(job: JobTime) -> list[tuple[str, str, str]]:
 def unknown(job: JobTime) -> list[str]:
     """Return the kinds that no attempt measured. Their time is in other kinds."""
     alone = all(one.run.world_size == 1 for one in job.attempts)
-    asked = (DATA,) if alone else (DATA, COMMUNICATION, STRAGGLERS)
+    asked = [DATA, *([] if alone else [COMMUNICATION, STRAGGLERS])]
+    if any(one.run.step for one in job.attempts):
+        asked.append(RESTORE)
     return [kind for kind in asked if kind not in job.seconds]
 
 

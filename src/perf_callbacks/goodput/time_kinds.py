@@ -14,11 +14,13 @@ T = TypeVar("T")
 PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS = "productive", "data", "communication", "stragglers"
 """Kinds of the time of steps that survive."""
 
-STALLS, STARTUP, FIRST_STEP, EVALUATION, CHECKPOINT = "stalls", "startup", "first step", "evaluation", "checkpoint"
-ROLLED_BACK, DOWNTIME, OTHER = "rolled back", "downtime", "other"
+STALLS, STARTUP, RESTORE, FIRST_STEP = "stalls", "startup", "restore", "first step"
+EVALUATION, CHECKPOINT, ROLLED_BACK, DOWNTIME = "evaluation", "checkpoint", "rolled back", "downtime"
+OTHER = "other"
 
 STEP_KINDS = (PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS)
-KINDS = (*STEP_KINDS, ROLLED_BACK, STALLS, STARTUP, FIRST_STEP, EVALUATION, CHECKPOINT, DOWNTIME, OTHER)
+_BETWEEN = (STALLS, STARTUP, RESTORE, FIRST_STEP, EVALUATION, CHECKPOINT)
+KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
 """Kinds of time, in the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
@@ -87,6 +89,8 @@ def _unknown(attempt: RecordedAttempt) -> set[str]:
             found.add(kind)
     if attempt.run.world_size == 1 or attempt.run.config.get("stragglers") == "off":
         found.add(STRAGGLERS)
+    if attempt.run.restore_seconds is None:
+        found.add(RESTORE)
     return found
 
 

@@ -59,7 +59,7 @@ def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]],
         "backward": functools.partial(_training, fits),
         "log": functools.partial(_logging, fits),
         "save_state": functools.partial(_noting, "register_save_state_pre_hook", fits.save),
-        "load_state": functools.partial(_noting, "register_load_state_pre_hook", fits.load),
+        "load_state": lambda inner: _noting("register_load_state_pre_hook", fits.load, fits.restoring.timed(inner)),
         **dict.fromkeys(("free_memory", "clear"), functools.partial(around, before=fits.free)),
         "end_training": functools.partial(around, before=fits.close),
     }

@@ -16,6 +16,7 @@ from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.accelerate.prepared import LoaderListener, Prepared
 from perf_callbacks.integrations.accelerate.watch import AcceleratedWatch
 from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
+from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.batches.reader import Batch, BatchReader
 from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
@@ -51,6 +52,8 @@ class AcceleratorSession:
         self._reader = BatchReader()
         self._before: tuple[int, Batch] | None = None  # with the id of its loader
         self._prepared = Prepared(self)
+        self.restoring = RestoreTime()
+        """Time of `load_state` before the next fit."""
         self.watch: AcceleratedWatch | None = None
         """The watch of the current fit. None between fits."""
         self.listener: LoaderListener = self
@@ -104,7 +107,7 @@ class AcceleratorSession:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = by_meshes(_place(self._accelerator(), self._carried), models[0])
+        place = by_meshes(_place(self._accelerator(), self._carried, self.restoring.take()), models[0])
         self._shown = False
         setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0])
         watch = self._session.begin(
@@ -215,7 +218,7 @@ class AcceleratorSession:
             self.close()
 
 
-def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
+def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None, restore_seconds: float | None) -> Place:
     return Place(
         integration="accelerate",
         directory=Path(accelerator.project_dir or "."),
@@ -225,6 +228,7 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
         data_parallel=data_parallel(accelerator),
         step=int((carried or {}).get("step", 0)),
         carried=carried,
+        restore_seconds=restore_seconds,
     )
 
 

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from perf_callbacks import checklist
 from perf_callbacks.integrations.callback_order import LateCallbackList, measures, settled
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
+from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
@@ -39,6 +40,9 @@ EVERY_BATCH = (
 )
 """Hooks that the trainer calls for every batch. The hooks of this class do nothing."""
 
+READS = ("_restore_modules_and_callbacks", "restore_training_state")
+"""Methods of a trainer's connector that read a checkpoint, after `setup`."""
+
 LARGE = 100.0
 """Numbers from this value on are shown without decimals."""
 
@@ -59,11 +63,13 @@ class LightningHooks(CallbackBase):
         self._startup: checklist.Startup | None = None
         self._carried: dict[str, Any] | None = None
         self._set_up_at: float | None = None
+        self._restoring: RestoreTime | None = None
+        self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the watch, and without `log`, which trainers set and which holds the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
-        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None}
+        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
 
     def fail(self, error: Exception) -> None:
         """Log our error once, stop measuring, and undo every change, including the changes of `setup`."""
@@ -80,6 +86,9 @@ class LightningHooks(CallbackBase):
             self._carried = None
             if measures(self, trainer.callbacks, warns=False):
                 self._prepare(trainer, trainer.strategy)
+                if self._session.enabled:
+                    self._restoring = self._restoring or RestoreTime()
+                    self._restoring.watch(trainer._checkpoint_connector, *READS)  # noqa: SLF001 no hook precedes them
 
     @fails_open
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -94,6 +103,7 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
+        self._restore_seconds = None if self._restoring is None else self._restoring.take()
         if not measures(self, trainer.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
@@ -223,6 +233,7 @@ class LightningHooks(CallbackBase):
             data_parallel=_data_parallel(trainer),
             step=steps_done(trainer),
             carried=carried,
+            restore_seconds=self._restore_seconds if trainer.ckpt_path is not None else None,
         )
 
 

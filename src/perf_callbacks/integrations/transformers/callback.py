@@ -12,8 +12,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.callback_order import LateCallbackList, measures, move_to_front, settled
+from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.integrations.transformers.watch import (
     EVERY_STEP,
+    READS,
     TransformersWatch,
     checkpoint_name,
     find_trainer,
@@ -56,20 +58,31 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session = Session(
             config, functools.partial(terminal.show, write=tqdm.write), strays=strays, armed=self.armed
         )
+        self._restoring: RestoreTime | None = None
+        self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without replaced hooks: copies and spawned processes measure for themselves."""
-        return {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
+        kept = {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
+        return {**kept, "_restoring": None}
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = find_trainer(self)
         if trainer is not None:
             move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log what we add
+            if self._session.enabled and not trainer.is_deepspeed_enabled:  # DeepSpeed reads by a function of its own
+                self._watch_restore(trainer)
+
+    def _watch_restore(self, trainer: Trainer) -> None:
+        """Time the reading of a checkpoint, which comes before `on_train_begin`."""
+        self._restoring = self._restoring or RestoreTime()
+        self._restoring.watch(trainer, *READS)
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._session.end("another fit began")
+        self._restore_seconds = None if self._restoring is None else self._restoring.take()
         trainer = find_trainer(self)
         if trainer is None:
             log.warning("perf_callbacks measures nothing: this PerfCallback is in no transformers.Trainer.")
@@ -119,7 +132,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, once `on_train_begin` of the other callbacks has run."""
         self._session.begin(
-            _place(args, state, trainer),
+            _place(args, state, trainer, self._restore_seconds),
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
             lambda _: _batches(args, state, trainer),
@@ -150,7 +163,7 @@ class _LastCallback(TrainerCallback):
             self._begin(args, state, trainer)
 
 
-def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Place:
+def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, restore_seconds: float | None) -> Place:
     return Place(
         integration="transformers",
         directory=Path(args.output_dir or "."),
@@ -161,6 +174,7 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Pl
         data_parallel=data_parallel(trainer.accelerator),
         step=state.global_step,
         carried=_carried(args, state, trainer),
+        restore_seconds=restore_seconds if state.global_step else None,
     )
 
 

@@ -21,6 +21,9 @@ T = TypeVar("T")
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
 """Hooks that the handler calls in every step. The hooks of the callback do nothing."""
 
+READS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
+"""Methods of a trainer that read a checkpoint before `on_train_begin`."""
+
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
 """Function in C that takes any arguments and returns None: the `__init__` of a number. A function of ours would put the
 ten arguments of each call into a dictionary."""

@@ -51,6 +51,8 @@ class Place:
     carried: Mapping[str, Any] | None = None
     """State that `Recorder.state` returned at the checkpoint from which this fit resumes; empty if the checkpoint has
     none."""
+    restore_seconds: float | None = None
+    """Seconds in which the framework read the checkpoint, before the fit. None: no checkpoint, or unknown."""
 
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
@@ -80,6 +82,7 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
         from_file=settings.from_file,
         started_unix=unix_time(),
         process_seconds=chain.process_seconds(),
+        restore_seconds=place.restore_seconds,
         **chain.uptime(),
         resumed_unix=chain.number(carried, "started_unix"),
         **identity.of_program(os.environ),

@@ -89,6 +89,8 @@ class Run:
     process_seconds: float | None = None
     """Seconds from the start of the process to this record, in the first fit of a process. None: unknown, as in a
     notebook."""
+    restore_seconds: float | None = None
+    """Seconds in which the framework read the checkpoint, before this record. None: no checkpoint, or unknown."""
     boot_id: str | None = None
     """Id of the machine's boot. None, here and in the next field: the system has none."""
     uptime_seconds: float | None = None

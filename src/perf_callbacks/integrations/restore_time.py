@@ -1,0 +1,62 @@
+"""Time in which a framework reads a checkpoint, before the fit begins."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.process.patches import Patches
+
+T = TypeVar("T")
+
+
+class RestoreTime:
+    """Adds up the time in calls that read a checkpoint. A call within another one counts once."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._seconds: float | None = None
+        self._inside = False
+
+    def watch(self, owner: Any, *names: str) -> None:
+        """Time an object's methods until `take`.
+
+        The class gets the replacements: copies of the object hold nothing of ours, and nothing keeps it alive.
+        """
+        self._patches.restore()
+        mine = weakref.ref(owner)
+
+        def make(inner: Callable[..., T]) -> Callable[..., T]:
+            timed = self.timed(inner)
+
+            @functools.wraps(inner)
+            def call(called: Any, *args: Any, **kwargs: Any) -> T:
+                return (timed if called is mine() else inner)(called, *args, **kwargs)
+
+            return call
+
+        for name in names:
+            self._patches.method(type(owner), name, make)
+        weakref.finalize(owner, self._patches.restore).atexit = False
+
+    def timed(self, inner: Callable[..., T]) -> Callable[..., T]:
+        """Wrap a function that reads a checkpoint."""
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> T:
+            if self._inside:
+                return inner(*args, **kwargs)
+            self._inside, began = True, perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._inside, self._seconds = False, (self._seconds or 0.0) + perf_counter() - began
+
+        return call
+
+    def take(self) -> float | None:
+        """Stop watching, and return the seconds since the last `take`. None: nothing was called."""
+        self._patches.restore()
+        seconds, self._seconds = self._seconds, None
+        return seconds
