@@ -5,6 +5,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class AcceleratorSession:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = by_meshes(_place(self._accelerator(), self._carried, self.restoring.take()), models[0])
+        place = by_meshes(_place(self._accelerator(), self._carried), models[0])
+        place = replace(place, restore_seconds=self.restoring.take())
         self._shown = False
         setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0])
         watch = self._session.begin(
@@ -218,7 +220,7 @@ class AcceleratorSession:
             self.close()
 
 
-def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None, restore_seconds: float | None) -> Place:
+def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
     return Place(
         integration="accelerate",
         directory=Path(accelerator.project_dir or "."),
@@ -228,7 +230,6 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None, restore_
         data_parallel=data_parallel(accelerator),
         step=int((carried or {}).get("step", 0)),
         carried=carried,
-        restore_seconds=restore_seconds,
     )
 
 

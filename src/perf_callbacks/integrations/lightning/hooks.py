@@ -103,7 +103,8 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
-        self._restore_seconds = None if self._restoring is None else self._restoring.take()
+        seconds = None if self._restoring is None else self._restoring.take()
+        self._restore_seconds = None if trainer.ckpt_path is None else seconds
         if not measures(self, trainer.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
@@ -233,7 +234,7 @@ class LightningHooks(CallbackBase):
             data_parallel=_data_parallel(trainer),
             step=steps_done(trainer),
             carried=carried,
-            restore_seconds=self._restore_seconds if trainer.ckpt_path is not None else None,
+            restore_seconds=self._restore_seconds,
         )
 
 
