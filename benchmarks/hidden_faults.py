@@ -29,6 +29,7 @@ KINDS = {
     "clipping": ("host", "slow_clip"),
     "logging": ("sync", ""),
     "recompute": ("recompute", ""),
+    "padding": ("padding", ""),
     "attention": ("attention", ""),
     "optimizer": ("optimizer", ""),
     "gc": ("gc", ""),
@@ -78,6 +79,25 @@ class LateRows:
         return self.rows[index]
 
 
+class PaddedRows:
+    """Rows of different lengths, all padded to the longest."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        draw = random.Random(rows.seed)
+        self.lengths = [draw.randint(verdicts.LENGTH // 8, verdicts.LENGTH) for _ in range(len(rows))]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        import torch
+
+        row = self.rows[index]
+        mask = (torch.arange(verdicts.LENGTH) < self.lengths[index]).long()
+        return {**row, "attention_mask": mask, "labels": row["labels"].masked_fill(mask == 0, -100)}
+
+
 class Run(verdicts.Run):
     """A training with a fault of the kinds above."""
 
@@ -98,6 +118,8 @@ class Run(verdicts.Run):
             self.optimizer.register_step_pre_hook(self._slow_clip)
         if kind == "restarts":
             self.rows = LateRows(self.rows)
+        if kind == "padding":
+            self.rows = PaddedRows(self.rows)
         if kind == "compile":
             torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 the documented setting
             self.model.model.layers[0].mlp.compile(dynamic=False, backend="aot_eager")
@@ -230,7 +252,7 @@ def doors_of(kind):
     """Return the integrations in which a fault is what it says."""
     if kind in {"restarts", "checkpoint"}:
         return ("transformers",)
-    if kind in {"compile", "drift"}:  # what `after_step` does
+    if kind in {"compile", "drift", "padding"}:  # what `after_step` does; the trainer mixes the rows
         return ("loop", "accelerate", "lightning")
     return DOORS
 

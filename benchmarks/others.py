@@ -14,6 +14,7 @@ The programs need transformers, trl, lightning, requests and sentencepiece.
 import argparse
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -152,11 +153,11 @@ def make_letters(folder):
         (folder / "input.txt").write_text("O God, O God!" + letters)
 
 
-def make_tokens(path, number):
+def make_tokens(path, number, kinds=1000):
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         draw = random.Random(0)
-        path.write_bytes(b"".join([draw.randrange(1000).to_bytes(2, "little") for _ in range(number)]))
+        path.write_bytes(b"".join([draw.randrange(kinds).to_bytes(2, "little") for _ in range(number)]))
 
 
 def make_stories(folder):
@@ -165,8 +166,19 @@ def make_stories(folder):
         make_tokens(folder / "data/TinyStories_all_data" / name, 300_000)
 
 
+def make_letters_of_shakespeare(folder):
+    """Make random letters in place of those that nanoGPT's `prepare.py` would download."""
+    data = folder / "data/shakespeare_char"
+    for name, number in ("train.bin", 1_003_854), ("val.bin", 111_540):
+        make_tokens(data / name, number, kinds=65)
+    letters = [chr(32 + number) for number in range(65)]
+    known = {"vocab_size": 65, "itos": dict(enumerate(letters)), "stoi": {one: at for at, one in enumerate(letters)}}
+    (data / "meta.pkl").write_bytes(pickle.dumps(known))
+
+
 def make_checkpoint(folder):
     """Make random tokens, and the checkpoint from which nanoGPT resumes."""
+    make_letters_of_shakespeare(folder)
     for name in ("train.bin", "val.bin"):
         make_tokens(folder / "data/local" / name, 300_000)
     if not (folder / "out/ckpt.pt").exists():

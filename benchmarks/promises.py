@@ -20,8 +20,8 @@ import hidden_faults
 import verdicts
 
 KINDS = (
-    "data", "restarts", "callback", "loss", "clipping", "logging", "recompute", "attention", "optimizer", "gc",
-    "evaluation", "checkpoint", "compile",
+    "data", "restarts", "callback", "loss", "clipping", "logging", "recompute", "padding", "attention", "optimizer",
+    "gc", "evaluation", "checkpoint", "compile",
 )  # fmt: skip
 """Kinds of faults whose findings promise something that can be followed literally."""
 
@@ -29,6 +29,19 @@ PROGRAMS = 6
 
 EVERY = 50
 """Steps between two calls of slow code, as the finding says."""
+
+
+class SortedRows(hidden_faults.PaddedRows):
+    """The same rows in the order of their lengths, each as long as the longest of its batch."""
+
+    def __init__(self, padded):
+        super().__init__(padded.rows)
+        self.order = sorted(range(len(self)), key=self.lengths.__getitem__)
+
+    def __getitem__(self, index):
+        batch = self.order[index - index % verdicts.BATCH :][: verdicts.BATCH]
+        longest = max(self.lengths[one] for one in batch)
+        return {name: tensor[:longest] for name, tensor in super().__getitem__(self.order[index]).items()}
 
 
 class Followed(hidden_faults.Run):
@@ -43,6 +56,8 @@ class Followed(hidden_faults.Run):
         if kind == "recompute":
             self.cause = ""
             self.model.gradient_checkpointing_disable()
+        if kind == "padding":
+            self.rows = SortedRows(self.rows)
         if kind == "attention":
             self.model.set_attn_implementation("sdpa")
         if kind == "optimizer":

@@ -31,7 +31,7 @@ def machine(**changes):
     return SimpleNamespace(**usual | changes)
 
 
-def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, **stages):
+def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, useful=1, **stages):
     """A fit whose measured steps make up all of its time after startup, unless it has spans."""
     times = {f"{name}_time": steps * seconds for name, seconds in (STAGES | stages).items()}
     seconds = sum(times.values())
@@ -49,7 +49,7 @@ def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, **stage
         tokens=1,
         included_samples=1,
         included_tokens=1,
-        included_useful_tokens=1,
+        included_useful_tokens=useful,
         total_samples=1,
         total_tokens=1,
         gc_longest=0.1,

@@ -33,12 +33,12 @@ def test_a_group_has_a_step_per_worker():
 
 def test_rare_waits_are_bursts():
     found = facts(*(0.01,) * 18, 3.0, 1.0, *(0.01,) * 20)
-    assert found == {"batch_bytes": None, "calm_share": 0.95, "burst_seconds": 4.0}
+    assert found == {"batch_bytes": None, "batch_lengths": 0, "calm_share": 0.95, "burst_seconds": 4.0}
 
 
 @pytest.mark.parametrize("waits", [(0.01,) * 40, (3.0,) * (2 * FEWEST_GROUPS - 1), ()])
 def test_without_waits_or_with_few_steps_bursts_are_unknown(waits):
-    assert facts(*waits) == {"batch_bytes": None}
+    assert facts(*waits) == {"batch_bytes": None, "batch_lengths": 0}
 
 
 def test_excluded_steps_do_not_count():
@@ -51,9 +51,11 @@ def test_the_largest_batch_is_measured():
     batches = LoadedBatches(0)
     for rows in (2, 8, 4):
         batches.shape_seen((), {"ids": torch.ones(rows, 3, dtype=torch.int64), "mask": np.ones(rows, dtype=np.int8)})
-    assert batches.facts() == {"batch_bytes": 8 * 25}
+    assert batches.facts() == {"batch_bytes": 8 * 25, "batch_lengths": 1}
     batches.shape_seen((), {"graph": object()})
-    assert batches.facts() == {"batch_bytes": 8 * 25}
+    assert batches.facts() == {"batch_bytes": 8 * 25, "batch_lengths": 1}
+    batches.shape_seen((), {"ids": torch.ones(2, 5, dtype=torch.int64), "labels": torch.ones(2)})
+    assert batches.facts()["batch_lengths"] == 2
 
 
 def test_a_fit_knows_the_size_of_its_batches(monkeypatch):

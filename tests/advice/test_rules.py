@@ -296,6 +296,19 @@ def test_recomputation_is_worth_its_share_of_the_forward():
     assert found("recompute", Facts(work=whole), summary()).share == pytest.approx(0.375), "at most 1.25 forwards"
 
 
+def test_padding_is_worth_its_share_of_forward_and_backward():
+    finding = found("padding", Facts(widths=EXACT), summary(useful=0.5))
+    assert (finding.low, finding.share) == pytest.approx((0.225, 0.495))
+    assert found("padding", Facts(), summary(useful=0.0, forward=90.0)).share < 1
+    mostly_loading = summary(useful=0.5, data=4.0)
+    assert found("padding", Facts(), mostly_loading).share == pytest.approx(0.495 / 5)
+
+
+@pytest.mark.parametrize("useful", [None, 0.95, 1, 1.5])
+def test_little_or_unknown_padding_is_no_finding(useful):
+    assert found("padding", Facts(), summary(useful=useful)) is None
+
+
 @pytest.mark.parametrize("work", [PLAIN, None])
 def test_no_recomputation_is_no_finding(work):
     assert found("recompute", Facts(work=work), summary()) is None

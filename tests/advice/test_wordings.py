@@ -209,6 +209,12 @@ CASES = {
         "Trainer": (Facts(work=WORK, **TRAINER), RUN, CPU),
         "memory unknown": (Facts(work=WORK), RUN, CUDA),
     },
+    "padding": {
+        "one length": (Facts(batch_lengths=1), summary(useful=0.4), CPU),
+        "several lengths": (Facts(batch_lengths=9), summary(useful=0.6), CPU),
+        "one length, Trainer": (Facts(batch_lengths=1, **TRAINER), summary(useful=0.4), CPU),
+        "several lengths, Trainer": (Facts(batch_lengths=9, **TRAINER), summary(useful=0.6), CPU),
+    },
     "attention": {"measured": (EAGER, RUN, CPU), "before the run": (EAGER, None, CPU)},
     "optimizer": {
         "one by one": (ADAMW, summary(optimizer=1.1), CPU),

@@ -14,7 +14,9 @@ LEAST = 0.05
 LARGE = 0.25
 """Least part of another finding's share that lets the lack of a CPU come before that finding."""
 
-INFLATED = frozenset({"host", "sync", "recompute", "attention", "optimizer", "gc", "evaluation", "compile", "copy"})
+INFLATED = frozenset(
+    {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
+)
 """Causes with longer times if a CPU is missing. The lack of a CPU comes before these findings."""
 
 

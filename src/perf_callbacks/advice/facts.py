@@ -111,6 +111,8 @@ class Facts:
     """Batches that each worker loads in advance."""
     batch_bytes: int | None = None
     """Size of the largest batch."""
+    batch_lengths: int = 0
+    """Number of different lengths of the batches. 0: unknown."""
     calm_share: float | None = None
     """Share of groups of steps, of a step per worker, that hardly waited for data. None: too few waits."""
     burst_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Batches of a loader: their size, and waits for them that come in bursts."""
+"""Batches of a loader: their size, their lengths, and waits for them that come in bursts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,12 @@ A shorter wait is the time to receive a batch: on a busy machine 9 to 15 ms, eve
 
 FEWEST_GROUPS = 8
 
+ROWS = 2
+"""Dimensions of a tensor of samples and tokens."""
+
 
 class LoadedBatches(Observer):
-    """Finds the size of the largest batch, and groups of steps without a wait.
+    """Finds the size of the largest batch, the number of lengths, and groups of steps without a wait.
 
     A group has a step per worker. Workers that start together finish together, so even a slow loader lets most steps
     of a group run without a wait, but no group.
@@ -26,12 +29,14 @@ class LoadedBatches(Observer):
     def __init__(self, workers: int) -> None:
         self._workers = max(1, workers)
         self._bytes: int | None = None
+        self._lengths: set[int] = set()
         self._rest: list[tuple[float, float]] = []  # seconds and wait of steps that don't fill a group
         self._calm = self._bursts = 0
         self._burst_seconds = 0.0
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:  # noqa: ARG002 the tensors are enough
         """Measure a batch of a new shape."""
+        self._lengths |= {tensor.shape[1] for tensor in tensors.values() if len(getattr(tensor, "shape", ())) == ROWS}
         found = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
         sizes = [size for size in found if isinstance(size, int)]
         if len(sizes) == len(found):
@@ -56,7 +61,7 @@ class LoadedBatches(Observer):
     def facts(self) -> Mapping[str, Any]:
         """Return the fields of `Facts` about batches."""
         groups = self._calm + self._bursts
-        known = {"batch_bytes": self._bytes}
+        known = {"batch_bytes": self._bytes, "batch_lengths": len(self._lengths)}
         if groups < FEWEST_GROUPS or not self._bursts:
             return known
         return {**known, "calm_share": self._calm / groups, "burst_seconds": self._burst_seconds / self._bursts}

@@ -63,6 +63,12 @@ RECOMPILED = (0.8, 1.6)
 Each call also checks the guards of all versions. Programs saved 0.95 to 1.53 times: see `benchmarks/promises.py`.
 """
 
+PADDED = (0.5, 1.1)
+"""Least and most time that batches without padding save, relative to the padding's share of forward and backward."""
+
+MUCH_PADDING = 0.1
+"""Least share of the tokens that counts as much padding."""
+
 SIZES = (1024, 16_384, math.inf)
 """Most elements of a mean tensor, for each of these shares."""
 
@@ -104,6 +110,26 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     share = measured.with_cpu(measured.share(seconds))
     low = measured.low(RECOMPUTED[0] * share * estimate / seconds, "forward", "backward")
     return finding("recompute", share, evidence, remedy, low=low)
+
+
+@timed
+def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name padding: tokens that the model computes, although the mask leaves them out."""
+    tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
+    part = 0.0 if not tokens or useful is None else 1 - useful / tokens
+    if part < MUCH_PADDING:
+        return None
+    evidence = f"{part:.0%} of the tokens are padding"
+    remedy = "batches of samples of similar length, or packing"
+    if facts.integration == "transformers":
+        remedy = 'TrainingArguments(train_sampling_strategy="group_by_length"), or packing'
+    if facts.batch_lengths == 1:
+        evidence += ", and all batches have the same length"
+        remedy = f"padding to the longest sample of a batch, with {remedy}"
+    share = measured.with_cpu(measured.share(part * (measured.model("forward") + measured.model("backward"))))
+    least, most = PADDED
+    low = measured.low(least * share, "forward", "backward")
+    return finding("padding", min(most * share, (share + 1) / 2), evidence, remedy, low=low)
 
 
 def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:

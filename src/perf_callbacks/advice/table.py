@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     host.generation,
     host.rewards,
     model.recompute,
+    model.padded,
     model.attention,
     model.optimizer,
     memory.garbage,
