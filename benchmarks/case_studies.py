@@ -36,13 +36,16 @@ LEFT_OUT = {"startup", "first_step", "flop_counting", "own_work"}
 
 @dataclass
 class Case:
-    """A program, and the remedy that its verdict names: options to add, and lines to change in the script."""
+    """A program, and the remedy that its verdict names: options, variables, and lines to change in the script."""
 
     program: Program
     options: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     measured: Callable[[str], str] = lambda text: text
     """Adds the callback to a script that `perf-callbacks run` can't measure."""
+    seconds: float = 45
+    """Duration of a run."""
 
 
 def in_loop(text):
@@ -64,13 +67,15 @@ CASES = {
     ),
     "nanoGPT": Case(
         Program(*NANOGPT_AT, f"train.py config/train_shakespeare_char.py --device=cpu --compile=False {SMALL}"),
-        "--eval_interval=2000",
+        "--eval_interval=3000",
         measured=in_loop,
+        seconds=120,  # the first step evaluates in any case
     ),
     "nbeats": Case(
         Program(*FORECASTING_AT, "examples/nbeats.py"),
+        variables={"OMP_NUM_THREADS": "1"},
         lines={
-            "train=True, batch_size=batch_size, num_workers=2": "train=True, batch_size=batch_size, num_workers=1, persistent_workers=True",
+            "batch_size=batch_size, num_workers=2": "batch_size=batch_size, num_workers=2, persistent_workers=True",
         },
     ),
     "two ranks": Case(
@@ -110,12 +115,12 @@ def with_lines(lines, text):
     return text
 
 
-def run(command, folder, out, seconds):
+def run(command, folder, out, seconds, variables):
     """Run a command for some seconds, measured from outside."""
-    variables = others.environment(folder) | {"PERF_CALLBACKS_OUTPUT_DIR": str(out)}
+    environment = others.environment(folder) | variables | {"PERF_CALLBACKS_OUTPUT_DIR": str(out)}
     training = subprocess.Popen(
         f"exec {' '.join(PERF)} run {command}",
-        shell=True, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        shell=True, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
@@ -151,14 +156,15 @@ def study(name, case, arguments, home):
     results = home / "case-studies" / name.replace(" ", "-")
     times = {"before": [], "after": []}
     for turn in range(arguments.rounds):
-        for side, command in ("before", before), ("after", after):
+        for side, command, variables in ("before", before, {}), ("after", after, case.variables):
             out = Path(tempfile.mkdtemp(prefix=f"{side}-{turn}-", dir=_made(results)))
-            run(command, folder, out, arguments.seconds)
+            run(command, folder, out, arguments.seconds or case.seconds, variables)
             times[side].append((per_step(shown(out)), out))
     first, second = times["before"][0][1], times["after"][0][1]
     print(f"\n## {name}\n\n$ perf-callbacks run {before}\n", flush=True)
     subprocess.run([*PERF, "show", first], check=True)
-    print(f"\n$ perf-callbacks run {after}\n")
+    set_before = "".join([f"{variable}={value} " for variable, value in case.variables.items()])
+    print(f"\n$ {set_before}perf-callbacks run {after}\n")
     for old, new in case.lines.items():
         print(f"- {old}\n+ {new}")
     print("\n| round | as it is | with the remedy | faster |\n|---|---|---|---|")
@@ -178,7 +184,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=[*CASES], help="names of programs")
     parser.add_argument("--home", type=Path, default=Path("out/others"), help="directory of clones and results")
-    parser.add_argument("--seconds", type=float, default=45, help="duration of a run")
+    parser.add_argument("--seconds", type=float, help="duration of a run")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     home = _made(arguments.home.absolute())

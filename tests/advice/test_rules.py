@@ -68,6 +68,10 @@ def test_a_thread_that_sleeps_has_hardly_less_to_win():
 
 def test_a_little_time_without_a_cpu_is_no_finding_and_a_device_is_not_slowed_by_it():
     assert found("cpu", Facts(starved_share=0.04), summary()) is None
+    of = {"workers": 2, "threads": 2, "starved_share": 0.3}
+    assert found("cpu", Facts(**of), summary(), machine(cpus=4)).remedy.startswith("more CPUs"), "a CPU for each"
+    on_device = machine(cpus=2, accelerator="cuda")
+    assert found("cpu", Facts(**of), summary(), on_device).remedy == "num_workers=1", "the device computes"
     on = machine(accelerator="cuda")
     assert found("host", Facts(starved_share=0.2), summary(other=1.0), on).share == 1.15 * 0.5
     assert found("cpu", Facts(starved_share=0.2), summary(other=1.0), on).share is None
@@ -298,7 +302,7 @@ def test_recomputation_is_worth_its_share_of_the_forward():
 
 def test_padding_is_worth_its_share_of_forward_and_backward():
     finding = found("padding", Facts(widths=EXACT), summary(useful=0.5))
-    assert (finding.low, finding.share) == pytest.approx((0.225, 0.495))
+    assert (finding.low, finding.share) == pytest.approx((0.18, 0.495))
     assert found("padding", Facts(), summary(useful=0.0, forward=90.0)).share < 1
     mostly_loading = summary(useful=0.5, data=4.0)
     assert found("padding", Facts(), mostly_loading).share == pytest.approx(0.495 / 5)

@@ -141,6 +141,8 @@ CASES = {
         "a quota": (replace(STARVED, quota_reached=True), RUN, CPU),
         "threads": (replace(STARVED, threads=16), RUN, CPU),
         "workers": (replace(STARVED, workers=8), RUN, CPU),
+        "threads and workers": (replace(STARVED, workers=3, threads=8), RUN, CPU),
+        "threads and a worker": (replace(STARVED, workers=1, threads=2), RUN, machine(cpus=2)),
         "other programs": (STARVED, RUN, machine(cpus=1)),
     },
     "threads": {

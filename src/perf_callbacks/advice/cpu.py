@@ -58,6 +58,10 @@ def _why(machine: MachineFacts, facts: Facts) -> tuple[str, str]:
     threads = surplus_threads(machine, facts)
     if threads is not None:
         return threads
+    left = max(1, cpus - workers)
+    if machine.accelerator is None and workers and facts.threads > left:
+        one = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
+        return f"operations use {facts.threads} threads, and {one} {number} with them", f"OMP_NUM_THREADS={left}"
     if workers >= cpus > 1:
         form = (
             "TrainingArguments(dataloader_num_workers={})" if facts.integration == "transformers" else "num_workers={}"
