@@ -36,7 +36,10 @@ LEFT_OUT = {"startup", "first_step", "flop_counting", "own_work"}
 
 @dataclass
 class Case:
-    """A program, and the remedy that its verdict names: options, variables, and lines to change in the script."""
+    """A program, and the remedy that its verdict names: options, variables, and lines to change in the script.
+
+    Without a remedy, all that `perf-callbacks try` knows is tried.
+    """
 
     program: Program
     options: str = ""
@@ -78,13 +81,14 @@ CASES = {
             "batch_size=batch_size, num_workers=2": "batch_size=batch_size, num_workers=2, persistent_workers=True",
         },
     ),
+    "transformer": Case(others.PROGRAMS["lightning"]),
     "two ranks": Case(
         Program(
             *TRL_AT,
             "torchrun --nproc-per-node 2 trl/scripts/sft.py --model_name_or_path tiny --dataset_name texts "
             f"{TRL} --use_cpu True --output_dir out/sft",
         ),
-        "--gradient_checkpointing False",
+        "--gradient_checkpointing False --train_sampling_strategy group_by_length",
     ),
 }
 
@@ -154,6 +158,14 @@ def study(name, case, arguments, home):
     before = variant(case, folder, "measured", case.measured)
     after = f"{variant(case, folder, 'remedy', lambda text: remedied(case.measured(text)))} {case.options}".strip()
     results = home / "case-studies" / name.replace(" ", "-")
+    if before == after and not case.variables:
+        out = Path(tempfile.mkdtemp(prefix="as-it-is-", dir=_made(results)))
+        run(before, folder, out, arguments.seconds or case.seconds, {})
+        print(f"\n## {name}\n\n$ perf-callbacks run {before}\n", flush=True)
+        subprocess.run([*PERF, "show", out], check=True)
+        limits = argparse.Namespace(steps=30, seconds=5, rounds=arguments.rounds)
+        print(f"\n{others.TITLE}\n{others.row(name, others.tried(case.program, folder, limits))}", flush=True)
+        return
     times = {"before": [], "after": []}
     for turn in range(arguments.rounds):
         for side, command, variables in ("before", before, {}), ("after", after, case.variables):

@@ -217,6 +217,11 @@ def tried(program, folder, arguments):
     return json.loads(done.stdout) | {"changed": len(changed)}
 
 
+TITLE = (
+    "| program | step | called for | best of these | best of all | share | runs | files changed |\n" + 8 * "|---" + "|"
+)
+
+
 def row(name, result):
     """Return a line of the table."""
     settings = [one for one in result["settings"] if one["faster"]]
@@ -274,11 +279,7 @@ def main():
     arguments = parser.parse_args()
     home = arguments.home.absolute()
     home.mkdir(parents=True, exist_ok=True)
-    print(
-        "| program | step | called for | best of these | best of all | share | runs | files changed |\n"
-        + 8 * "|---"
-        + "|"
-    )
+    print(TITLE)
     for name, program in PROGRAMS.items():
         if not name.startswith(tuple(arguments.only)):
             continue
