@@ -26,6 +26,7 @@ EXPECTED = {
     "TrainingArguments(dataloader_prefetch_factor=4)": ("prefetch", 4),
     "OMP_NUM_THREADS=1": ("threads", 1),
     "OMP_NUM_THREADS=2": ("threads", 2),
+    "OMP_NUM_THREADS=5": ("threads", 5),
     "OMP_NUM_THREADS=8": ("threads", 8),
     "OMP_NUM_THREADS=7, if the operations are large": ("threads", 7),
     "TrainingArguments(logging_steps=50)": ("logging", 50),
