@@ -191,6 +191,35 @@ def test_startup_contains_the_restore(process, restore, expected):
     assert (RESTORE in job.seconds) == (restore is not None)
 
 
+def test_a_stall_before_an_end_in_order_is_no_hang():
+    saved = [
+        (Stall(step=4, rank=0, stage="checkpoint", since_seconds=3.0), 700.0),
+        (Span(kind="checkpoint", step=4, start=4.0, seconds=700.0), 0.0),
+    ]
+    job = of(a_journal(started=0.0, times=(1.0,) * 4, others=saved, ended=True, tail=1000.0))
+    assert known(job) == {PRODUCTIVE: 4.0, CHECKPOINT: 700.0, OTHER: 1000.0}
+
+
+def test_a_file_that_was_touched_after_the_end_does_not_make_the_attempt_longer():
+    later = a_journal(started=400.0, first=5, times=(1.0,), attempt=2, last_sign_unix=100.0)
+    job = of(a_journal(started=0.0, times=(1.0,) * 4, ended=True), later)
+    assert known(job) == {PRODUCTIVE: 5.0, DOWNTIME: 396.0}
+
+
+def test_an_attempt_without_a_window_leaves_the_tokens_known():
+    columns = {"tokens": (100,) * 4}
+    window = Window(first_step=1, last_step=4, steps=4, ranks=2, seconds=4.0, samples=None, tokens=800, useful_tokens=0)
+    first = a_journal(started=0.0, times=(1.0,) * 4, others=[(window, 0.0)], steps=columns, world_size=2)
+    dead = a_journal(started=10.0, first=5, attempt=2, world_size=2)
+    assert of(first, dead).tokens == 800.0
+
+
+def test_steps_around_a_checkpoint_show_the_usual_time_too():
+    excluded = ("first", *("checkpoint",) * 4)
+    job = of(a_journal(started=0.0, times=(600.0, *(10.0,) * 4), steps={"excluded": excluded}))
+    assert known(job) == {PRODUCTIVE: 50.0, FIRST_STEP: 590.0}
+
+
 def test_devices_weigh_the_attempts():
     small = a_journal(started=0.0, times=(1.0,) * 10, world_size=2, devices=2)
     large = a_journal(started=20.0, first=11, times=(1.0,) * 10, world_size=8)

@@ -131,3 +131,24 @@ def test_a_trainer_that_never_trains_is_freed_and_leaves_the_class_as_it_was(tmp
     del trainer
     assert gone() is None
     assert vars(Trainer) == before
+
+
+def test_a_trainer_that_is_freed_leaves_the_next_one_watched(tmp_path):
+    ours = PerfCallback()
+    first = tiny.trainer(tiny.training_arguments(tmp_path), ours)
+    second = tiny.trainer(tiny.training_arguments(tmp_path), ours)
+    watched = {**vars(type(second))}
+    del first
+    assert vars(type(second)) == watched
+    assert hasattr(watched["_load_from_checkpoint"], "__wrapped__")
+    del second
+
+
+def test_a_method_that_is_no_plain_function_stays_as_it_is():
+    class Owner:
+        read = staticmethod(lambda: 1)
+
+    owner, time = Owner(), restore_time.RestoreTime()
+    time.watch(owner, "read", "absent")
+    assert owner.read() == 1
+    assert time.take() is None

@@ -184,7 +184,7 @@ def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None
     """Return the tokens of the surviving steps: of the rank, and of all ranks, in the proportion of the windows."""
     column = one.columns["tokens"]
     own = _known_sum([None if isnan(value) else value for value in column[:kept]])
-    if own is None or one.run.world_size == 1:
+    if not own or one.run.world_size == 1:
         return own, own
     shared = of_job = 0.0
     for window in records(one, Window):

@@ -5,7 +5,7 @@ from math import isfinite, isnan
 from statistics import median
 from typing import TypeVar
 
-from perf_callbacks.goodput.attempt_order import RecordedAttempt, last_step
+from perf_callbacks.goodput.attempt_order import RecordedAttempt, last_step, summary
 from perf_callbacks.kernel.records.fit_records import Run, Span
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 
@@ -39,7 +39,7 @@ def lasted(attempt: RecordedAttempt, later: Run | None) -> float:
             long a hang lasted. None: there is no later attempt.
     """
     known = max(0.0, attempt.seconds)
-    if later is None or later.last_sign_unix is None:
+    if later is None or later.last_sign_unix is None or summary(attempt) is not None:
         return known
     written = later.last_sign_unix - attempt.run.started_unix
     copied = written - known > COPIED_SECONDS and hanging_since(attempt) is None
@@ -47,8 +47,11 @@ def lasted(attempt: RecordedAttempt, later: Run | None) -> float:
 
 
 def hanging_since(attempt: RecordedAttempt) -> float | None:
-    """Return the time at which the step began to hang that never ended. None: the last step ended without a stall."""
+    """Return the time at which the step began to hang that never ended. None: none hangs, or the end was in order."""
     done, found = last_step(attempt), None
+    end = summary(attempt)
+    if end is not None and end.failure is None:
+        return None
     for entry in attempt.entries:
         stall = entry.record
         if isinstance(stall, Stall) and stall.rank == attempt.run.rank and stall.step >= done:
@@ -100,7 +103,9 @@ def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> 
     times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
     excluded = attempt.excluded
     ordinary = [
-        time for step, time in zip(attempt.step, times, strict=True) if step not in excluded and not isnan(time)
+        time
+        for step, time in zip(attempt.step, times, strict=True)
+        if excluded.get(step) not in _EXCESS and not isnan(time)
     ]
     usual = median(ordinary) if ordinary else None
     stalled = {one.step + 1 for one in records(attempt, Stall) if one.rank == attempt.run.rank}

@@ -1,6 +1,7 @@
 """Time in which a framework reads a checkpoint, before the fit begins."""
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,13 +19,14 @@ class RestoreTime:
         self._patches = Patches()
         self._seconds: float | None = None
         self._inside = False
+        self._freed: weakref.finalize[..., Any] | None = None
 
     def watch(self, owner: Any, *names: str) -> None:
-        """Time an object's methods until `take`.
+        """Time an object's methods until `take`, if they are plain functions.
 
         The class gets the replacements: copies of the object hold nothing of ours, and nothing keeps it alive.
         """
-        self._patches.restore()
+        self._stop()
         mine = weakref.ref(owner)
 
         def make(inner: Callable[..., T]) -> Callable[..., T]:
@@ -37,8 +39,10 @@ class RestoreTime:
             return call
 
         for name in names:
-            self._patches.method(type(owner), name, make)
-        weakref.finalize(owner, self._patches.restore).atexit = False
+            if inspect.isfunction(inspect.getattr_static(type(owner), name, None)):
+                self._patches.method(type(owner), name, make)
+        self._freed = weakref.finalize(owner, self._patches.restore)
+        self._freed.atexit = False
 
     def timed(self, inner: Callable[..., T]) -> Callable[..., T]:
         """Wrap a function that reads a checkpoint."""
@@ -57,6 +61,11 @@ class RestoreTime:
 
     def take(self) -> float | None:
         """Stop watching, and return the seconds since the last `take`. None: nothing was called."""
-        self._patches.restore()
+        self._stop()
         seconds, self._seconds = self._seconds, None
         return seconds
+
+    def _stop(self) -> None:
+        if self._freed is not None:
+            self._freed.detach()
+        self._patches.restore()
