@@ -14,8 +14,6 @@ data, which is made here.
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -119,25 +117,6 @@ def with_lines(lines, text):
     return text
 
 
-def run(command, folder, out, seconds, variables):
-    """Run a command for some seconds, measured from outside."""
-    environment = others.environment(folder) | variables | {"PERF_CALLBACKS_OUTPUT_DIR": str(out)}
-    training = subprocess.Popen(
-        f"exec {' '.join(PERF)} run {command}",
-        shell=True, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        training.wait(seconds)
-    except subprocess.TimeoutExpired:
-        training.send_signal(signal.SIGINT)
-        try:
-            training.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(training.pid, signal.SIGKILL)
-            training.wait()
-
-
 def shown(out):
     """Return what `perf-callbacks show` knows of a run."""
     done = subprocess.run([*PERF, "show", out, "--json"], capture_output=True, text=True, check=True)
@@ -160,7 +139,7 @@ def study(name, case, arguments, home):
     results = home / "case-studies" / name.replace(" ", "-")
     if before == after and not case.variables:
         out = Path(tempfile.mkdtemp(prefix="as-it-is-", dir=_made(results)))
-        run(before, folder, out, arguments.seconds or case.seconds, {})
+        others.measured(before, folder, out, arguments.seconds or case.seconds)
         print(f"\n## {name}\n\n$ perf-callbacks run {before}\n", flush=True)
         subprocess.run([*PERF, "show", out], check=True)
         limits = argparse.Namespace(steps=30, seconds=5, rounds=arguments.rounds)
@@ -170,7 +149,7 @@ def study(name, case, arguments, home):
     for turn in range(arguments.rounds):
         for side, command, variables in ("before", before, {}), ("after", after, case.variables):
             out = Path(tempfile.mkdtemp(prefix=f"{side}-{turn}-", dir=_made(results)))
-            run(command, folder, out, arguments.seconds or case.seconds, variables)
+            others.measured(command, folder, out, arguments.seconds or case.seconds, **variables)
             times[side].append((per_step(shown(out)), out))
     first, second = times["before"][0][1], times["after"][0][1]
     print(f"\n## {name}\n\n$ perf-callbacks run {before}\n", flush=True)

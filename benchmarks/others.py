@@ -252,19 +252,28 @@ def settings_of(result):
     return result["settings"][0]["step_seconds"]
 
 
+def measured(command, folder, out, seconds=40, **variables):
+    """Run a command for some seconds, measured from outside."""
+    training = subprocess.Popen(
+        f"exec {' '.join(PERF)} run {command}",
+        shell=True, cwd=folder, env=environment(folder) | variables | {"PERF_CALLBACKS_OUTPUT_DIR": str(out)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        training.wait(seconds)
+    except subprocess.TimeoutExpired:
+        training.send_signal(signal.SIGINT)
+        try:
+            training.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(training.pid, signal.SIGKILL)
+            training.wait()
+
+
 def show_card(program, folder):
     """Run the program for 40 seconds, and print the table of the run."""
     with tempfile.TemporaryDirectory() as out:
-        variables = environment(folder) | {"PERF_CALLBACKS_OUTPUT_DIR": out}
-        training = subprocess.Popen(
-            f"exec {' '.join(PERF)} run {program.command}",
-            shell=True, cwd=folder, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            training.wait(40)
-        except subprocess.TimeoutExpired:
-            training.send_signal(signal.SIGINT)
-            training.wait()
+        measured(program.command, folder, out)
         subprocess.run([*PERF, "show", out], check=True)
 
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RestoreTime:
-    """Adds up the time in calls that read a checkpoint. A call within another one counts once."""
+    """Adds up the time in calls that read a checkpoint. Nested calls count once."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -22,9 +22,10 @@ class RestoreTime:
         self._freed: weakref.finalize[..., Any] | None = None
 
     def watch(self, owner: Any, *names: str) -> None:
-        """Time an object's methods until `take`, if they are plain functions.
+        """Time methods of an object until `take`.
 
-        The class gets the replacements: copies of the object hold nothing of ours, and nothing keeps it alive.
+        The class gets the replacements: copies of the object hold nothing of ours, and nothing keeps the object alive.
+        Methods that are no plain functions, such as static methods and mocks, stay as they are.
         """
         self._stop()
         mine = weakref.ref(owner)

@@ -207,6 +207,8 @@ class LightningHooks(CallbackBase):
 
     def _close_startup(self) -> None:
         """Undo what `setup` applied. Idempotent."""
+        if self._restoring is not None:
+            self._restoring.take()
         startup, self._startup = self._startup, None
         if startup is not None:
             startup.closed()

@@ -46,7 +46,8 @@ class PerfCallback(CallbackBase, TrainerCallback):
     averages over the steps of all rows, `perf/run/*`.
 
     While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
-    stages. All methods are restored when `train` ends, even after an exception. If a trainer has two of these
+    stages. All methods are restored when `train` ends, even after an exception. From the trainer's construction until
+    training begins, three methods of its class that read a checkpoint are timed. If a trainer has two of these
     callbacks, only one callback measures.
     """
 
@@ -73,6 +74,14 @@ class PerfCallback(CallbackBase, TrainerCallback):
             move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log what we add
             if self._session.enabled and not trainer.is_deepspeed_enabled:  # DeepSpeed reads by a function of its own
                 self._watch_restore(trainer)
+
+    def fail(self, error: Exception) -> None:
+        """Log our error once, stop measuring, and undo every change, including the changes of `on_init_end`."""
+        try:
+            super().fail(error)
+        finally:
+            if self._restoring is not None:
+                self._restoring.take()
 
     def _watch_restore(self, trainer: Trainer) -> None:
         """Time the reading of a checkpoint, which comes before `on_train_begin`."""
