@@ -1,5 +1,7 @@
 """Waits for other ranks are the stage `communication`, in each integration, and a stopwatch agrees."""
 
+from statistics import median
+
 import pytest
 from jobs import IMPORTS, Job
 from tiny import records
@@ -17,12 +19,13 @@ def test_a_wait_in_the_forward_is_communication_as_a_stopwatch_says(tmp_path, do
     with Job(tmp_path, door=door, plan={"meets": True, "step_seconds": SECONDS, "steps": STEPS}) as job:
         job.assert_ended(0, 1)
     blocks = records(tmp_path, Steps)
-    waited = sum(seconds for block in blocks for seconds in block.communication_time)
+    waited = [seconds for block in blocks for seconds in block.communication_time]
     met = job.facts(0)["met"]
-    assert len(met) == STEPS
-    assert waited >= 0.98 * sum(met)
+    assert len(waited) == len(met) == STEPS
+    ratio = median(ours / theirs for ours, theirs in zip(waited, met, strict=True))  # whatever else a busy CPU does
+    assert ratio >= 0.98
     if door != "lightning":  # it broadcasts a flag after each batch
-        assert waited <= 1.02 * sum(met)
+        assert ratio <= 1.02
     for block in blocks:
         stages = [getattr(block, f"{stage}_time") for stage in STAGES]
         for step_seconds, *parts in zip(block.step_time, *filter(None, stages), strict=True):

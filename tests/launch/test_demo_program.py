@@ -41,9 +41,14 @@ def test_the_model_learns(snippets):
     assert losses == sorted(losses, reverse=True)
 
 
-def test_the_number_of_steps_follows_from_the_pace_of_the_settled_steps():
+def test_the_settled_steps_take_the_wanted_seconds_also_if_they_get_faster():
+    options = argparse.Namespace(seconds=25.0, ranks=1)
     ends = [10.0] * (train.SETTLED + 1) + [10.0 + 0.25 * step for step in range(1, train.TIMED - train.SETTLED + 1)]
-    assert train.planned(ends, argparse.Namespace(seconds=25.0, ranks=1)) == 100
+    assert train.planned(ends, options) == train.SETTLED + 100
+    ends += [13.0 + 0.2 * step for step in range(1, train.SETTLED + 100 - train.TIMED + 1)]
+    assert train.planned(ends, options) == len(ends) - 1 + 22  # 4.4 seconds are left
+    ends += [30.6 + 0.2 * step for step in range(1, 23)]
+    assert train.planned(ends, options) == len(ends) - 1
 
 
 def test_a_line_of_steps_without_figures_has_the_loss(capsys):

@@ -4,6 +4,7 @@ python train.py --seconds 24 --out as_it_is
 """
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -104,10 +105,10 @@ def train(rank: int, options: argparse.Namespace, store: str) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if not steps:
-                ends.append(time.perf_counter())
-                steps = planned(ends, options) if step == TIMED else 0
-            elif rank == 0 and step % max(1, steps // LINES) == 0:
+            ends.append(time.perf_counter())
+            if not options.steps and step in {TIMED, steps}:
+                steps = planned(ends, options)
+            if steps and rank == 0 and step % max(1, steps // LINES) == 0:
                 show(step, steps, loss.item(), perf.row())
             if step == steps:
                 break
@@ -116,9 +117,10 @@ def train(rank: int, options: argparse.Namespace, store: str) -> None:
 
 
 def planned(ends: list[float], options: argparse.Namespace) -> int:
-    """Return the number of steps for the wanted seconds, at the pace of the last steps of rank 0."""
-    pace = (ends[TIMED] - ends[SETTLED]) / (TIMED - SETTLED)
-    steps = torch.tensor(max(TIMED + 2 * LINES, round(options.seconds / pace)))
+    """Return the number of steps for the wanted seconds, at the pace of the steps so far on rank 0."""
+    done, spent = len(ends) - 1, ends[-1] - ends[SETTLED]
+    left = math.ceil((options.seconds - spent) * (done - SETTLED) / spent)
+    steps = torch.tensor(max(TIMED + 2 * LINES, done + max(0, left)))
     if options.ranks > 1:
         distributed.broadcast(steps, 0)
     return int(steps)
