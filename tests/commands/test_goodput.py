@@ -1,6 +1,7 @@
 """`perf-callbacks goodput`, by what it prints."""
 
 import json
+import time
 
 import pytest
 from attempt_histories import a_journal
@@ -118,6 +119,35 @@ def test_a_restart_before_the_first_checkpoint_belongs_to_the_job(tmp_path, caps
     second = a_journal(started=10.0, run_id="a2", times=(1.0,) * 4, **JOB | after)
     write(tmp_path, first, second)
     assert (len(facts(capsys, tmp_path)["attempts"]) == 2) is joined
+
+
+def test_a_run_that_began_while_another_was_alive_is_no_restart(tmp_path, capsys):
+    write(
+        tmp_path,
+        a_journal(started=0.0, times=(1.0,) * 100, **JOB),
+        a_journal(started=1.0, run_id="a2", times=(1.0,) * 100, **JOB),
+    )
+    assert len(facts(capsys, tmp_path)["attempts"]) == 1
+
+
+def test_the_newest_job_is_that_of_the_newest_attempt_wherever_it_lies(tmp_path, capsys):
+    times = {"times": (1.0,) * 4, "process_seconds": 1.0}
+    write(tmp_path / "run-9", a_journal(started=0.0, run_id="main", **times))
+    write(tmp_path / "run-10", a_journal(started=1000.0, run_id="main", first=5, attempt=2, ended=True, **times, **JOB))
+    write(tmp_path / "trial", a_journal(started=500.0, run_id="trial", **times))
+    later = a_journal(started=2000.0, run_id="later", **times, **JOB)
+    found = facts(capsys, tmp_path)
+    assert (found["run_id"], len(found["attempts"])) == ("main", 2)
+    write(tmp_path / "run-11", later)  # the job before had ended in order
+    found = facts(capsys, tmp_path)
+    assert (found["run_id"], len(found["attempts"])) == ("later", 1)
+
+
+def test_the_summary_of_an_earlier_attempt_with_the_same_number_does_not_count(tmp_path, capsys):
+    began = time.time() + 1000
+    write_ranks(tmp_path, [Entry(0.0, a_run(started_unix=began))])
+    interim.write(tmp_path / "perf_callbacks" / "rank0.jsonl", Entry(8.0, a_summary()))
+    assert facts(capsys, tmp_path)["all_seconds"] == 0.0
 
 
 def test_attempts_in_several_directories_are_one_job(tmp_path, capsys):

@@ -220,6 +220,14 @@ def test_steps_around_a_checkpoint_show_the_usual_time_too():
     assert known(job) == {PRODUCTIVE: 50.0, FIRST_STEP: 590.0}
 
 
+def test_a_copied_journal_counts_once():
+    uses = [(Use(step=2, energy_joules=300.0), 0.0), (Straggler(step=2, rank=1, cause="data", seconds_lost=0.5), 0.0)]
+    steps = {"communication_time": (0.5,) * 4, "tokens": (100,) * 4}
+    one = a_journal(started=0.0, times=(1.0,) * 4, others=uses, steps=steps, world_size=2)
+    assert of(one, one).joules == of(one).joules == 300.0
+    assert known(of(one, one)) == known(of(one))
+
+
 def test_devices_weigh_the_attempts():
     small = a_journal(started=0.0, times=(1.0,) * 10, world_size=2, devices=2)
     large = a_journal(started=20.0, first=11, times=(1.0,) * 10, world_size=8)

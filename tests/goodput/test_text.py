@@ -1,9 +1,12 @@
 """The time of a job in words, and as bars of a report."""
 
+from dataclasses import replace
+
 from attempt_histories import a_journal, attempts_of
 from journals import a_fit
 
 from perf_callbacks.goodput import job_time, text
+from perf_callbacks.goodput.job_time import JobTime
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.payload import payload
@@ -54,6 +57,15 @@ def test_notes_tell_choice_from_crash_and_what_is_unknown():
         "Rolled back after a crash or a kill: 5 steps.",
         "Attempts ran at the same time for 10.0 s, or a clock was changed. This time counts for each of them.",
         "Not measured, and so part of other kinds: data, communication, restore.",
+    ]
+
+
+def test_a_full_journal_is_noted():
+    (attempt,) = of(a_journal(started=0.0, times=(1.0,) * 4, ended=True)).attempts
+    assert attempt.unseen_steps == 16  # the summary of these tests counts 20
+    full = JobTime(attempts=(replace(attempt, unseen_steps=1000),), overlap_seconds=0.0)
+    assert "1,000 steps are in no journal, which was full (max_journal_mb): their time is part of other." in [
+        *text.notes(full)
     ]
 
 

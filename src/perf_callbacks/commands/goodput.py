@@ -9,11 +9,11 @@ from pathlib import Path
 from perf_callbacks.commands import show
 from perf_callbacks.commands.run_reader import files_of_lowest_rank, to_stderr
 from perf_callbacks.goodput import job_time, text
+from perf_callbacks.goodput.attempt_order import RecordedAttempt, in_order, summary
 from perf_callbacks.goodput.job_time import JobTime
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records import interim
-from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report import run_list, run_title
@@ -26,6 +26,9 @@ SUMMARY: str = "show how much of a job's time bought progress, over all attempts
 
 JSON_SCHEMA = 1
 """Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+
+SLACK_SECONDS = 1.0
+"""A run that starts this much before the last sign of life of another run isn't its restart."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,23 +87,29 @@ def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
     """Gather the runs of each job, oldest first.
 
     A scheduler or torchrun may start a job again before its first checkpoint. Then the runs have ids of their own, but
-    the same id of the job and the same command, and the earlier run didn't end in order.
+    the same id of the job and the same command, and the earlier run had stopped, but didn't end in order.
     """
     jobs: list[list[FitHistory]] = []
-    for fit in fits:
+    for fit in sorted(fits, key=lambda fit: _ordered(fit)[0].run.started_unix):
         again = [job for job in jobs if _is_restart(job[-1], fit)]
         if again:
             again[-1].append(fit)
         else:
             jobs.append([fit])
-    return sorted(jobs, key=lambda job: job[-1].run.started_unix)
+    return sorted(jobs, key=lambda job: _ordered(job[-1])[-1].run.started_unix)
 
 
 def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
-    old, new = before.run, fit.first[0].run
-    end = before.first[-1].last(Summary)
+    last, new = _ordered(before)[-1], _ordered(fit)[0].run
+    old, end = last.run, summary(last)
     same = (old.job_id, old.command_line, old.directory) == (new.job_id, new.command_line, new.directory)
-    return same and new.job_id is not None and (end is None or end.failure is not None)
+    at_once = new.started_unix < old.started_unix + last.seconds - SLACK_SECONDS
+    return same and new.job_id is not None and not at_once and (end is None or end.failure is not None)
+
+
+def _ordered(fit: FitHistory) -> list[RecordedAttempt]:
+    """Return the attempts of a run by their starts. Several directories may hold them, in any order."""
+    return [one for _, one in in_order(fit.first)]
 
 
 def _text(job: JobTime, price: float | None, columns: int) -> str:

@@ -39,6 +39,8 @@ class AttemptTime:
     steps: int
     kept_steps: int
     """Number of its steps that survive."""
+    unseen_steps: int
+    """Number of steps that the summary counts and the journal lacks."""
     ended: bool | None
     """True: ended in order. False: failed. None: killed, hangs or goes on."""
     failure: str | None
@@ -172,6 +174,7 @@ def _attempt(
         seconds={kind: parts[kind] for kind in KINDS if kind in parts},
         steps=len(one.step),
         kept_steps=kept,
+        unseen_steps=0 if end is None else max(0, end.steps - len(one.step)),
         ended=None if end is None else end.failure is None,
         failure=None if end is None else end.failure,
         tokens=job_tokens,

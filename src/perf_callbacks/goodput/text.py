@@ -35,6 +35,9 @@ LOSSES = {
 }
 """By kind of lost time, its words in the sentence."""
 
+FEW = 256
+"""Number of steps in a block of the journal, which a failure may lose."""
+
 
 def sentence(job: JobTime) -> str:
     """Say how much of the devices' time bought progress, and what the largest loss was."""
@@ -115,5 +118,8 @@ def notes(job: JobTime) -> Iterable[str]:
             f"Attempts ran at the same time for {hours(job.overlap_seconds)}, or a clock was changed. This time counts "
             "for each of them."
         )
+    unseen = sum([one.unseen_steps for one in job.attempts])
+    if unseen > FEW:
+        yield f"{unseen:,} steps are in no journal, which was full (max_journal_mb): their time is part of other."
     if unknown(job):
         yield f"Not measured, and so part of other kinds: {', '.join(unknown(job))}."

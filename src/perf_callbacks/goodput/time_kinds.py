@@ -71,7 +71,7 @@ def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, fl
     parts = {kind: 0.0 for kind in KINDS if kind not in unknown}
     _add_steps(parts, attempt, kept)
     _move_stragglers(parts, attempt, kept)
-    for span in set(records(attempt, Span)):  # a copied journal repeats its records
+    for span in records(attempt, Span):
         parts[span.kind if span.kind in {EVALUATION, CHECKPOINT} else OTHER] += max(0.0, span.seconds)
     known = sum(parts.values())
     if known > seconds:  # the clock of a device may exceed the clock of the host by a little
@@ -144,5 +144,9 @@ def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: in
 
 
 def records(attempt: RecordedAttempt, kind: type[T]) -> list[T]:
-    """Return the records of a type, in order."""
-    return [entry.record for entry in attempt.entries if isinstance(entry.record, kind)]
+    """Return the records of a type, in order, without the repetitions of a copied journal."""
+    by_time: dict[float, list[T]] = {}
+    for entry in attempt.entries:
+        if isinstance(entry.record, kind) and entry.record not in by_time.setdefault(entry.t, []):
+            by_time[entry.t].append(entry.record)
+    return [record for found in by_time.values() for record in found]

@@ -241,7 +241,8 @@ class StallWatch(Observer):
         """Log the duration of a reported stall."""
         if self._told:
             self._stalls.append(lost)
-            if self._note is not None and self._note.stage not in {EVALUATION, CHECKPOINT}:
+            note, first = self._note, self._recorder.run.step  # the first step counts as a mean step in any case
+            if note is not None and note.step != first and note.stage not in {EVALUATION, CHECKPOINT}:
                 self._engine.account.stalled_seconds += lost
         if self._speaks:
             log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)

@@ -11,6 +11,9 @@ from perf_callbacks.kernel.records.fit_records import Run, Summary
 MOST_BYTES = 4_000_000
 """Size of the largest file that is read."""
 
+SLACK_SECONDS = 60.0
+"""Largest difference between the clocks of a machine and of its file server that is taken into account."""
+
 
 def path_of(journal: Path) -> Path:
     """Return the path of the file for a journal.
@@ -37,8 +40,14 @@ def latest(journal: Path) -> Entry | None:
 
 
 def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of an attempt from the file; None: there is none, or it belongs to another attempt."""
+    """Return the summary of an attempt from the file; None: there is none, or it belongs to another attempt.
+
+    All attempts that resume from the same checkpoint have the same number. So a file that was last written before the
+    attempt began is that of an earlier attempt.
+    """
     entry = latest(journal)
     summary = None if entry is None else entry.record
     same = isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
+    with suppress(OSError):
+        same = same and path_of(journal).stat().st_mtime >= run.started_unix - SLACK_SECONDS
     return entry if same else None
