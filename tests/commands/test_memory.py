@@ -147,6 +147,13 @@ def test_a_measured_step_says_what_would_fit(tmp_path, capsys):
     assert "micro-batch 18 would fit" in told(capsys, tmp_path, "--limit-gb", 15.5)
 
 
+def test_below_the_memory_of_gradients_nothing_fits(tmp_path, capsys):
+    journal(tmp_path, [COUNT, BATCH])
+    text = told(capsys, tmp_path, "--limit-gb", 7)
+    assert "  no micro-batch would fit for sure (measured with 8)\n" in text
+    assert "checkpointing" not in text
+
+
 def test_layers_to_checkpoint_for_a_larger_micro_batch(tmp_path, capsys):
     modules = [replace(line, activation_bytes=400 * 10**6) for line in COUNT.modules]
     journal(tmp_path, [replace(COUNT, modules=tuple(modules)), BATCH])

@@ -1,5 +1,7 @@
 """What fits, by a measured or a simulated step."""
 
+from dataclasses import replace
+
 import pytest
 
 from perf_callbacks.kernel.records.machine_records import Memory
@@ -25,6 +27,16 @@ def test_a_measured_step_says_which_micro_batch_fits():
     assert fitting_micro_batch(PARTS, headroom_gb(PARTS, limit_gb=18.5)) == 12
     assert fitting_micro_batch(PARTS, headroom_gb(PARTS, limit_gb=6.9)) == 0
     assert fitting_micro_batch(PARTS, headroom_gb(PARTS)) is None  # nobody knows what is left
+
+
+@pytest.mark.parametrize(("headroom", "batch"), [(3.9, 0), (4.0, 0), (6.0, 4), (7.9, 7), (8.0, 8), (16.0, 16)])
+def test_gradients_and_what_the_optimizer_makes_stay_as_large_with_a_smaller_micro_batch(headroom, batch):
+    parts = replace(PARTS, temporary_gb=2.0)  # 8 GB grow at most, of which 4 GB do not
+    assert fitting_micro_batch(parts, headroom) == batch
+
+
+def test_without_room_for_gradients_no_checkpointing_is_enough():
+    assert layers_to_checkpoint(replace(PARTS, temporary_gb=2.0), 3.9, Layers("layers.*", 100, 1.0), 8) is None
 
 
 @pytest.mark.parametrize("known", [{"micro_batch": None}, {"peak_gb": None}, {"weights_gb": None}, {"peak_gb": 5.0}])

@@ -1,12 +1,24 @@
 """Failed allocations: which errors are such, where they failed, and what exists then."""
 
+import traceback
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 from perf_callbacks.kernel.records.machine_records import HeldMemory, OutOfMemory
 from perf_callbacks.kernel.records.module_records import OUTSIDE, ModuleWork
-from perf_callbacks.memory.out_of_memory import Holdings, coming_state_gb, failed_allocation, place, requested_bytes
+from perf_callbacks.memory.out_of_memory import (
+    MOST_LOOKS,
+    Holdings,
+    coming_state_gb,
+    failed_allocation,
+    few_tensors,
+    place,
+    requested_bytes,
+    variables,
+)
 from perf_callbacks.memory.out_of_memory_text import lines
 
 CPU = (
@@ -170,3 +182,36 @@ def test_the_text_of_a_report():
 def test_less_is_known(known, words):
     fields = {name: getattr(REPORT, name) for name in ("step", "device", "error", "micro_batch")} | known
     assert words in lines(OutOfMemory(**fields), rank=0)[-1]
+
+
+class Counting(list):
+    """A list that counts how many of its elements are read."""
+
+    read = 0
+
+    def __iter__(self):
+        for one in super().__iter__():
+            self.read += 1
+            yield one
+
+
+def test_tensors_are_found_in_containers_that_are_large_or_hold_themselves():
+    tensor, own, large = torch.ones(2), [], Counting([0] * 100_000)
+    own += [own, {"held": (tensor,)}]
+    found = few_tensors([tensor, own, large])
+    assert {id(one) for one in found} == {id(tensor)}
+    assert large.read <= MOST_LOOKS
+
+
+def fail_with_a_tensor():
+    held = torch.ones(3)
+    raise MemoryError(held.numel())
+
+
+def test_reading_the_variables_of_a_failed_call_keeps_nothing_alive():
+    with pytest.raises(MemoryError) as raised:
+        fail_with_a_tensor()
+    frame = raised.value.__traceback__.tb_next.tb_frame
+    gone = weakref.ref(variables(frame)["held"])
+    traceback.clear_frames(raised.value.__traceback__)
+    assert gone() is None

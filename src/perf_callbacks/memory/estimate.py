@@ -124,15 +124,25 @@ def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
 
 
 def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
-    """Return the largest micro-batch that certainly fits, by a measured step. None: unknown.
+    """Return the largest micro-batch that certainly fits, by a measured step. 0: none does. None: unknown.
 
     >>> fitting_micro_batch(Memory(step=2, device="cuda", weights_gb=2.0, peak_gb=10.0, micro_batch=8), headroom=12.5)
     12
     """
-    growth = growth_gb(parts)
+    growth, fixed = growth_gb(parts), _fixed_gb(parts)
     if growth is None or headroom is None or parts.micro_batch is None:
         return None
-    return int(headroom / growth * parts.micro_batch)
+    if headroom >= growth:
+        return int(headroom / growth * parts.micro_batch)
+    return int(max(0.0, headroom - fixed) / (growth - fixed) * parts.micro_batch) if growth > fixed else 0
+
+
+def _fixed_gb(parts: Memory) -> float:
+    """Return the part of `growth_gb` that a smaller micro-batch or checkpointing doesn't free, or more.
+
+    These are the gradients, and the tensors that the optimizer makes and frees.
+    """
+    return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 
 
 def about_micro_batch(batch: int, used: float, room: float, layers_run: int, layers: int) -> int:
@@ -191,5 +201,7 @@ def layers_to_checkpoint(parts: Memory, headroom: float | None, layers: Layers |
     if growth is None or headroom is None or layers is None or not batch or not parts.micro_batch:
         return None
     times = batch / parts.micro_batch
+    if headroom < _fixed_gb(parts):
+        return None
     number = math.ceil((growth * times - headroom) / (layers.freed_gb * times))
     return max(0, number) if number < layers.number else None

@@ -285,7 +285,10 @@ class MemoryWatch(Observer):
         about = None
         if parts is None and allocator is not None and failed_layer is not None and batch and len(self._devices) == 1:
             left = (self._devices[0].headroom() or 0) / GB - coming_state_gb(self._living())
-            about = about_micro_batch(batch, allocated - weights - gradients - optimizer, left, *failed_layer)
+            used = allocated - weights - gradients - optimizer
+            trained = sum([one.nbytes for one in model.parameters() if one.requires_grad]) / GB if model else 0.0
+            room_of_update = used + left - max(0.0, trained - gradients)
+            about = about_micro_batch(batch, used, left, *failed_layer) if room_of_update >= 0 else 0
         return OutOfMemory(
             step=self._recorder.step,
             device=kind,

@@ -1,8 +1,11 @@
 """A failed allocation: how to recognise it, where it failed, and which tensors exist at that moment."""
 
+import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -24,7 +27,10 @@ LONGEST = 300
 """Most characters of the framework's message in a report."""
 
 DEEPEST = 8
-"""Most errors in a chain of causes that are examined."""
+"""Most errors in a chain of causes that are examined, and most containers within each other."""
+
+MOST_LOOKS = 1000
+"""Most objects of a depth that are examined."""
 
 _SIGNS = ("defaultcpuallocator", "out of memory", "cublas_status_alloc_failed", "bad_alloc")
 """Parts of the messages of a `RuntimeError`, in lower case: of the CPU's allocator, of devices whose error has no class
@@ -103,7 +109,7 @@ def place(error: BaseException) -> Failure:
         if found is not None and stage != "backward":
             stage = found
         elif frame.f_code is _CALL:
-            owner = frame.f_locals.get("self")
+            owner = variables(frame).get("self")
             calls += [owner] if isinstance(owner, nn.Module) else []
             stage = "backward" if stage == "backward" else "forward"  # Lightning's forward runs in `optimizer.step`
         elif calls:
@@ -111,6 +117,30 @@ def place(error: BaseException) -> Failure:
     if stage == "forward" and calls and not calls[0].training:
         stage = EVALUATION
     return Failure(stage, calls, frames)
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """Return the local variables of a function that has ended.
+
+    Up to Python 3.12, reading them leaves a copy on the frame, which `traceback.clear_frames` doesn't clear.
+    """
+    found = dict(frame.f_locals)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        frame.f_locals.clear()
+    return found
+
+
+def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
+    """Return the tensors among values, and in their containers, which may be large, and may hold themselves."""
+    found, level = [], [*islice(values, MOST_LOOKS)]
+    for _ in range(DEEPEST):
+        found += [value for value in level if isinstance(value, torch.Tensor)]
+        inner: list[object] = []
+        for value in level:
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+            inner += islice(held, MOST_LOOKS - len(inner))
+        level = inner
+    return found
 
 
 def coming_state_gb(optimizers: Iterable[Any]) -> float:
@@ -163,7 +193,7 @@ class Holdings:
     def add_failed_call(self, failure: Failure) -> None:
         """Add the local variables of the functions in which the allocation failed."""
         for module, frame in failure.frames:
-            self.add(self.paths.by_id.get(id(module), ""), "failed call", tensors([*frame.f_locals.values()]))
+            self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 
     def gb(self, kind: str) -> float:
         """Return the sum of a kind."""

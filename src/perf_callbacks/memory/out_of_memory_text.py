@@ -51,7 +51,9 @@ def lines(report: OutOfMemory, rank: int) -> list[str]:
 def _would_have_fitted(report: OutOfMemory) -> Iterator[str]:
     fitting, number = report.fitting_micro_batch, report.layers_to_checkpoint
     failed = "" if report.micro_batch is None else f", {report.micro_batch} didn't"
-    if fitting is None and report.about_micro_batch is not None:
+    if fitting is None and report.about_micro_batch == 0:
+        yield "no micro-batch would have fitted, by the layers that had run and by weights, gradients and optimizer"
+    elif fitting is None and report.about_micro_batch is not None:
         yield f"about micro-batch {report.about_micro_batch} would have fitted{failed}, by the layers that had run"
     elif fitting is None:
         yield "unknown micro-batch that would have fitted: no earlier step was measured"

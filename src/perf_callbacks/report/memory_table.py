@@ -93,7 +93,9 @@ def table(sizes: Mapping[str, float], names: Sequence[str] = PARTS) -> Iterable[
 
 def _fitting(found: Mapping[str, int | None]) -> Iterable[str]:
     fits, number = found["fitting_micro_batch"], found["layers_to_checkpoint"]
-    if fits is not None:
+    if fits == 0:
+        yield f"no micro-batch would fit for sure (measured with {found['micro_batch']})"
+    elif fits is not None:
         yield f"micro-batch {fits} would fit (measured with {found['micro_batch']})"
         if number and found["wanted_micro_batch"]:
             wanted = found["wanted_micro_batch"]

@@ -14,6 +14,7 @@ from torch import nn
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.cpu_facts import local_ranks
 from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing, Words
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
 from perf_callbacks.kernel.process.resident_memory import address_space_left, memory_available
@@ -195,9 +196,11 @@ class Cpu(Device):
         return None
 
     def headroom(self) -> int | None:
-        """Return the available memory of the host, or what a limit on the address space leaves if that is less."""
-        known = [amount for amount in (memory_available(), address_space_left()) if amount is not None]
-        return min(known, default=None)
+        """Return this rank's share of the host's available memory, or what a limit on the address space leaves."""
+        _, ranks = local_ranks(os.environ) or (0, 1)
+        available = memory_available()
+        shared = None if available is None else available // ranks
+        return min([amount for amount in (shared, address_space_left()) if amount is not None], default=None)
 
 
 class Cuda(Device):
