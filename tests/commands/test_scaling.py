@@ -159,7 +159,7 @@ def test_ranks_that_share_samples_count_once(tmp_path, capsys):
     shared = job(tmp_path / "2", {}, {}, data_parallel=1)
     assert as_json(capsys, job(tmp_path / "1", {}), shared)[1][2]["efficiency"] == pytest.approx(0.5)
     unknown = job(tmp_path / "u", {}, {}, data_parallel=None)
-    assert "the samples and tokens of a run are unknown" in scaling(capsys, tmp_path / "1", unknown, status=2)
+    assert "the samples and tokens of a run, or the ranks that share them, are unknown" in scaling(capsys, tmp_path / "1", unknown, status=2)
 
 
 def test_tokens_count_where_samples_are_unknown(tmp_path, capsys):
@@ -176,7 +176,7 @@ def test_tokens_count_where_samples_are_unknown(tmp_path, capsys):
         ({"timeline": "device"}, "Not decided: the runs are not alike: timeline host -> device."),
         ({"tokens": 128}, "Not decided: the runs are not alike: tokens per sample 8 -> 16."),
         ({"length": 8}, "Not decided: one of the runs has fewer than ten measured steps."),
-        ({"samples": None}, "Not decided: the samples and tokens of a run are unknown."),
+        ({"samples": None}, "Not decided: the samples and tokens of a run, or the ranks that share them, are unknown."),
     ],
 )
 def test_runs_that_are_not_alike_are_refused(tmp_path, capsys, changes, told):
@@ -196,7 +196,7 @@ def test_without_stages_no_part_is_named(tmp_path, capsys):
 
 
 def test_disturbed_runs_are_left_out_and_the_load_is_shown(tmp_path, capsys):
-    quiet, busy = [CpuSummary(cpus=2, no_cpu_share=share, other_cpus=0.0, load_average=1.0) for share in (0.01, 0.5)]
+    quiet, busy = [CpuSummary(cpus=2, other_cpus=others, load_average=1.0) for others in (0.02, 1.5)]
     ones = [job(tmp_path / f"1-{place}", {}, load=quiet) for place in range(2)]
     twos = [job(tmp_path / f"2-{place}", {}, {}, load=quiet) for place in range(2)]
     slow = job(tmp_path / "slow", *[{"data_time": 4.0}] * 2, load=busy)
@@ -205,4 +205,13 @@ def test_disturbed_runs_are_left_out_and_the_load_is_shown(tmp_path, capsys):
     told = " ".join(scaling(capsys, *ones, *twos, slow).split())
     assert "1 runs were left out" not in told
     assert "One run was left out, because the machine was busy." in told
-    assert "2 devices: no CPU for 1.0% to 50.0% of the time" in told
+    assert "2 devices: other programs used 0.0 to 1.5 of 2 CPUs" in told
+
+
+def test_ranks_that_take_the_cpus_from_each_other_belong_to_the_scaling(tmp_path, capsys):
+    waits = [CpuSummary(cpus=2, no_cpu_share=share, other_cpus=0.0, load_average=1.0) for share in (0.0, 0.5)]
+    ones = [job(tmp_path / f"1-{place}", {}, load=waits[0]) for place in range(2)]
+    twos = [job(tmp_path / "2-0", {}, {}, load=waits[0]), job(tmp_path / "2-1", *[{"data_time": 4.0}] * 2, load=waits[1])]
+    point = as_json(capsys, *ones, *twos)[1][2]
+    assert point["left_out"] == 0
+    assert point["efficiency"] < 0.9

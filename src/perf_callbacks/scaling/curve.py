@@ -28,6 +28,8 @@ FIELDS = ("parameters", "device", "timeline")
 SMALL = 0.01
 """Share of a step below which the growth of a part is not named."""
 
+FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
@@ -72,9 +74,9 @@ class Point:
 
     @property
     def grown(self) -> Growth | None:
-        """The part that surely grows, and grows most. None: no part surely grows by 1 % of the step or more."""
+        """The part that grows most. None: it doesn't surely grow, or by less than 1 % of the step."""
         least = SMALL * self.per_step / self.per_device
-        return next((one for one in self.growth if one.low > 0 and one.seconds >= least), None)
+        return next((one for one in self.growth[:1] if one.low > 0 and one.seconds >= least), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,15 +116,17 @@ def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt
     sides = [[JobRun.of(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
     kept = [
         [side[place] for place in places]
-        for side, places in zip(sides, machine_load.undisturbed([_loads(side) for side in sides]), strict=True)
+        for side, places in zip(sides, machine_load.undisturbed([_others(side) for side in sides]), strict=True)
     ]
     first, others = kept[0], [run for side in kept[1:] for run in side]
     unlike = _unlike(first, others)
     if unlike:
         raise ConfigError(f"{comparison_text.not_alike(unlike)}.")
+    if not all(run.times for run in [*first, *others]):
+        raise ConfigError(FEW_STEPS)
     unit = next((unit for unit in UNITS if all(run.per_step(unit) for run in [*first, *others])), None)
     if unit is None:
-        raise ConfigError("Not decided: the samples and tokens of a run are unknown.")
+        raise ConfigError("Not decided: the samples and tokens of a run, or the ranks that share them, are unknown.")
     points = [_point(side, now, first, unit) for side, now in zip(sides, kept, strict=True)]
     return Curve(
         unit=unit,
@@ -175,12 +179,17 @@ def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, chang
 def _rate(run: JobRun, unit: str) -> Estimate:
     found = run.rate(unit)
     if found is None:
-        raise ConfigError("Not decided: one of the runs has fewer than ten measured steps.")
+        raise ConfigError(FEW_STEPS)
     return found
 
 
 def _per_step(runs: Sequence[JobRun], unit: str) -> float:
     return fmean([run.per_step(unit) or 0.0 for run in runs])
+
+
+def _others(runs: Sequence[JobRun]) -> list[Load]:
+    """Return the loads by other programs. CPUs that a job's own ranks take from each other belong to its scaling."""
+    return [load._replace(no_cpu=None) for load in _loads(runs)]
 
 
 def _loads(runs: Sequence[JobRun]) -> list[Load]:

@@ -68,7 +68,7 @@ def _sentences(found: Curve) -> Iterator[str]:
     if grown is not None:
         yield from _why(last, grown)
     elif last.efficiency < 1 and last.growth:
-        yield "No part of the step surely grows."
+        yield "It is undecided which part of the step grows most."
     elif last.efficiency < 1:
         yield "It is unknown which part grows, because the stages of a run were not timed."
     left_out = sum([point.left_out for point in found.points])
