@@ -1,6 +1,6 @@
-"""Five training programs of other people: what the verdict says, and what its remedy gains.
+"""Six training programs of other people: what the verdict says, and what its remedy gains.
 
-    python benchmarks/case_studies.py                           # clones into out/others; half an hour on two cores
+    python benchmarks/case_studies.py                           # clones into out/others; 40 minutes on two cores
     python benchmarks/case_studies.py --only reward --rounds 1
 
 Each program runs as it is, and then with the remedy that its verdict names, in turns, each for the same time. A step
@@ -8,8 +8,8 @@ counts with all that happens between two steps, such as evaluations and starts o
 startup and FLOP counts don't count. The table of the first run is printed, the time per step of all runs, and the path
 of a report that lays the two kinds of runs over each other.
 
-The programs need transformers, trl, lightning and pytorch-forecasting. Their models are tiny and random, and so is the
-data, which is made here.
+The programs need transformers, trl, evaluate, lightning and pytorch-forecasting. Their models are tiny and random,
+and so is the data, which is made here.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import others
 from others import NANOGPT_AT, PERF, TRL_AT, Program
 
 FORECASTING_AT = "sktime/pytorch-forecasting", "062aeb47b75d589dcce621c04572181e3584a301"
+TRANSFORMERS_AT = "huggingface/transformers", "005c23ae8f6dca810fa2a0e5cecabe0cfb24aaf3"
 TRL = "--per_device_train_batch_size 8 --bf16 False --eos_token '</s>' --report_to none --max_steps 2000"
 SMALL = "--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
 LEFT_OUT = {"startup", "first_step", "flop_counting", "own_work"}
@@ -65,6 +66,15 @@ CASES = {
             f"trl/scripts/reward.py --model_name_or_path tiny --dataset_name pairs {TRL} --output_dir out/reward",
         ),
         "--gradient_checkpointing False",
+    ),
+    "classification": Case(
+        Program(
+            *TRANSFORMERS_AT,
+            "examples/pytorch/text-classification/run_classification.py --model_name_or_path tiny --do_train "
+            "--train_file train.json --validation_file validation.json --text_column_names sentence "
+            "--metric_name accuracy --num_train_epochs 10 --report_to none --output_dir out/classification",
+        ),
+        "--pad_to_max_length False --train_sampling_strategy group_by_length",
     ),
     "nanoGPT": Case(
         Program(*NANOGPT_AT, f"train.py config/train_shakespeare_char.py --device=cpu --compile=False {SMALL}"),

@@ -89,10 +89,11 @@ def clone(program, home):
     folder = home / program.folder
     if not folder.exists():
         address = f"https://github.com/{program.repository}"
-        subprocess.run(["git", "clone", "--quiet", address, folder], check=True)
+        # Files of other commits are not needed: transformers' would take more than a gigabyte.
+        subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", "--no-checkout", address, folder], check=True)
         subprocess.run(["git", "-C", folder, "checkout", "--quiet", program.commit], check=True)
     prepare = {"trl": make_texts, "pytorch-lightning": make_wikitext, "minGPT": make_letters}
-    prepare |= {"llama2.c": make_stories, "nanoGPT": make_checkpoint}
+    prepare |= {"llama2.c": make_stories, "nanoGPT": make_checkpoint, "transformers": make_sentences}
     prepare.get(program.folder, lambda _: None)(folder)
     return folder
 
@@ -104,10 +105,8 @@ def words(draw, least, most):
     return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
 
-def make_texts(folder):
-    """Make a tokenizer of 500 words, a Llama with 6 layers of width 192, texts, and pairs of answers."""
-    if (folder / "tiny").exists():
-        return
+def make_model(folder):
+    """Make a tokenizer of 500 words, and a Llama with 6 layers of width 192."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -124,6 +123,13 @@ def make_texts(folder):
         vocab_size=504, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes
     )
     LlamaForCausalLM(config).save_pretrained(folder / "tiny")
+
+
+def make_texts(folder):
+    """Make a model, texts, and pairs of answers."""
+    if (folder / "tiny").exists():
+        return
+    make_model(folder)
     draw = random.Random(0)
     texts = [{"text": words(draw, 40, 120)} for _ in range(2000)]
     pairs = [
@@ -134,6 +140,33 @@ def make_texts(folder):
     for name, rows in ("texts", texts), ("pairs", pairs):
         (folder / name).mkdir()
         (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def make_sentences(folder):
+    """Make a model, sentences of two classes, and a metric that needs no download."""
+    if (folder / "tiny").exists():
+        return
+    make_model(folder)
+    draw = random.Random(0)
+    for name, count in ("train", 4000), ("validation", 100):
+        rows = [{"sentence": words(draw, 10, 60), "label": draw.randint(0, 1)} for _ in range(count)]
+        (folder / f"{name}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (folder / "accuracy").mkdir()
+    (folder / "accuracy" / "accuracy.py").write_text(ACCURACY)
+
+
+ACCURACY = """import datasets
+import evaluate
+
+
+class Accuracy(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum([one == other for one, other in zip(predictions, references)]) / len(references)}
+"""
 
 
 def make_wikitext(folder):
