@@ -159,7 +159,9 @@ def test_ranks_that_share_samples_count_once(tmp_path, capsys):
     shared = job(tmp_path / "2", {}, {}, data_parallel=1)
     assert as_json(capsys, job(tmp_path / "1", {}), shared)[1][2]["efficiency"] == pytest.approx(0.5)
     unknown = job(tmp_path / "u", {}, {}, data_parallel=None)
-    assert "the samples and tokens of a run, or the ranks that share them, are unknown" in scaling(capsys, tmp_path / "1", unknown, status=2)
+    assert "the samples and tokens of a run, or the ranks that share them, are unknown" in scaling(
+        capsys, tmp_path / "1", unknown, status=2
+    )
 
 
 def test_tokens_count_where_samples_are_unknown(tmp_path, capsys):
@@ -211,7 +213,10 @@ def test_disturbed_runs_are_left_out_and_the_load_is_shown(tmp_path, capsys):
 def test_ranks_that_take_the_cpus_from_each_other_belong_to_the_scaling(tmp_path, capsys):
     waits = [CpuSummary(cpus=2, no_cpu_share=share, other_cpus=0.0, load_average=1.0) for share in (0.0, 0.5)]
     ones = [job(tmp_path / f"1-{place}", {}, load=waits[0]) for place in range(2)]
-    twos = [job(tmp_path / "2-0", {}, {}, load=waits[0]), job(tmp_path / "2-1", *[{"data_time": 4.0}] * 2, load=waits[1])]
+    twos = [
+        job(tmp_path / "2-0", {}, {}, load=waits[0]),
+        job(tmp_path / "2-1", *[{"data_time": 4.0}] * 2, load=waits[1]),
+    ]
     point = as_json(capsys, *ones, *twos)[1][2]
     assert point["left_out"] == 0
     assert point["efficiency"] < 0.9
