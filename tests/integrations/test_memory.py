@@ -163,6 +163,75 @@ def test_gradients_that_stay_are_counted_once(tmp_path):
     assert static <= parts.peak_gb <= static + parts.temporary_gb
 
 
+class LargeForward(nn.Module):
+    """Its forward makes and frees more than all gradients, and so has the peak of the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = a_model()
+
+    def forward(self, rows):
+        result = self.layers(rows)
+        return result + rows.detach().repeat(100, 1).sum()
+
+
+@pytest.mark.parametrize(
+    ("freed", "kept_in_forward"),
+    [("after the step", 0), ("before the forward", 0), ("after the forward", ALL), ("by a closure", ALL)],
+)
+def test_gradients_that_the_forward_finds_count_in_its_peak(tmp_path, freed, kept_in_forward):
+    model = LargeForward()
+    optimizer = sgd(model)
+    rows = torch.ones(ROWS, WIDTH)
+
+    def closure():  # as in Lightning
+        loss = model(rows).mean()
+        optimizer.zero_grad()
+        loss.backward()
+
+    with measure(
+        model=model, optimizer=optimizer, loader=[rows] * 4, config=PerfConfig(output_dir=str(tmp_path))
+    ) as perf:
+        for _ in perf.loader:
+            if freed == "by a closure":
+                optimizer.step(closure)
+                continue
+            if freed == "before the forward":
+                optimizer.zero_grad()
+            loss = model(rows).mean()
+            if freed == "after the forward":
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if freed == "after the step":
+                optimizer.zero_grad()
+    (parts,) = recorded(tmp_path, Memory)
+    assert (parts.weights_gb, parts.gradients_gb, parts.optimizer_gb) == pytest.approx([ALL / GB] * 3)
+    assert parts.temporary_gb == pytest.approx(100 * RESULT / GB, rel=0.02)
+    peak = 2 * ALL + kept_in_forward + LAYERS * RESULT + 100 * RESULT
+    assert parts.peak_gb == pytest.approx(peak / GB, rel=0.02)
+
+
+def test_gradients_that_a_closure_frees_and_makes_count_once(tmp_path):
+    model = a_model()
+    optimizer = sgd(model)
+    rows = torch.ones(ROWS, WIDTH)
+
+    def closure():
+        loss = model(rows).mean()
+        optimizer.zero_grad()
+        loss.backward()
+
+    with measure(
+        model=model, optimizer=optimizer, loader=[rows] * 4, config=PerfConfig(output_dir=str(tmp_path))
+    ) as perf:
+        for _ in perf.loader:
+            optimizer.step(closure)
+    (parts,) = recorded(tmp_path, Memory)
+    assert parts.gradients_gb == pytest.approx(ALL / GB)
+    assert parts.peak_gb == pytest.approx((3 * ALL + (LAYERS + 1) * RESULT) / GB, rel=0.02)  # in the last layer
+
+
 def test_without_a_count_activations_are_unknown_and_the_rest_is_known(tmp_path):
     model = a_model()
     summary = train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), flops="off")

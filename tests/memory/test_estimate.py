@@ -103,5 +103,13 @@ def test_shares_of_a_rank(sharding, ranks, peak, exchange):
     assert found["activations"] == 3.0
 
 
+def test_fsdp_holds_all_gradients_until_the_last_micro_batch():
+    one, several = [on_rank(STEP, 4, "fsdp", 4, 10**9, accumulated=accumulated) for accumulated in (1, 2)]
+    assert (one["gradients"], several["gradients"]) == (STEP.gradients / 4 / GB, STEP.gradients / GB)
+    in_backward = max(kept for kept, _ in STEP.passes)
+    assert one["peak"] < several["peak"] <= one["peak"] + 3 / 4 * in_backward / GB
+    assert on_rank(STEP, 4, "zero3", 4, 10**9, accumulated=2) == on_rank(STEP, 4, "zero3", 4, 10**9)
+
+
 def test_sizes_are_in_gb():
     assert on_rank(STEP, 1, "none", 4, GB)["weights"] == 6.0

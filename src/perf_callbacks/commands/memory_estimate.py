@@ -77,7 +77,8 @@ def estimator(arguments: argparse.Namespace) -> Estimator:
         def sizes(batch: int, checkpointed: int) -> dict[str, float]:
             with unpadded():
                 step = simulated.step(batch, arguments.seq, checkpointed=checkpointed, accumulated=arguments.accumulate)
-            return on_rank(step, arguments.ranks, _sharding(arguments), simulated.layers, simulated.layer_bytes)
+            model = simulated.layers, simulated.layer_bytes
+            return on_rank(step, arguments.ranks, _sharding(arguments), *model, accumulated=arguments.accumulate)
 
         sizes(arguments.batch or 1, min(arguments.checkpointing, simulated.layers))
     except ConfigError:

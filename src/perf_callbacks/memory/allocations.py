@@ -41,8 +41,6 @@ class Allocations:
         self._seen = 0  # events processed so far
         self.activation_bytes = 0
         """Bytes of the forward's storages that were alive when a backward began; the largest sum of all backwards."""
-        self.kept_bytes = 0
-        """Bytes of the gradients and the optimizer state that the step made."""
 
     @property
     def seen(self) -> bool:
@@ -69,14 +67,19 @@ class Allocations:
             if given.alias_info is None:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
-    def keep(self, storages: Iterable[int]) -> None:
-        """Mark storages as gradients or optimizer state. Gradients and optimizer state are measured separately."""
+    def hold(self, storages: Iterable[Any]) -> None:
+        """Follow gradients that exist before the step: it may free them, and make new ones."""
+        for storage in storages:
+            self._follow(storage, backward=True)
+            self.keep([storage._cdata])  # noqa: SLF001 there is no public identity
+
+    def keep(self, storages: Iterable[int]) -> set[int]:
+        """Mark storages as gradients or optimizer state, which are measured separately. Return those followed here."""
         self._take_in()
-        for key in storages:
-            if key in self._alive:
-                one = self._alive[key]
-                self.kept_bytes += 0 if one.kept else one.size
-                one.kept = True
+        found = {key: self._alive[key] for key in storages if key in self._alive}
+        for one in found.values():
+            one.kept = True
+        return {*found}
 
     def temporary_bytes(self) -> int:
         """Return the peak of the storages that are neither activations nor gradients nor optimizer state."""
@@ -124,7 +127,9 @@ class Allocations:
                 self._note(one, backward=backward)
         if not isinstance(out, torch.Tensor) or out.device.type != self._device or out.layout is not torch.strided:
             return
-        storage = out.untyped_storage()
+        self._follow(out.untyped_storage(), backward=backward)
+
+    def _follow(self, storage: Any, *, backward: bool) -> None:
         key = storage._cdata  # noqa: SLF001 there is no public identity
         self._take_in()
         if key in self._alive:

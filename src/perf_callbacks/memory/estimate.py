@@ -9,7 +9,8 @@ from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
 from perf_callbacks.memory.use import GB
 
-DDP, FULL = "ddp", ("zero3", "fsdp")
+DDP, FSDP = "ddp", "fsdp"
+FULL = ("zero3", FSDP)
 
 SHARDED = {
     "none": (),
@@ -40,12 +41,15 @@ class SimulatedStep:
     optimizer: int
 
 
-def on_rank(step: SimulatedStep, ranks: int, sharding: str, layers: int, layer_bytes: int) -> dict[str, float]:
+def on_rank(
+    step: SimulatedStep, ranks: int, sharding: str, layers: int, layer_bytes: int, *, accumulated: int = 1
+) -> dict[str, float]:
     """Return the parts and the peak of a rank in GB, by formulas for what sharding divides and adds.
 
     - ddp adds buckets as large as the gradients (`gradient_as_bucket_view=False`).
     - zero3 and fsdp add gathered weights: those outside of the list of layers, and those of two layers. They add the
-      unsharded gradients of the weights outside of the list, and of one layer.
+      unsharded gradients of the weights outside of the list, and of one layer. If fsdp accumulates, ranks exchange
+      gradients in the last micro-batch only (`no_sync`), and until then each rank holds all of them.
     - Buckets of zero1 and zero2 have a size of their own, and are left out.
 
     Args:
@@ -54,6 +58,7 @@ def on_rank(step: SimulatedStep, ranks: int, sharding: str, layers: int, layer_b
         sharding: A name in `SHARDED`.
         layers: Number of layers in the model's list of layers; 0 without such a list.
         layer_bytes: Bytes of the weights of a layer; without such a list, of the model.
+        accumulated: Number of micro-batches.
     """
     share = {part: 1 / ranks if part in SHARDED[sharding] else 1.0 for part in ("weights", "gradients", "optimizer")}
     weights, optimizer = step.weights * share["weights"], step.optimizer * share["optimizer"]
@@ -63,8 +68,10 @@ def on_rank(step: SimulatedStep, ranks: int, sharding: str, layers: int, layer_b
         outside = max(0, step.weights - layers * layer_bytes)
         extra = float(min(step.weights, outside + GATHERED_LAYERS * layer_bytes))
         reduced = step.gradients * min(1.0, (outside + layer_bytes) / max(1, step.weights))
+    in_full = sharding == FSDP and accumulated > 1
+    of_passes = 1.0 if in_full else share["gradients"]
     held = weights + optimizer + (extra if sharding == DDP else 0.0)
-    in_passes = max([share["gradients"] * kept + rest for kept, rest in step.passes], default=0.0)
+    in_passes = max([of_passes * kept + rest for kept, rest in step.passes], default=0.0)
     in_passes += reduced + (0.0 if sharding == DDP else extra)
     in_update = step.gradients * share["gradients"] + step.optimizer_temporary * share["optimizer"]
     peak = held + max(in_passes, in_update)
@@ -72,7 +79,7 @@ def on_rank(step: SimulatedStep, ranks: int, sharding: str, layers: int, layer_b
         peak = max(peak, (step.parts.peak_gb or 0.0) * GB)
     found = {
         "weights": weights,
-        "gradients": step.gradients * share["gradients"],
+        "gradients": step.gradients * of_passes,
         "optimizer": optimizer,
         "activations": (step.parts.activations_gb or 0.0) * GB,
         "temporary": (step.parts.temporary_gb or 0.0) * GB,

@@ -114,7 +114,7 @@ class MemoryWatch(Observer):
             return
         with guard(self._give_up):  # models may be anything; all other measuring goes on
             self._measuring = StepMemory(self._model, self._recorder.device.type)
-            self._measuring.begin()
+            self._measuring.begin(self._model)
 
     def step_ended(self, step: int) -> None:
         """Store the parts of memory at the end of a measured step."""

@@ -106,7 +106,7 @@ class Simulation:
         """Run one step, and follow its tensors."""
         whole, passes, update = StepMemory(self.model, _DEVICE), Allocations(_DEVICE), Allocations(_DEVICE)
         gradients: dict[int, int] = {}
-        whole.begin()
+        whole.begin(self.model)
         try:
             for _ in range(accumulated):
                 ids = torch.ones(batch, length, dtype=torch.long)

@@ -1,7 +1,7 @@
 """Memory of one optimizer step by part, measured from the tensors while the step runs."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class StepMemory:
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
+        self._unfollowed: dict[int, int] = {}  # gradients and state that the step neither made nor freed
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._failed = False
         self._hook = RemovableHandle(_global_optimizer_pre_hooks)
@@ -43,8 +44,12 @@ class StepMemory:
         """True: an optimizer has stepped, and its gradients were read."""
         return bool(self._optimizers) and not self._failed
 
-    def begin(self) -> None:
-        """Watch the steps of optimizers by a hook, unless code is compiled: the hook would cause recompilation."""
+    def begin(self, model: nn.Module | None) -> None:
+        """Follow the gradients that exist, as in Lightning, which frees them after the forward.
+
+        Watch the steps of optimizers by a hook, unless code is compiled: the hook would cause recompilation.
+        """
+        self.allocations.hold(_storages(_gradients(model), self._device))
         self.hooked = not anything_compiled()
         if self.hooked:
             # torch's own function returns the handle after the hook is in place; an interrupt may come in between
@@ -67,18 +72,21 @@ class StepMemory:
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
         """Return the parts of memory of the step that is ending."""
+        weights = sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
-            self._note(state, tensors(optimizer.state))
-        weights = sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
-        still = {key: size for key, size in state.items() if key not in weights}  # state may share storage with weights
-        static = sum(weights.values()) + sum(self._gradients.values()) + sum(still.values())
+            self._note(state, tensors(optimizer.state), weights)  # state may share storage with weights
+        made: dict[int, int] = {}  # by a closure that the optimizer ran after the hook, as in Lightning
+        self._note(made, _gradients(model))
+        gradients = max(sum(self._gradients.values()), sum(made.values()))
+        static = sum(weights.values()) + gradients + sum(state.values())
         followed, activations, temporary, peak = self.allocations, None, None, None
         source = None
         if followed.seen:
             source, activations = OPERATIONS, followed.activation_bytes
             temporary = followed.temporary_bytes() if self.hooked else None  # else gradients would count as temporary
-            peak = static - followed.kept_bytes + followed.peak_bytes() if self.hooked else None
+            apart = sum(weights.values()) + sum(self._unfollowed.values())
+            peak = apart + followed.peak_bytes() if self.hooked else None
         if allocator is not None:
             peak = allocator.peak_bytes
             if activations is None:
@@ -90,8 +98,8 @@ class StepMemory:
             device=self._device,
             source=source,
             weights_gb=_gb(sum(weights.values()) if weights else None),
-            gradients_gb=_gb(sum(self._gradients.values()) if self.optimizer_seen else None),
-            optimizer_gb=_gb(sum(still.values()) if self.optimizer_seen else None),
+            gradients_gb=_gb(gradients if self.optimizer_seen else None),
+            optimizer_gb=_gb(sum(state.values()) if self.optimizer_seen else None),
             activations_gb=_gb(activations),
             temporary_gb=_gb(temporary),
             peak_gb=_gb(peak),
@@ -109,9 +117,10 @@ class StepMemory:
     def _ours(self, optimizer: Any) -> bool:
         return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
 
-    def _note(self, noted: dict[int, int], parts: Iterable[torch.Tensor]) -> None:
-        found = sizes(parts, self._device)
-        self.allocations.keep([key for key in found if key not in noted])
+    def _note(self, noted: dict[int, int], parts: Iterable[torch.Tensor], without: Container[int] = ()) -> None:
+        found = {key: size for key, size in sizes(parts, self._device).items() if key not in without}
+        followed = self.allocations.keep(found)
+        self._unfollowed.update({key: size for key, size in found.items() if key not in followed})
         noted.update(found)
 
 
@@ -121,8 +130,16 @@ def _gb(size: int | None) -> float | None:
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
     """Return the bytes of each storage on a device, by the storage's identity."""
-    storages = [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
+    storages = _storages(parts, device)
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
+
+
+def _storages(parts: Iterable[torch.Tensor], device: str) -> list[Any]:
+    return [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
+
+
+def _gradients(model: nn.Module | None) -> list[torch.Tensor]:
+    return [] if model is None else [one.grad for one in model.parameters() if one.grad is not None]
 
 
 def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
