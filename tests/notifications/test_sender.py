@@ -37,7 +37,7 @@ def started(tmp_path, monkeypatch):
     for one in made:
         one.dismiss()
         until(lambda one=one: not one.tick(0.0))
-    assert not sender._all
+    assert not sender._all.intersection(made)  # one of a fit before may still pass its last event on
 
 
 def events(directory):
