@@ -193,6 +193,7 @@ def test_reductions_of_gradients_are_counted_by_micro_batch(quiet, kind):
         ((2.0, 1.0, 0.0), 1, 3.0),  # five CPUs are busy with other programs
         ((0.0, 4.6, 3.4 / 4.6), 1, 8 - 3.4 * 8 / 4.6),  # six other threads share the CPUs with eight of this process
         ((1.0, 1.5, 0.0), 4, 7 / 4),  # four ranks use six of seven busy CPUs
+        ((0.0, 0.5, 0.0), 16, 8 / 16),  # sixteen ranks use all CPUs
         ((0.0, 0.1, 99.0), 1, 0.0),
     ],
 )
@@ -209,7 +210,7 @@ def since_a_second(monkeypatch, idle, own, queued, *, ranks=1):
     monkeypatch.setattr(observer.cpu_time, "throttled", lambda: None)
     monkeypatch.setattr(observer.cpu_time, "read", lambda _thread: CpuTime(now[0], queued * now[0]))
     monkeypatch.setattr(observer, "perf_counter", lambda: now[0])
-    since = observer._Since(8 // ranks, ranks)
+    since = observer._Since(max(1, 8 // ranks), ranks)
     now[0] = 1.0
     return since
 

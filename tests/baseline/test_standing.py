@@ -104,6 +104,12 @@ def test_a_rate_is_a_baseline():
     assert not against_rate(a_run(0.1), 40.0).slower
 
 
+def test_a_rate_per_device_knows_the_ranks_that_share_samples():
+    assert against_rate(a_run(0.1, world_size=4, data_parallel=2), 40.0) is None  # 80 samples/s for each two ranks
+    assert against_rate(a_run(0.1, world_size=4, data_parallel=4), 40.0).change.change == pytest.approx(-0.5)
+    assert against_rate(a_run(0.1, world_size=4), 40.0) is None  # unknown
+
+
 @pytest.mark.parametrize("value", [0.0, -5.0, float("nan"), float("inf")])
 def test_a_rate_that_no_run_has_is_no_baseline(value):
     assert against_rate(a_run(0.1), value) is None

@@ -144,6 +144,13 @@ def test_with_a_smaller_batch_per_device_work_per_second_is_compared(tmp_path, c
     assert "The batch per device differs (strong scaling): 8 on 1 device, 4 on 2 devices, in samples per step." in told
 
 
+def test_a_batch_that_differs_between_runs_of_a_count_is_told(tmp_path, capsys):
+    twos = [job(tmp_path / f"2-{samples}", {}, {}, samples=samples) for samples in (4, 12)]
+    assert as_json(capsys, job(tmp_path / "1", {}), *twos)[0]["scaling"] == "strong"
+    told = " ".join(scaling(capsys, tmp_path / "1", *twos).split())
+    assert "(strong scaling): 8 on 1 device, 4 to 12 on 2 devices, in samples per step." in told
+
+
 def test_several_runs_of_a_count_are_one_point(tmp_path, capsys):
     ones = [job(tmp_path / f"1-{place}", {"data_time": 0.0625 * place}) for place in range(3)]
     twos = [job(tmp_path / f"2-{place}", *[{"data_time": 0.0625 * place + 0.25}] * 2) for place in range(3)]

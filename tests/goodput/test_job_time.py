@@ -9,6 +9,7 @@ from fakes import a_run
 
 from perf_callbacks.goodput import job_time
 from perf_callbacks.goodput.attempt_order import survivors
+from perf_callbacks.goodput.text import notes
 from perf_callbacks.goodput.time_kinds import (
     CHECKPOINT,
     COMMUNICATION,
@@ -143,15 +144,30 @@ def test_a_hang_that_was_killed_is_a_stall_until_the_last_sign_of_life():
     stall = Stall(step=5, rank=0, stage="backward", since_seconds=60.0)
     hung = a_journal(started=0.0, times=(1.0,) * 5, others=[(stall, 60.0)])
     later = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
-    assert known(of(hung, later)) == {PRODUCTIVE: 6.0, STALLS: 3600.0, DOWNTIME: 395.0}
+    assert known(of([*hung, *later])) == {PRODUCTIVE: 6.0, STALLS: 3600.0, DOWNTIME: 395.0}
+
+
+def test_only_the_next_attempt_in_the_journal_knows_how_long_a_hang_lasted():
+    """Another run may write to the journal before the job goes on, and the job may go on in another directory."""
+    stall = Stall(step=5, rank=0, stage="backward", since_seconds=60.0)
+    hung = a_journal(started=0.0, times=(1.0,) * 5, others=[(stall, 60.0)])
+    other = a_journal(run_id="b1", started=500.0, times=(1.0,) * 9, last_sign_unix=305.0)
+    later = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
+
+    def job(*journals):
+        return job_time.of([one for one in attempts_of(*journals) if one.run.run_id == "a1"])
+
+    assert known(job([*hung, *other, *later])) == {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0}
+    assert known(job([*hung, *other], later)) == {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0}
+    assert known(job(hung, later)) == {PRODUCTIVE: 6.0, STALLS: 60.0, DOWNTIME: 3935.0}
 
 
 def test_a_file_written_much_later_was_copied_unless_the_run_hung():
     lost = a_journal(started=0.0, times=(1.0,) * 5)
     copied = a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=3605.0)
-    assert known(of(lost, copied)) == {PRODUCTIVE: 6.0, DOWNTIME: 3995.0}
+    assert known(of([*lost, *copied])) == {PRODUCTIVE: 6.0, DOWNTIME: 3995.0}
     alive = a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=8.0)
-    assert known(of(lost, alive)) == {PRODUCTIVE: 6.0, DOWNTIME: 3992.0, OTHER: 3.0}
+    assert known(of([*lost, *alive])) == {PRODUCTIVE: 6.0, DOWNTIME: 3992.0, OTHER: 3.0}
 
 
 def test_stragglers_are_taken_from_waits_first():
@@ -200,9 +216,21 @@ def test_a_stall_before_an_end_in_order_is_no_hang():
     assert known(job) == {PRODUCTIVE: 4.0, CHECKPOINT: 700.0, OTHER: 1000.0}
 
 
+def test_a_stall_in_an_evaluation_that_ended_before_a_kill_is_no_hang():
+    evaluated = [
+        (Stall(step=4, rank=0, stage="evaluation", since_seconds=60.0), 70.0),
+        (Span(kind="evaluation", step=4, start=4.0, seconds=100.0), 30.0),
+    ]
+    job = of(a_journal(started=0.0, times=(1.0,) * 4, others=evaluated, tail=20.0))
+    assert known(job) == {PRODUCTIVE: 4.0, EVALUATION: 100.0, OTHER: 20.0}
+    again = (Stall(step=4, rank=0, stage="data", since_seconds=15.0), 20.0)  # in the step after the evaluation
+    job = of(a_journal(started=0.0, times=(1.0,) * 4, others=[*evaluated, again]))
+    assert known(job) == {PRODUCTIVE: 4.0, EVALUATION: 100.0, STALLS: 15.0, OTHER: 5.0}
+
+
 def test_a_file_that_was_touched_after_the_end_does_not_make_the_attempt_longer():
     later = a_journal(started=400.0, first=5, times=(1.0,), attempt=2, last_sign_unix=100.0)
-    job = of(a_journal(started=0.0, times=(1.0,) * 4, ended=True), later)
+    job = of([*a_journal(started=0.0, times=(1.0,) * 4, ended=True), *later])
     assert known(job) == {PRODUCTIVE: 5.0, DOWNTIME: 396.0}
 
 
@@ -249,6 +277,18 @@ def test_money_and_energy_are_per_surviving_token():
     assert facts["money_by_kind"][ROLLED_BACK] == pytest.approx(1.25)
     assert (facts["joules_of_one_device"], facts["joules_per_token"]) == (1200.0, 2.0)
     assert job_time.facts(of(first, last), None)["money"] is None
+
+
+def test_attempts_without_energy_are_told_and_leave_the_others_known():
+    uses, tokens = [(Use(step=4, energy_joules=600.0), 0.0)], {"tokens": (100,) * 4}
+    first = a_journal(started=0.0, times=(1.0,) * 4, others=uses, steps=tokens)
+    short = a_journal(started=10.0, first=5, times=(1.0,) * 4, steps=tokens)
+    job = of(first, short)
+    assert (job.joules, job.joules_per_token, job.tokens) == (600.0, 1.5, 800.0)
+    assert [one["joules_of_one_device"] for one in job_time.facts(job, None)["attempts"]] == [600.0, None]
+    assert "The energy of 1 of 2 attempts is unknown, and not part of the sum." in notes(job)
+    assert (of(short).joules, of(short).joules_per_token) == (None, None)
+    assert not any("energy" in note for note in [*notes(of(first)), *notes(of(short))])
 
 
 def test_shared_devices_have_no_energy():

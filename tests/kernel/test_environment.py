@@ -59,24 +59,26 @@ def test_the_interpreter_is_as_it_says_itself():
 @pytest.mark.parametrize(
     "case",
     [
-        ((8, None), "", "max", 8),
-        ((8, 8), "4", "max", 2),  # a mask that all ranks share is divided
-        ((2, 8), "4", "max", 2),  # a mask of the rank's own is not
-        ((4, 8), "4", "max", 2),  # two ranks share it, such as those of a NUMA node
-        ((8, 8), "16", "max", 1),
-        ((8, 8), "", "250000", 2),
-        ((8, 8), "2", "600000", 3),
-        ((8, 8), "", "50000", 1),
+        ((8, None), "", "max", 8, 1),
+        ((8, 8), "4", "max", 2, 4),  # a mask that all ranks share is divided
+        ((2, 8), "4", "max", 2, 1),  # a mask of the rank's own is not
+        ((4, 8), "4", "max", 2, 2),  # two ranks share it, such as those of a NUMA node
+        ((8, 8), "16", "max", 1, 16),  # more ranks than CPUs
+        ((1, 8), "8", "max", 1, 1),
+        ((8, 8), "", "250000", 2, 1),
+        ((8, 8), "2", "600000", 3, 2),
+        ((8, 8), "", "50000", 1, 1),
     ],
 )
 def test_cpus_are_the_part_of_a_process_among_all_of_the_job(tmp_path, monkeypatch, case):
-    (mask, parent), ranks, quota, cpus = case
+    (mask, parent), ranks, quota, cpus, sharing = case
     files = {"sys/fs/cgroup/cpu.max": f"{quota} 100000"}
     if parent is not None:
         files[f"proc/{os.getppid()}/status"] = f"Name:\tpython\nCpus_allowed_list:\t0-{parent - 1}\n"
     monkeypatch.setattr(processes, "cpu_mask", lambda: frozenset(range(mask)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert environment.read(root=lay(tmp_path, files)).cpus == cpus
+    found = environment.read(root=lay(tmp_path, files))
+    assert (found.cpus, found.processes_on_cpus) == (cpus, sharing)
 
 
 @pytest.mark.parametrize(("threshold", "generational"), [((700, 10, 10), True), ((2000, 10, 0), False)])

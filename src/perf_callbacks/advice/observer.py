@@ -52,7 +52,7 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(device=devices.of(recorder.device))
-        since = _Since(machine.cpus, machine.local_world_size)
+        since = _Since(machine.cpus, machine.processes_on_cpus)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
         updates = _updates(recorder, training.setup(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
@@ -196,9 +196,10 @@ def _persists(loader: Any) -> bool:
 class _Since:
     """CPU times that the system has counted since the fit began."""
 
-    def __init__(self, cpus: int | None, ranks: int) -> None:
+    def __init__(self, cpus: int | None, sharing: int) -> None:
+        """Begin. `cpus`: the process's share of the CPUs. `sharing`: number of ranks that share the CPUs in its mask."""
         self._own = cpus
-        self._ranks = ranks
+        self._sharing = sharing
         self._all = read_processes()
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
@@ -255,11 +256,6 @@ class _Since:
         if others is None or not self._own:
             return None
         return min(self._own, max(0.0, len(self._cpus) - wanted * others) / self._sharing)
-
-    @property
-    def _sharing(self) -> int:
-        """Number of ranks that share the process's CPUs."""
-        return min(self._ranks, max(1, len(self._cpus) // (self._own or 1)))
 
     def _others(self, seconds: float) -> float | None:
         """Return the mean number of the process's CPUs that other programs used. None: unknown."""

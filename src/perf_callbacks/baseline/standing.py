@@ -70,9 +70,10 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
 
 def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
     """Compare the first steps of a run with a number of samples per second and device. None: as fast, or unknown."""
-    if not run.samples_per_second or samples_per_second <= 0 or run.devices < 1:
+    now = run.samples_per_second_per_device
+    if not now or samples_per_second <= 0:
         return None
-    longer = samples_per_second * run.devices / run.samples_per_second - 1
+    longer = samples_per_second / now - 1
     if not math.isfinite(longer) or abs(math.log1p(longer)) < math.log1p(LEAST):
         return None
     return Standing(change=Change(longer, longer, longer), runs=0, rate=samples_per_second)

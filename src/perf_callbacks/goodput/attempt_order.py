@@ -43,6 +43,11 @@ class RecordedAttempt(Protocol):
         """Time of the last sign of life in the journal, from the beginning of the attempt."""
         ...
 
+    @property
+    def written_unix(self) -> float | None:
+        """Wall clock at the last write to the journal before the next attempt in it. None: unknown."""
+        ...
+
 
 def summary(attempt: RecordedAttempt) -> Summary | None:
     """Return the summary at the end of an attempt. None: the attempt was killed, hangs or goes on."""

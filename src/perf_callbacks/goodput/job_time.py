@@ -119,14 +119,15 @@ class JobTime:
 
     @property
     def joules(self) -> float | None:
-        """Energy of the device of the rank that was read. None: unknown for an attempt."""
-        return _known_sum([one.joules for one in self.attempts])
+        """Energy of the device of the rank that was read, in the attempts that measured energy. None: in no attempt."""
+        return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of that device per token of its rank in the surviving steps."""
-        tokens = _known_sum([one.rank_tokens for one in self.attempts])
-        return None if self.joules is None or not tokens else self.joules / tokens
+        """Energy of that device per token of its rank in the surviving steps, over the attempts that know both."""
+        known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
+        tokens = sum([one.rank_tokens or 0.0 for one in known])
+        return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
 
 
 def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
@@ -140,9 +141,8 @@ def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
     first = covered = 0.0
     found: list[AttemptTime] = []
     for place, (begin, one) in enumerate(timed):
-        later = ordered[place + 1].run if place + 1 < len(ordered) else None
-        seconds = lasted(one, later)
-        if later is not None:
+        seconds = lasted(one)
+        if place + 1 < len(timed):
             seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
         restore = max(0.0, one.run.restore_seconds or 0.0)
         known = max(restore, one.run.process_seconds or 0.0)  # a later fit of a process doesn't know its startup
@@ -265,6 +265,7 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
                 "rolled_back_steps": one.rolled_back_steps,
                 "ended": one.ended,
                 "failure": one.failure,
+                "joules_of_one_device": one.joules,
             }
             for one in job.attempts
         ],

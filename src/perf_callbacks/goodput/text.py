@@ -121,5 +121,8 @@ def notes(job: JobTime) -> Iterable[str]:
     unseen = sum([one.unseen_steps for one in job.attempts])
     if unseen > FEW:
         yield f"{unseen:,} steps are in no journal, which was full (max_journal_mb): their time is part of other."
+    unmetered = sum([one.joules is None for one in job.attempts])
+    if unmetered and job.joules is not None:
+        yield f"The energy of {unmetered:,} of {len(job.attempts):,} attempts is unknown, and not part of the sum."
     if unknown(job):
         yield f"Not measured, and so part of other kinds: {', '.join(unknown(job))}."

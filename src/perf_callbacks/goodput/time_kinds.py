@@ -6,7 +6,7 @@ from statistics import median
 from typing import TypeVar
 
 from perf_callbacks.goodput.attempt_order import RecordedAttempt, last_step, summary
-from perf_callbacks.kernel.records.fit_records import Run, Span
+from perf_callbacks.kernel.records.fit_records import Span
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 
 T = TypeVar("T")
@@ -30,18 +30,15 @@ COPIED_SECONDS = 120.0
 """A file that was written this much later than its last record may have been copied, unless the run hung."""
 
 
-def lasted(attempt: RecordedAttempt, later: Run | None) -> float:
+def lasted(attempt: RecordedAttempt) -> float:
     """Return the seconds from the beginning of an attempt to its last sign of life.
 
-    Args:
-        attempt: The attempt.
-        later: The next attempt's record. It holds the time at which the file was last written before, which shows how
-            long a hang lasted. None: there is no later attempt.
+    After a hang, this is the time at which the journal was last written before the next attempt in it.
     """
     known = max(0.0, attempt.seconds)
-    if later is None or later.last_sign_unix is None or summary(attempt) is not None:
+    if attempt.written_unix is None or summary(attempt) is not None:
         return known
-    written = later.last_sign_unix - attempt.run.started_unix
+    written = attempt.written_unix - attempt.run.started_unix
     copied = written - known > COPIED_SECONDS and hanging_since(attempt) is None
     return known if copied or not isfinite(written) else max(known, written)
 
@@ -53,9 +50,11 @@ def hanging_since(attempt: RecordedAttempt) -> float | None:
     if end is not None and end.failure is None:
         return None
     for entry in attempt.entries:
-        stall = entry.record
-        if isinstance(stall, Stall) and stall.rank == attempt.run.rank and stall.step >= done:
-            found = max(0.0, entry.t - stall.since_seconds)
+        record = entry.record
+        if isinstance(record, Stall) and record.rank == attempt.run.rank and record.step >= done:
+            found = max(0.0, entry.t - record.since_seconds)
+        elif isinstance(record, Span) and record.step >= done:  # a span is written when it ends
+            found = None
     return found
 
 

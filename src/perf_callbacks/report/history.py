@@ -53,6 +53,8 @@ class Attempt:
     """All records except `run`, steps and rows, in order."""
     seconds: float = 0.0
     """Time of the last record or of the interim summary, whichever is later."""
+    written_unix: float | None = None
+    """Wall clock at the last write to the journal before the next attempt in it. None: no later attempt, or unknown."""
     interim: Summary | None = None
     """Last interim summary, if the attempt has no summary at its end: the attempt was killed, hangs, or goes on."""
 
@@ -195,7 +197,9 @@ def gather(
         current: Attempt | None = None
         for entry in journal:
             if isinstance(entry.record, Run):
-                current = _attempt(fits, entry.record)
+                before, current = current, _attempt(fits, entry.record)
+                if before is not None and before is not current:
+                    before.written_unix = entry.record.last_sign_unix
             if current is not None:
                 current.add(entry)
         if current is not None and so_far is not None and current.last(Summary) is None:

@@ -60,7 +60,9 @@ class Point:
     per_device: float
     """Work of a device per second."""
     per_step: float
-    """Work of a device per step."""
+    """Mean work of a device per step."""
+    per_step_ends: tuple[float, float]
+    """Least and largest work of a device per step among the runs."""
     efficiency: float
     """Work per second and device, divided by that of the baseline."""
     interval: tuple[float, float] | None
@@ -95,7 +97,7 @@ class Curve:
     @property
     def weak(self) -> bool:
         """True: each device does the same work per step, whatever the number of devices."""
-        amounts = [self.baseline_per_step, *[point.per_step for point in self.points]]
+        amounts = [self.baseline_per_step, *[amount for point in self.points for amount in point.per_step_ends]]
         return max(amounts) - min(amounts) <= SAME_AMOUNT * max(amounts)
 
 
@@ -140,7 +142,7 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
     rates, before = [[_rate(run, unit) for run in runs] for runs in (side, baseline)]
     changed = change_between_runs(before, rates, CONFIDENCE)
     per_device, devices = mean_of_runs(rates) or 0.0, side[0].devices
-    itself = side is baseline
+    itself, amounts = side is baseline, [run.per_step(unit) or 0.0 for run in side]
     return Point(
         devices=devices,
         runs=len(side),
@@ -148,6 +150,7 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
         per_second=per_device * devices,
         per_device=per_device,
         per_step=_per_step(side, unit),
+        per_step_ends=(min(amounts), max(amounts)),
         efficiency=1 + changed.change,
         interval=None if itself else (1 + changed.low, 1 + changed.high),
         growth=() if itself else tuple(_growth(side, baseline, unit, changed)),

@@ -59,7 +59,7 @@ def _sentences(found: Curve) -> Iterator[str]:
         f"({base}). The efficiency is {last.efficiency:.3f}; {GOOD:g} or more is good."
     )
     if not found.weak:
-        amounts = ", ".join(f"{point.per_step:g} on {_devices(point.devices)}" for point in found.points)
+        amounts = ", ".join(f"{_amount(point)} on {_devices(point.devices)}" for point in found.points)
         yield (
             f"The batch per device differs (strong scaling): {amounts}, in {found.unit} per step. So {found.unit} per "
             f"second are compared, and times of parts are those of {found.baseline_per_step:g} {found.unit}."
@@ -76,6 +76,12 @@ def _sentences(found: Curve) -> Iterator[str]:
         yield f"{'One run was' if left_out == 1 else f'{left_out} runs were'} left out, because the machine was busy."
     if max([point.runs for point in found.points]) == 1:
         yield ONE_RUN
+
+
+def _amount(point: Point) -> str:
+    """Return the work of a device per step, as a range if the runs differ."""
+    least, most = (f"{end:g}" for end in point.per_step_ends)
+    return least if least == most else f"{least} to {most}"
 
 
 def _why(point: Point, grown: Growth) -> Iterator[str]:

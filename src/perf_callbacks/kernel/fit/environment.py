@@ -38,6 +38,8 @@ class Environment:
     """Bytes of host memory that the process may still take, within the limit of its control group."""
     local_world_size: int = 1
     """Number of processes of the job on this machine."""
+    processes_on_cpus: int = 1
+    """Number of these processes that share the CPUs in the mask of this process."""
     loaders_pin: bool | None = None
     """True: the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copies_go_on: bool | None = None
@@ -82,6 +84,7 @@ def read(
         accelerator=None if device is None else device.kind,
         pinned_copies=None if device is None else device.pinned_copies,
         cpus=_cpus(ranks, root),
+        processes_on_cpus=_processes_on_cpus(ranks, root),
         memory_available=memory_available(root),
         local_world_size=ranks,
         loaders_pin=loaders_pin,
@@ -98,10 +101,21 @@ def _cpus(ranks: int, root: Path) -> int | None:
     If the mask of this process has fewer CPUs than an equal share, other ranks don't use these CPUs. Then the CPUs are
     not divided.
     """
-    mask, own = processes.cpu_mask(), processes.allowed_cpus()
+    own = processes.allowed_cpus()
     if own is None:
         return None
-    together: float = len(mask | (topology.mask_of(root, os.getppid()) or mask)) or own
-    quota = topology.quota(root)
+    quota, together = topology.quota(root), float(_of_the_job(root) or own)
     together = together if quota is None else min(together, quota)
     return max(1, min(own, int(together / ranks)))
+
+
+def _processes_on_cpus(ranks: int, root: Path) -> int:
+    """Return the number of equal processes that share the mask's CPUs: all, or the mask's part of them."""
+    together = _of_the_job(root)
+    return max(1, round(ranks * len(processes.cpu_mask()) / together)) if together else ranks
+
+
+def _of_the_job(root: Path) -> int:
+    """Return the number of CPUs in the mask of this process or its parent's. 0: unknown."""
+    mask = processes.cpu_mask()
+    return len(mask | (topology.mask_of(root, os.getppid()) or mask))
