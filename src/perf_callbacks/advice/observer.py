@@ -197,7 +197,12 @@ class _Since:
     """CPU times that the system has counted since the fit began."""
 
     def __init__(self, cpus: int | None, sharing: int) -> None:
-        """Begin. `cpus`: the process's share of the CPUs. `sharing`: number of ranks that share the CPUs in its mask."""
+        """Begin.
+
+        Args:
+            cpus: Number of CPUs that this process may keep busy.
+            sharing: Number of ranks that share the CPUs in the mask of this process.
+        """
         self._own = cpus
         self._sharing = sharing
         self._all = read_processes()
