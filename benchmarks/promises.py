@@ -154,9 +154,9 @@ def one(kind, door, seed, length):
         print("null")
 
 
-def measured(*program):
+def measured(steps, *program):
     """Measure a program in a process of its own."""
-    arguments = [sys.executable, __file__, "--one", *map(str, program)]
+    arguments = [sys.executable, __file__, "--steps", str(steps), "--one", *map(str, program)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
     try:
@@ -171,7 +171,9 @@ def main():
     parser.add_argument("--kinds", nargs="*", default=[*KINDS])
     parser.add_argument("--programs", type=int, default=PROGRAMS)
     parser.add_argument("--seed", type=int, default=28)
+    parser.add_argument("--steps", type=int, default=verdicts.STEPS, help="of a turn; a verdict takes ten seconds")
     arguments = parser.parse_args()
+    verdicts.STEPS = arguments.steps
     if arguments.one:
         kind, door, seed, length = arguments.one
         one(kind, door, int(seed), int(length))
@@ -183,7 +185,7 @@ def main():
         for number in range(arguments.programs):
             doors = hidden_faults.doors_of(kind)
             door, length = doors[number % len(doors)], draw.choice((48, 64, 96))
-            found = measured(kind, door, arguments.seed + number, length)
+            found = measured(arguments.steps, kind, door, arguments.seed + number, length)
             if found is None:
                 print(f"| {kind} | {door} | {length} | nothing | | | |", flush=True)
                 continue
