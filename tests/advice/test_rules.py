@@ -341,17 +341,15 @@ def test_attention_that_is_fused_or_can_not_be_is_no_finding(facts):
 
 
 def test_an_optimizer_that_goes_from_tensor_to_tensor():
-    facts = Facts(optimizer="AdamW", tensors=1234, elements=64.0, update_seconds=0.8)
+    facts = Facts(optimizer="AdamW", tensors=1234, elements=64.0, update_part=0.8 / 1.1)
     assert found("optimizer", facts, summary(optimizer=1.1)).share == pytest.approx(1.7 * 0.75 * 0.8 / 2.0)
     larger = replace(facts, elements=1e6)
     assert found("optimizer", larger, summary(optimizer=1.1)).share == pytest.approx(1.7 * 0.6 * 0.8 / 2.0)
 
 
-@pytest.mark.parametrize(
-    "facts", [{"fused": True}, {"optimizer": "Muon"}, {"optimizer": None}, {"update_seconds": None}]
-)
+@pytest.mark.parametrize("facts", [{"fused": True}, {"optimizer": "Muon"}, {"optimizer": None}, {"update_part": None}])
 def test_an_optimizer_that_can_not_be_fused_is_no_finding(facts):
-    usual = {"optimizer": "AdamW", "update_seconds": 1.0}
+    usual = {"optimizer": "AdamW", "update_part": 1.0}
     assert found("optimizer", Facts(**usual | facts), summary(optimizer=1.1)) is None
 
 
@@ -359,7 +357,7 @@ def test_an_accelerator_updates_many_tensors_at_once():
     assert (
         found(
             "optimizer",
-            Facts(optimizer="AdamW", update_seconds=1.0),
+            Facts(optimizer="AdamW", update_part=1.0),
             summary(optimizer=1.1),
             machine(accelerator="cuda"),
         )
@@ -571,7 +569,7 @@ def test_slow_code_on_an_accelerator_has_an_unknown_share_and_must_be_frequent()
 
 def test_slow_code_is_no_work_of_the_optimizer_or_of_a_recomputation():
     half = SlowCode("train.py:31 `hook`", 10, 20, 30)
-    facts = Facts(optimizer="AdamW", tensors=400, elements=8, update_seconds=0.1)
+    facts = Facts(optimizer="AdamW", tensors=400, elements=8, update_part=1.0)
     slow = replace(facts, slow_code={"optimizer": half})
     whole, rest = [found("optimizer", one, summary()).share for one in (facts, slow)]
     assert rest == pytest.approx(whole / 2)

@@ -10,7 +10,8 @@ from torch import nn
 from perf_callbacks import PerfConfig
 from perf_callbacks.advice.update_times import SKIPPED, TIMED, UpdateTimes
 from perf_callbacks.kernel.engine.marks import END
-from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.steps import WATCHED_BLOCK, Step
 from perf_callbacks.loop import measure
 
 
@@ -18,7 +19,7 @@ class Recorder:
     """The part of a recorder that has a clock, a tape, and a list of what has to be undone."""
 
     def __init__(self):
-        self.now, self.pairs, self.undo = 0.0, [], []
+        self.now, self.pairs, self.undo, self.step = 0.0, [], [], 0
         self.tape = self.patches = self
 
     def add(self, *undo):
@@ -37,6 +38,19 @@ def fit():
     return recorder, optimizer
 
 
+def part(times, seconds=1.0):
+    """Part of the stage that the timed calls take, if the stage takes this long in a step."""
+    assert times.watching
+    stages = [0.0] * len(STAGES)
+    stages[STAGES.index(Stage.OPTIMIZER)] = seconds
+    times.steps_measured([step(0, stages), step(0, None)], [])
+    return times.facts()["update_part"]
+
+
+def step(number, seconds, excluded=None):
+    return Step(number, excluded, 1, None, None, None, 0.0, 0.0, seconds)
+
+
 def takes(recorder, seconds):
     def sleep(*_):
         recorder.now += seconds
@@ -48,15 +62,43 @@ def test_the_median_of_some_updates_and_then_the_original_again(fit):
     recorder, optimizer = fit
     optimizer.register_step_post_hook(takes(recorder, 0.25))
     times = UpdateTimes(recorder, optimizer)
-    assert times.facts() == {"update_seconds": None}
+    assert times.facts() == {"update_part": None}
+    assert not times.watching
     for number in range(SKIPPED + TIMED):
         assert "step" in vars(optimizer), number
         optimizer.step()
-    assert times.facts() == {"update_seconds": 0.25}
+    assert part(times) == 0.25
     assert "step" not in vars(optimizer)
     optimizer.step()
     for undo in recorder.undo:
         undo()
+
+
+def test_only_steps_with_timed_calls_count(fit):
+    """The machine is twice as slow later."""
+    recorder, optimizer = fit
+    optimizer.register_step_post_hook(takes(recorder, 0.25))
+    times = UpdateTimes(recorder, optimizer)
+    for _ in range(SKIPPED + TIMED):
+        optimizer.step()
+        recorder.step += 1
+    for number in range(100):
+        stages = [0.0] * len(STAGES)
+        stages[STAGES.index(Stage.OPTIMIZER)] = 0.5 if number < SKIPPED + TIMED else 1.0
+        times.steps_measured([step(number, stages), step(number, [9.0] * len(STAGES), "counted")], [])
+    assert times.facts() == {"update_part": 0.5}
+    assert times.watching
+    recorder.step += 2 * WATCHED_BLOCK
+    assert not times.watching
+
+
+def test_an_update_is_at_most_the_whole_stage(fit):
+    recorder, optimizer = fit
+    optimizer.register_step_post_hook(takes(recorder, 0.25))
+    times = UpdateTimes(recorder, optimizer)
+    for _ in range(SKIPPED + 1):
+        optimizer.step()
+    assert part(times, 0.125) == 1.0
 
 
 def test_a_fit_that_ends_early_restores_the_update(fit):
@@ -69,7 +111,7 @@ def test_a_fit_that_ends_early_restores_the_update(fit):
     for undo in recorder.undo:
         undo()
     optimizer.step()
-    assert times.facts() == {"update_seconds": 0.0}
+    assert part(times) == 0.0
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -97,7 +139,7 @@ def test_forward_and_backward_within_an_update_do_not_count(fit):
 
     for _ in range(SKIPPED + 3):
         optimizer.step(closure)
-    assert times.facts() == {"update_seconds": 0.25}
+    assert part(times) == 0.25
 
 
 def test_an_update_ends_with_the_step_that_a_hook_ended(fit):
@@ -108,7 +150,7 @@ def test_an_update_ends_with_the_step_that_a_hook_ended(fit):
     times = UpdateTimes(recorder, optimizer)
     for _ in range(SKIPPED + 3):
         optimizer.step()
-    assert times.facts() == {"update_seconds": 0.25}
+    assert part(times) == 0.25
 
 
 def test_a_timed_optimizer_can_be_copied_and_saved(fit):
@@ -122,7 +164,7 @@ def test_a_timed_optimizer_can_be_copied_and_saved(fit):
 def test_an_observer_that_is_gone_or_fails_does_no_harm(fit):
     recorder, optimizer = fit
     times = UpdateTimes(recorder, optimizer)
-    times._tape = None
+    times._recorder = None
     for _ in range(SKIPPED + 1):
         optimizer.step()
     del times

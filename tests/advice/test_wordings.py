@@ -94,7 +94,7 @@ GARBAGE = {"gc_seconds": 100.0, "gc_collections": (7, 1, 2)}
 OFTEN = summary(gc=GARBAGE, forward=1.3)
 EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
 EAGER = Facts(work=PLAIN, attention="eager", sdpa=True)
-ADAMW = Facts(optimizer="AdamW", tensors=1234, elements=4096.0, update_seconds=1.1)
+ADAMW = Facts(optimizer="AdamW", tensors=1234, elements=4096.0, update_part=1.0)
 STARVED = Facts(workers=0, starved_share=0.4)
 DRIFT = Drift(first=0.04, last=0.06, share=0.2, stage="other")
 IN_TF32 = replace(PLAIN, by_dtype={"tfloat32": 100})

@@ -205,8 +205,8 @@ class Facts:
     """Share of the fit in which the training thread was ready to run, and had no CPU."""
     quota_reached: bool = False
     """True: the CPU quota of the container stopped its threads for long."""
-    update_seconds: float | None = None
-    """Median seconds of a call of the optimizer's `step`, without clipping and `zero_grad`."""
+    update_part: float | None = None
+    """Part of the stage `optimizer` that calls of the optimizer's `step` take, without clipping and `zero_grad`."""
     compilations: Compilations | None = None
     """Compilations of torch.compile since the fit began."""
     drift: Drift | None = None

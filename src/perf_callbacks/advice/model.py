@@ -171,9 +171,9 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     stage, but don't count.
     """
     saved = saved_by_fused(facts.optimizer, facts.elements)
-    if not saved or facts.fused or machine.accelerator is not None or facts.update_seconds is None:
+    if not saved or facts.fused or machine.accelerator is not None or facts.update_part is None:
         return None
-    seconds = min(facts.update_seconds, measured.model("optimizer"))
+    seconds = min(facts.update_part * measured.stage("optimizer"), measured.model("optimizer"))
     evidence = (
         f"The optimizer's update took {measured.share(seconds):.0%} of the run: "
         f"{facts.optimizer} updates {facts.tensors:,} tensors one by one"
