@@ -1,6 +1,6 @@
 """Rules `memory` and `gc`: leaks of host memory, full or uncached device memory, and garbage collection."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
@@ -45,17 +45,19 @@ def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
     if found is None or not found.seconds:
         return None
     seconds, count, scheduled = found.seconds, sum(found.collections), found.scheduled_seconds or 0.0
-    evidence = f"Garbage collection took {seconds / measured.seconds:.0%} of the run ({count:,} collections)"
+    low, share = None, seconds / measured.seconds
+    evidence = f"Garbage collection took {share:.0%} of the run ({count:,} collections)"
     if scheduled > seconds / 2:
         evidence, remedy = _scheduled(found, evidence)
     elif facts.collect_seconds > seconds / 2:
+        low, share = interrupting(share)
         remedy = "removing calls of gc.collect()"
         remedy += f", first at {facts.collect_line}" if facts.collect_line else ""
     elif facts.gc == "sync":
         return None  # these collections ran before the schedule began
     else:
         remedy = 'PerfConfig(gc="sync")'
-    return finding("gc", seconds / measured.seconds, evidence, remedy)
+    return finding("gc", share, evidence, remedy, low=low)
 
 
 def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
