@@ -44,16 +44,16 @@ GOLDEN = 0.618
 """Difference between two waits in a row, as a part of the range: multiples of the golden ratio cover a range evenly."""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
-"""Time in which a thread that has to wait for the interpreter stops, and time in which a look then watches the thread.
+"""Time until a thread that needs the interpreter has stopped, and time for which a look then watches the thread.
 
-A look holds the interpreter for so long: meanwhile a large operation goes on, and Python and small operations stop.
+A look holds the interpreter for both times. Meanwhile a large operation goes on, and Python and small operations stop.
 """
 
 AGAIN_SECONDS = 0.0001
 """Time between a sample and a second look at the same code. A few small operations in a row take less."""
 
 LATE_SECONDS = 0.0005
-"""Time by which the second look is late if pure Python runs. All operations of torch give the interpreter away."""
+"""Time by which the second look is late if pure Python runs. All operations of torch release the interpreter."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
 """Stages in which the program's own code runs, and the fields of `Facts` that name the line."""
@@ -62,7 +62,7 @@ COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 """Stages in which the program's own code is slow code, or computes."""
 
 Moment = tuple[int, float]
-"""Step, and time at which the training thread turned to its stage."""
+"""Step, and time at which the training thread entered its stage."""
 
 
 class Look(NamedTuple):
@@ -84,7 +84,7 @@ class Sample(NamedTuple):
     slow: bool
     """True: the sample is in slow code, and in a stage of `COMPUTING`."""
     turned: float
-    """Time at which the training thread turned to the stage."""
+    """Time at which the training thread entered the stage."""
 
 
 class BusyLines(Observer):
@@ -104,7 +104,7 @@ class BusyLines(Observer):
         }
         self._slow: dict[Stage | None, Counter[str]] = {stage: Counter() for stage in COMPUTING}
         self._step, self._seen = -1, list[Sample]()  # of the step that has not ended
-        self._decided = dict[float, Stage | None]()  # by time of the turn, stages after a backward
+        self._decided = dict[float, Stage | None]()  # stage after a backward, by the time of entry
         self._place = 0.0
         self._draw = random.Random(0)  # noqa: S311 samples are no secret
         self._before: cpu_time.CpuTime | None = None
@@ -115,8 +115,8 @@ class BusyLines(Observer):
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
         """Sample the training thread a few times. Keep a single sample of each stage of a step.
 
-        Each of the samples in a stage is kept with the same probability: the first ones show the beginning of a stage
-        more often than its end.
+        All samples in a stage have the same chance to be kept. The first samples alone would show the beginning of a
+        stage more often than its end.
         """
         last: Moment | None = None
         number = 0
@@ -124,7 +124,7 @@ class BusyLines(Observer):
             if self._ended:
                 return False
             self._place = (self._place + GOLDEN) % 1
-            self._before = cpu_time.read(None)  # not between two looks: reading a file gives the interpreter away
+            self._before = cpu_time.read(None)  # not between two looks: reading a file releases the interpreter
             with SWITCHES.soon():
                 sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
             look = self._look()
@@ -185,7 +185,7 @@ class BusyLines(Observer):
         return self._cpu_seconds() - before > held / 2
 
     def _note(self, look: Look, number: int) -> None:
-        """Store a sample, or keep the sample before. `number` counts the samples in this stage of the step."""
+        """Store a sample, or keep the earlier sample. `number` counts the samples in this stage of the step."""
         if look.moment[0] != self._step:
             self._count(look.moment[0])
         stage: Stage | None = look.stage
@@ -206,9 +206,10 @@ class BusyLines(Observer):
     def _is_slow(self, look: Look) -> bool:
         """Look again. Return True if the program's own code runs for longer than a few small operations take.
 
-        - Pure Python keeps the interpreter for as long as the switch interval, so this thread comes late.
-        - A loop over small operations, or a sleep, is found in the same function. Modules and optimizers are made of
-          small operations. On a device, each operation is small for the host.
+        - Pure Python keeps the interpreter for as long as the switch interval, so this thread wakes up late.
+        - After a loop over small operations, or a sleep, the second look finds the same function. This look doesn't
+          count in modules and optimizers, which consist of small operations, nor on a device, where each operation
+          is small for the host.
         """
         position = look.position
         if position is None or position.in_torch or look.computes:

@@ -27,7 +27,7 @@ TRANSFERS = {
 """By kind of a copy between host and device: its direction, and the remedy."""
 
 FEW, MANY = 3, 20
-"""Numbers of collectives per step: DDP overlaps little with so few, and waits for the start of each with so many."""
+"""Numbers of collectives per step: with `FEW`, DDP overlaps little; with `MANY`, starting collectives takes long."""
 
 SHORT_SECONDS = 200e-6
 """Mean time of collectives below which starting a collective takes most of the time."""
@@ -77,7 +77,7 @@ def fusible_seconds(profile: Profile) -> float:
 
 @timed
 def copies(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the operation whose copies within the memory of a device or a CPU take most time."""
+    """Report the operation whose copies within the memory of a device or a CPU take most time."""
     steps = profiled(machine, facts, measured)
     if steps is None:
         return None
@@ -94,7 +94,7 @@ def copies(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 
 @timed
 def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name copies between host and device that run while the device computes nothing."""
+    """Report copies between host and device that run while the device computes nothing."""
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu:
         return None
@@ -105,7 +105,7 @@ def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time of collectives in which the device computes nothing. Slow ranks have findings of their own."""
+    """Report the time of collectives in which the device computes nothing. Slow ranks have findings of their own."""
     steps = profiled(machine, facts, measured)
     if steps is None:
         return None
@@ -148,7 +148,7 @@ def _lost_to_ranks(measured: Measured) -> float:
 
 
 def _collectives_per_step(steps: ProfiledSteps) -> float:
-    """Return the number of collectives per step of the most frequent kind; 0 if collectives took little time."""
+    """Return the number of collectives per step of the most frequent kind; 0 if the profile lists no collective."""
     return max([one.calls for one in steps.profile.operations if one.kind == COMMUNICATION], default=0) / steps.number
 
 
@@ -176,7 +176,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return the same about DDP, which reduces gradients in buckets: there are few, or each takes a short time."""
+    """Return this part and remedy for DDP, whose buckets of gradients may be few, or take a short time each."""
     size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:

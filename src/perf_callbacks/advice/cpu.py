@@ -22,7 +22,7 @@ INFLATED = frozenset(
 
 @timed
 def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
-    """Name the time without a CPU, and what took the CPUs: a quota, too many threads, workers, or other programs."""
+    """Report the time without a CPU, and the reason: a quota, too many threads, workers, or other programs."""
     share = facts.starved_share
     if share is None or share < LEAST:
         return None

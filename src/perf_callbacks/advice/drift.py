@@ -18,7 +18,7 @@ GROWS = "looking for lists, hooks or logs that grow from step to step"
 
 @timed
 def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name steps that became longer although batches didn't, and the stage that grew most."""
+    """Report steps that became longer although batches didn't, and the stage that grew most."""
     found, share = facts.drift, saved(facts, measured)
     if found is None or share is None:
         return None
@@ -35,7 +35,7 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 
 
 def saved(facts: Facts, measured: Measured) -> float | None:
-    """Return the share of the run that steps as short as the first would save. None: no drift, or another reason."""
+    """Return the share of the run that steps as short as at first would save. None: no drift, or other reasons."""
     found = facts.drift
     starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
     if found is None or starved or found.stage == "communication" or (facts.ddp and found.stage == "backward"):

@@ -21,10 +21,10 @@ WORTH = 0.01
 """Least share of the run that a finding must be able to save."""
 
 INTERRUPTED = (0.85, 1.25)
-"""Least and most gain of rarer evaluations, logging or code of the program, relative to the time that these take.
+"""Least and most time that is saved if evaluations, logging or other code run rarely, relative to their own time.
 
-Steps that follow an interruption are slower, too: 20 of 21 programs gained 0.86 to 1.21, and one gained 0.77, by
-`benchmarks/promises.py`.
+Steps that follow an interruption are slower, too. In `benchmarks/promises.py`, 20 of 21 programs saved 0.86 to 1.21
+times this time, and one saved 0.77 times.
 """
 
 DEVIATIONS = 1.96
@@ -61,9 +61,9 @@ class Drift(NamedTuple):
     first: float
     """Mean seconds of a step in the first quarter of the steps."""
     last: float
-    """The same in the last quarter."""
+    """Mean seconds of a step in the last quarter."""
     share: float
-    """Part of the time of all steps that would be saved if all steps were as short as the first."""
+    """Part of the time of all steps that would be saved if all steps were as short as in the first quarter."""
     stage: str
     """Stage that grew most."""
 
@@ -112,23 +112,23 @@ class Facts:
     batch_bytes: int | None = None
     """Size of the largest batch."""
     batch_lengths: int = 0
-    """Number of different lengths of the batches. 0: unknown."""
+    """Number of distinct lengths of batches. 0: unknown."""
     calm_share: float | None = None
-    """Share of groups of steps, of a step per worker, that hardly waited for data. None: too few waits."""
+    """Share of groups that hardly waited for data. A group has a step per worker. None: too few groups or waits."""
     burst_seconds: float = 0.0
-    """Mean wait for data of all other groups."""
+    """Mean seconds that each of the other groups waited for data."""
     persistent: bool = False
     """True: the workers persist from epoch to epoch."""
     epochs: int = 0
-    """Number of epochs after the first whose first step was measured."""
+    """Number of epochs whose first step was measured, without the fit's first epoch."""
     epoch_wait_seconds: float = 0.0
     """Seconds of waiting for the first batches of these epochs, divided by the number of all steps of the fit."""
     epoch_wait_in_rows: float = 0.0
     """The part of `epoch_wait_seconds` in steps that count in rows. Also divided by the number of all steps."""
     data_line: str | None = None
-    """Busiest line of the function in at least half of the samples of the stage data. None: no such function."""
+    """Busiest line of the function in at least half of the samples of the stage `data`. None: no such function."""
     host_line: str | None = None
-    """Busiest line, found in the same way, outside of data, forward, backward and optimizer."""
+    """Busiest line, found in the same way, in the stage `other`."""
     first_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the first step by stage. The startup is part of the stage `other`."""
     first_line: str | None = None
@@ -182,7 +182,7 @@ class Facts:
     clocks: str | None = None
     """Command that shows the device's clocks. None: unknown."""
     blocking: str | None = None
-    """Variable that is set, so that each kernel launch waits for the device."""
+    """Environment variable that makes each kernel launch wait for the device. None: not set."""
     anomalies: bool = False
     """True: autograd's anomaly detection is on."""
     memory: MemoryUse | None = None
@@ -192,13 +192,13 @@ class Facts:
     deterministic: bool = False
     """True: torch uses deterministic algorithms only."""
     uncached: str | None = None
-    """Variable that is set, so that device memory is not cached."""
+    """Environment variable that turns off the cache of device memory. None: not set."""
     expandable: str | None = None
     """Setting that makes segments of device memory grow. None: already on, or not available."""
     free_cpus: float | None = None
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     left_cpus: float | None = None
-    """CPUs of the process that other programs leave. Other programs that wait for a CPU count too."""
+    """Number of the process's CPUs that other programs leave. CPU time that these programs wait for counts as used."""
     idle_share: float | None = None
     """Share of the fit in which the training thread waited for a disk, a device or a process, and needed no CPU."""
     starved_share: float | None = None
@@ -279,7 +279,7 @@ class Measured:
         return max(0.0, self.stage("other") - sum(map(self.part, self.summary.other_seconds)))
 
     def share(self, seconds_per_step: float) -> float:
-        """Return the share of the fit's time that is spent if each step spends these seconds."""
+        """Return the share of the fit's time that these seconds per step take."""
         if not self.step_seconds or not self.seconds:
             return 0.0
         return seconds_per_step / self.step_seconds * self.steps_seconds / self.seconds
@@ -289,11 +289,11 @@ class Measured:
 
 
 def interrupting(share: float, most: float = INTERRUPTED[1]) -> tuple[float, float]:
-    """Return the least and the largest share that rarer interruptions save, by the share that these take.
+    """Return the least and the largest share of the run that rarer interruptions save.
 
     Args:
-        share: Share of the run.
-        most: Most time that is saved, relative to the time that the interruptions take.
+        share: Share of the run that the avoided interruptions take.
+        most: Most time that is saved, relative to the time of these interruptions.
 
     >>> [round(end, 3) for share in (0.2, 0.95) for end in interrupting(share)]
     [0.17, 0.25, 0.807, 0.975]

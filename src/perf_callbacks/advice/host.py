@@ -25,10 +25,10 @@ TRAINERS = frozenset({"transformers", "lightning"})
 
 @timed
 def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time of steps in which neither loader nor model nor optimizer works.
+    """Report the time of steps in which neither loader nor model nor optimizer works.
 
-    A trainer works between its stages too, and nobody can change that. So with a trainer, the finding needs a line of
-    the program.
+    A trainer works between its stages too, and the user can't change that. So with a trainer, the finding needs a line
+    of the program.
     """
     if reads_each_step(facts):  # the rule `sync` covers the same time
         return None
@@ -50,7 +50,7 @@ def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
 
 @timed
 def generation(machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time in which TRL generates completions. vLLM generates faster, but needs an accelerator."""
+    """Report the time in which TRL generates completions. vLLM generates faster, but needs an accelerator."""
     share = measured.share(measured.part(GENERATION))
     remedy = "fewer or shorter completions (num_generations, max_completion_length)"
     if machine.accelerator is not None:
@@ -60,7 +60,7 @@ def generation(machine: MachineFacts, _facts: Facts, measured: Measured) -> Find
 
 @timed
 def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time of TRL's reward functions and models."""
+    """Report the time of TRL's reward functions and models."""
     share = measured.share(measured.part(REWARDS))
     remedy = "reward functions that take all completions at once"
     return finding("host", measured.with_cpu(share), f"Computing rewards took {share:.0%} of the run", remedy)
@@ -115,7 +115,7 @@ def too_few_threads(machine: MachineFacts, facts: Facts, measured: Measured) -> 
 
 
 def anomalies(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name autograd's anomaly detection."""
+    """Report autograd's anomaly detection."""
     if not facts.anomalies:
         return None
     return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")

@@ -35,7 +35,7 @@ the remedy `KEEPING`."""
 
 @timed
 def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the wait for a DataLoader that the program did not pass to the callback."""
+    """Report the wait for a DataLoader that the program did not pass to the callback."""
     steps, seconds = profiled(machine, facts, measured), unknown_loading(machine, facts, measured)
     share = measured.with_cpu(measured.share(seconds))
     if steps is None or share < LEAST:
@@ -47,7 +47,7 @@ def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 
 @timed
 def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time in which the device waits until the host launches kernels.
+    """Report the time in which the device waits until the host launches kernels.
 
     Slow code of the program that was sampled has a finding of its own.
     """
@@ -73,7 +73,7 @@ def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 @timed
 def waiting(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the operation in which the host waits for the device, after which the device waits for the host."""
+    """Report the operation in which the host waits for the device. Afterwards, the device waits for the host."""
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu:
         return None

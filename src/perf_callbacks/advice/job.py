@@ -35,7 +35,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""By the cause that rank 0 measured for a slow rank: the causes of the slow rank's own findings that fit."""
+"""Causes of a slow rank's own findings that explain the cause that rank 0 measured for the rank, by measured cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,10 +20,10 @@ ROWS = 2
 
 
 class LoadedBatches(Observer):
-    """Finds the size of the largest batch, the number of lengths, and groups of steps without a wait.
+    """Finds the size of the largest batch, the number of lengths, and the waits of groups of steps.
 
-    A group has a step per worker. Workers that start together finish together, so even a slow loader lets most steps
-    of a group run without a wait, but no group.
+    A group has one step per worker. Workers that start together finish together. So even with a slow loader, most steps
+    run without a wait, but each group has a step that waits.
     """
 
     def __init__(self, workers: int) -> None:

@@ -39,7 +39,7 @@ CALM = 0.75
 """Least share of groups of steps without a wait that shows that workers load fast enough on average."""
 
 LOW, HIGH = 0.7, 1.4
-"""Part of the estimate that workers gained at least, and at most, in 30 of 32 pairs of runs: see `docs/verdict.md`."""
+"""Least and most gain of workers, relative to the estimate, in 30 of 32 pairs of runs: see `docs/verdict.md`."""
 
 
 @timed

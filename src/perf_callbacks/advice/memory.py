@@ -31,7 +31,7 @@ def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> F
 
 
 def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the setting that turns off the cache of device memory. The rule needs no run."""
+    """Report the setting that turns off the cache of device memory. The rule needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None
     evidence = f"{facts.uncached} is set: torch asks the driver for the memory of each tensor"
@@ -40,7 +40,7 @@ def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 @timed
 def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time of garbage collections: scheduled by the checklist, called by the program, or automatic."""
+    """Report the time of garbage collections: scheduled by the checklist, called by the program, or automatic."""
     found = measured.summary.gc
     if found is None or not found.seconds:
         return None

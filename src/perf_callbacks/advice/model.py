@@ -11,10 +11,10 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 MOST_REASON = 120
-"""Most characters of the reason of a compilation that a finding shows."""
+"""Most characters that a finding shows of the reason for a compilation."""
 
 SHAPED = ("size", "stride", "shape")
-"""Words in torch's reason for a compilation that is due to a new shape."""
+"""Words in torch's reason for a compilation if a new shape caused the compilation."""
 
 LOW = 0.3
 """Least HFU during forward, backward and optimizer that counts as good without a compiler."""
@@ -22,7 +22,7 @@ LOW = 0.3
 RECOMPUTED = (0.75, 1.5)
 """Least and most time of a recomputation, relative to the estimate by FLOPs: operations without FLOPs are repeated too.
 
-For these factors and the next, see `python benchmarks/advice_figures.py llama`: ten Llamas on one thread.
+Measured with ten Llamas on one thread, like `FORWARDS` and `FUSED`: see `benchmarks/advice_figures.py llama`.
 """
 
 FORWARDS = 1.25
@@ -31,11 +31,11 @@ FORWARDS = 1.25
 FUSED = (0.5, 1.5)
 """Least and most time that fused attention saves, relative to the time of attention by its FLOPs.
 
-Measured on a CPU for heads of 16 and 32. Of an accelerator, nothing was measured.
+Measured on a CPU for heads of 16 and 32. Nothing was measured on an accelerator.
 """
 
 FUSED_WIDE = (0.0, 0.6)
-"""These factors for wider heads on a CPU, where fused attention saves little, and nothing of short sequences."""
+"""Factors for wider heads on a CPU. There, fused attention saves little, and nothing for short sequences."""
 
 NARROW = 32
 """Largest size of a head that counts as narrow."""
@@ -46,35 +46,35 @@ SAVED = {
     "Adagrad": (0.65, 0.6, 0.46),
     "SGD": (0.6, 0.5, 0.28),
 }
-"""By optimizer, and by mean size of its tensors: the share of the update's time that `fused=True` saves on a CPU.
+"""Share of the update's time that `fused=True` saves on a CPU, by optimizer and by mean size of tensors (`SIZES`).
 
 Measured with torch 2.13 on one thread, for 10 to 400 tensors of 64 to 262,144 elements: see `benchmarks/optimizers.py`.
-SGD has momentum. Without it, fused saves nothing of large tensors.
+SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
 """
 
 UPDATED = (0.9, 1.7)
-"""Least and most gain of a fused update, relative to `SAVED`. Fourteen programs gained 1.0 to 1.7 times: with fewer
-small operations in the update, forward and backward find more in the CPU's caches: see `benchmarks/promises.py`.
+"""Least and most gain of a fused update, relative to `SAVED`. Fourteen programs of `benchmarks/promises.py` gained
+1.0 to 1.7 times as much: fewer small operations in the update leave more of the CPU's caches to the model.
 """
 
 RECOMPILED = (0.8, 1.6)
 """Least and most time that batches of few shapes save, relative to the time that torch.compile took.
 
-Each call also checks the guards of all versions. Programs saved 0.95 to 1.53 times: see `benchmarks/promises.py`.
+In `benchmarks/promises.py`, programs saved 0.95 to 1.53 times this time, as calls check the guards of all versions.
 """
 
 PADDED = (0.4, 1.1)
 """Least and most time that batches of similar lengths save, relative to the padding's share of forward and backward.
 
-Small batches take longer per token, and some padding stays. Nine programs saved 0.44 to 1.05 times: see
-`benchmarks/promises.py`.
+Small batches take longer per token, and some padding stays. In `benchmarks/promises.py`, nine programs saved 0.44 to
+1.05 times this share.
 """
 
 MUCH_PADDING = 0.1
 """Least share of the tokens that counts as much padding."""
 
 SIZES = (1024, 16_384, math.inf)
-"""Most elements of a mean tensor, for each of these shares."""
+"""Largest mean number of elements per tensor for each share in `SAVED`."""
 
 COMPILED = {"transformers": "TrainingArguments(torch_compile=True)"}
 _MIXED = {
@@ -96,7 +96,7 @@ _REPEATED = {
 
 @timed
 def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name activation checkpointing, which runs forwards again. The forward's time gives an estimate of the cost."""
+    """Report activation checkpointing, which runs forwards again. The forward's time gives an estimate of the cost."""
     work = facts.work
     if work is None or not work.hardware_flops:
         return None
@@ -118,7 +118,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name padding: tokens that the model computes, although the mask leaves them out."""
+    """Report padding: tokens that the model computes, although the mask leaves them out."""
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
     if part < MUCH_PADDING:
@@ -137,10 +137,10 @@ def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 
 
 def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name eager attention if the model supports fused attention. Before a run, the share is unknown.
+    """Report eager attention if the model supports fused attention. Before a run, the share is unknown.
 
-    After a run, the share of attention in the FLOPs of products gives an estimate of the saving. The real saving may be
-    larger, because eager attention is bound by memory, or smaller, because fused attention takes time too.
+    After a run, the share of attention in the FLOPs of matrix products gives an estimate of the saving. The real saving
+    may be larger, because eager attention is bound by memory, or smaller, because fused attention takes time too.
     """
     if facts.attention != "eager" or not facts.sdpa:
         return None
@@ -165,7 +165,7 @@ def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) ->
 
 @timed
 def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise the fused form of torch's optimizer. An accelerator updates many tensors at once in any case.
+    """Advise the fused form of torch's optimizer. On an accelerator, torch updates many tensors at once anyway.
 
     Only the optimizer's own update gets faster. Clipping, hooks, the scheduler and `zero_grad` belong to the same
     stage, but don't count.
@@ -189,7 +189,7 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time that torch.compile takes. Compilations repeat if a guard fails, as for a new shape."""
+    """Report the time that torch.compile takes. If a guard fails, for example for a new shape, torch compiles again."""
     found = facts.compilations
     if found is None or not found.number:
         return None
@@ -213,7 +213,7 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
 def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile on a device with fast 16-bit products if nothing is compiled and HFU is low.
 
-    If there is a profile, `busy_time.fusing` and `idle_time.launches` know what compilation would save.
+    If there is a profile, `busy_time.fusing` and `idle_time.launches` give this advice, with an estimate of the saving.
     """
     if facts.half is None or facts.work is None or facts.work.compiled or on_device(machine, facts, measured):
         return None
@@ -248,7 +248,7 @@ def saved_by_fused(optimizer: str | None, elements: float) -> float:
 
 
 def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name deterministic algorithms. On an accelerator, their kernels are slower, and torch fills unused memory."""
+    """Report deterministic algorithms. On an accelerator, their kernels are slower, and torch fills unused memory."""
     if not facts.deterministic or machine.accelerator is None:
         return None
     remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")

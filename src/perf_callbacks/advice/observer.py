@@ -40,7 +40,7 @@ EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention supports."""
 
 QUOTA_PART = 0.5
-"""Least part of the time without a CPU in which the CPU quota must have stopped threads, to be named as the reason."""
+"""Advice blames the CPU quota if the quota stopped threads for more than this part of the time without a CPU."""
 
 MOST_WANTED = 3.0
 """Largest assumed CPU time that other programs need, relative to the CPU time that these programs had."""
@@ -88,7 +88,7 @@ class Advice(Observer):
         self._profiles: tuple[Profile, ...] = ()
 
     def record_written(self, record: Record) -> None:
-        """Keep profiles for the rules. Another thread may call."""
+        """Keep profiles for the rules. Another thread may call this method."""
         if isinstance(record, Profile):
             self._profiles += (record,)
 
@@ -129,7 +129,7 @@ class Advice(Observer):
 
 
 def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
-    """Time the updates of an optimizer that could be fused, on a CPU."""
+    """Return a timer of the optimizer's updates. None: not on a CPU, or `fused=True` would save nothing."""
     optimizer = next(map(_inner, setup.optimizers), None)
     if facts.fused or recorder.device.type != "cpu" or not saved_by_fused(facts.optimizer, facts.elements):
         return None
@@ -189,7 +189,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
 
 
 def _persists(loader: Any) -> bool:
-    """Return True if workers persist already, or if the data set is iterable, and begins anew in each epoch."""
+    """Return True if workers persist, or if the data set is iterable and so may need new workers in each epoch."""
     return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 

@@ -1,8 +1,8 @@
 """Profiled steps of a fit beside the steps without a profiler.
 
-The profiler makes its steps longer, because it works on the host between operations. So the work of a device counts as
-it is, and idle time of a device counts only as far as the other steps have it too. On a CPU, operations become longer
-as well, so parts of the profiled steps count.
+The profiler makes its steps longer, because it works on the host between operations. So the busy time of a
+device counts in full, and its idle time counts only as far as the steps without a profiler can idle too. On a CPU, the
+operations become longer as well. So the rules use parts of the profiled steps, not seconds.
 """
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
@@ -34,11 +34,11 @@ class ProfiledSteps:
         return self._measured.share(seconds / self.number * min(1.0, usual / busy))
 
     def idle(self, cause: str) -> tuple[float, float]:
-        """Return the least and the largest share of idle time of a device within forward, backward and optimizer.
+        """Return the least and the largest share of the run that a device idles in forward, backward and optimizer.
 
-        The time outside of these stages belongs to other rules. The largest share is limited by the time in which the
-        device has no work in the other steps; the cause "host" gets what the cause "sync" leaves. The least share is
-        without the time by which the profiled steps are longer.
+        The time outside of these stages belongs to other rules. The largest share is at most the time in which the
+        device has no work in steps without a profiler. The cause "sync" takes its part of this time before the cause
+        "host". The least share leaves out the time by which the profiled steps are longer.
         """
         measured, shown = self._measured, self.profile.idle_seconds
         room = max(0.0, measured.computing - self.profile.busy_seconds / self.number)

@@ -5,11 +5,11 @@ from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 MATTERS = 0.1
-"""A size is named if products with this size have at least this share of the FLOPs."""
+"""A rule reports a size if products with this size have at least this share of the FLOPs."""
 
 
 def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the size with the most FLOPs that is no multiple of 8. Advise a better size, with its cost in parameters."""
+    """Report the size, no multiple of 8, with the most FLOPs. Advise a better size, with its cost in parameters."""
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)
@@ -21,7 +21,7 @@ def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 
 def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name a product whose last wave of tiles leaves many multiprocessors idle. Advise a batch that needs a wave less.
+    """Report a product whose last wave of tiles leaves many multiprocessors idle. Advise a batch with one wave less.
 
     The tiles are those of the largest kernels. The library may choose other kernels, so the saving is unknown.
     """

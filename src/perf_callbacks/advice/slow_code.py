@@ -13,19 +13,19 @@ BESIDE = 1.2
 
 @timed
 def forward(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name slow code in forward and loss, for example a loop over samples in the loss."""
+    """Report slow code in forward and loss, for example a loop over samples in the loss."""
     return _named("forward", machine, facts, measured)
 
 
 @timed
 def backward(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name slow code in hooks of the backward and in the program's own autograd functions."""
+    """Report slow code in hooks of the backward and in the program's own autograd functions."""
     return _named("backward", machine, facts, measured)
 
 
 @timed
 def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name slow code in clipping, in hooks of the optimizer and in schedulers."""
+    """Report slow code in clipping, in hooks of the optimizer and in schedulers."""
     return _named("optimizer", machine, facts, measured)
 
 

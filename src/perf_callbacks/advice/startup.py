@@ -10,7 +10,7 @@ LEAST = 0.25
 """Least part of the run that startup or the first step must take. Less is usual in a run of a minute."""
 
 LEAST_OWN = 0.1
-"""Least share of the callback's own FLOP counts."""
+"""Least share of the run that the callback's own FLOP counts must take."""
 
 LONGER = "a longer run"
 
@@ -23,7 +23,7 @@ REMEDIES = {
 
 @timed
 def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the time until the callback was set up. Its share is a share of all wall time, startup included."""
+    """Report the time until the callback was set up. Its share is a share of all wall time, startup included."""
     wall = measured.summary.wall_seconds
     seconds = wall.get(STARTUP, 0.0)
     share = seconds / sum(wall.values())
@@ -39,7 +39,7 @@ def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 @timed
 def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the first step, its longest stage, and the line. The rule `compile` covers a first step that compiles."""
+    """Report the first step, its longest stage and busiest line, unless torch.compile took most of the step."""
     wall, compiled = measured.summary.wall_seconds, facts.compilations
     seconds = wall.get(FIRST_STEP, 0.0) - measured.step_seconds
     share = seconds / measured.seconds
@@ -65,7 +65,7 @@ def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
 
 @timed
 def counting(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
-    """Name the callback's own FLOP counts."""
+    """Report the callback's own FLOP counts."""
     seconds, flops = measured.summary.wall_seconds.get(FLOP_COUNTING, 0.0), measured.summary.flops
     share = seconds / measured.seconds
     if share < LEAST_OWN:

@@ -1,6 +1,6 @@
 """Steps of a fit in blocks: how far shares of stages vary, and whether steps become longer in the course of the fit.
 
-Times of single steps vary, and steps beside each other are alike. So steps are summed in blocks, and the variation
+Times of single steps vary, and neighbouring steps are alike. So this observer sums steps in blocks, and the variation
 between blocks counts.
 """
 
@@ -17,7 +17,7 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
 
 FEWEST, MOST = 8, 64
-"""Fewest blocks for an interval, and most blocks that are kept: then neighbours are joined in pairs."""
+"""Fewest blocks for an interval, and number of blocks at which neighbouring blocks are joined in pairs."""
 
 CHUNK = 2
 """Steps of a block at first."""
@@ -26,10 +26,10 @@ DEVIATIONS = 2.1
 """Standard errors in half a 95 % interval, with some 20 blocks."""
 
 QUARTER = 4
-"""The first and the last 1/4 of the blocks are compared, if each has this number of blocks or more."""
+"""Fewest blocks in a quarter of the fit for a comparison of the first and the last quarter."""
 
 LONGER = 0.1
-"""Least part by which steps must become longer."""
+"""Least relative growth of the step time that counts as drift."""
 
 Sums = tuple[float, ...]
 """Sums of the steps of a block: seconds, tokens, samples, FLOPs, then the seconds of each of `STAGES`."""
@@ -39,7 +39,7 @@ FIRST_STAGE = 4
 """Places of the amounts and of the first stage in the sums."""
 
 GROWN = 0.02
-"""Least part by which batches grow that explains longer steps."""
+"""Least relative growth of batches that explains longer steps."""
 
 
 class StepBlocks(Observer):
@@ -102,10 +102,10 @@ def widths(blocks: Sequence[Sums]) -> list[float]:
 
 
 def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
-    """Return how much longer steps became.
+    """Return the growth of the step time from the first to the last quarter of the blocks.
 
-    None: steps didn't become longer in each quarter of the blocks, not all last blocks are longer than all first, or
-    batches grew too.
+    None: the growth is small, a quarter isn't longer than the quarter before, a block of the first quarter is as long
+    as a block of the last quarter, or batches grew too.
     """
     quarter = len(blocks) // 4
     first, last = blocks[:quarter], blocks[-quarter:]

@@ -14,7 +14,7 @@ from perf_callbacks.stragglers.text import (
 
 
 def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name the rank, or set of ranks, that costs most, and the cause. The share is the cost of all stragglers."""
+    """Report the rank, or set of ranks, that costs most, and the cause. The share is the cost of all stragglers."""
     found = None if measured is None else measured.summary.stragglers
     if measured is None or not measured.known or found is None or not found.costliest:
         return None
@@ -48,7 +48,7 @@ def uneven_stages(_machine: MachineFacts, _facts: Facts, measured: Measured | No
 
 
 def _uneven(measured: Measured | None, seconds: float | None, cause: str, remedy: str) -> Finding | None:
-    """Report seconds of the compared steps that ranks waited because of uneven work."""
+    """Report the seconds of the compared steps in which ranks waited because of uneven work."""
     if measured is None or not measured.known or not seconds:
         return None
     compared = measured.summary.stragglers.seconds if measured.summary.stragglers is not None else 0.0

@@ -89,10 +89,10 @@ def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None
 
 
 def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
-    """Sort findings: a stall under way comes first, then the largest share. Findings without a share come last.
+    """Sort findings: a stall under way, surplus threads, then the largest share. Findings without a share come last.
 
-    The lack of a CPU comes before all findings whose times it makes longer, if it is not small beside them. Threads
-    without a CPU come before all of these findings, because each operation then takes longer.
+    Surplus threads come early, because they make each operation take longer. The finding `cpu` comes before all
+    findings whose times the lack of a CPU makes longer, unless its share is small beside their shares.
     """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 

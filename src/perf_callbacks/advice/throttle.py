@@ -8,7 +8,7 @@ from perf_callbacks.memory.device_readings import HEAT, Lowered
 CAUSE = "throttle"
 
 ENOUGH_READINGS, ENOUGH_LOWERED = 6, 3
-"""Fewest readings, at ten seconds each, and fewest readings with a lower clock, because each is a moment's."""
+"""Fewest readings, one every ten seconds, and fewest of them with a lowered clock. A reading shows only a moment."""
 
 MUCH_LOWER = 0.6
 """At full load, a device often reaches its power limit, and lowers its clock. This is a finding only if the mean clock
@@ -31,7 +31,7 @@ REMEDIES = {
 
 @timed
 def throttled(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
-    """Name the cause that lowered the device's clock most.
+    """Report the cause that lowered the device's clock most.
 
     The share is an upper bound: work that waits for memory or for the host doesn't depend on the clock.
     """

@@ -17,7 +17,7 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import Gc
 
 SKIPPED, TIMED = 2, 20
-"""Number of first updates without a time, which also make the optimizer's state, and number of timed updates."""
+"""Number of first updates that are not timed, since they create the optimizer's state, and number of timed updates."""
 
 
 OPTIMIZER = STAGES.index(Stage.OPTIMIZER)
@@ -26,8 +26,8 @@ OPTIMIZER = STAGES.index(Stage.OPTIMIZER)
 class UpdateTimes(Observer):
     """Compares some calls of an optimizer's `step` with the stage `optimizer` of the same steps.
 
-    A machine may be slower later, so the seconds of these calls alone say little about the run. `step` is replaced,
-    because a hook of the optimizer could not be removed while torch iterates over the hooks.
+    A machine may be slower later, so the seconds of these calls alone say little about the run. The observer
+    replaces `step`, because a hook of the optimizer could not be removed while torch iterates over the hooks.
     """
 
     def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -42,7 +42,7 @@ class UpdateTimes(Observer):
 
     @property
     def watching(self) -> bool:
-        """True: calls are timed, or a step with a timed call may not be read yet."""
+        """True: calls are timed, or the engine may still have to read a step with a timed call."""
         return self._first != NEVER and self._recorder.step <= self._last + 2 * WATCHED_BLOCK
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 times suffice

@@ -11,7 +11,7 @@ NO_NAN_FILTER = "TrainingArguments(logging_nan_inf_filter=False)"
 
 @timed
 def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the code that reads values from tensors in each step. The share includes the code around the reads."""
+    """Report the code that reads values from tensors in each step. The share includes the code around the reads."""
     if not reads_each_step(facts):
         return None
     line = None if facts.log_every == 1 else _read_most(facts)
@@ -38,7 +38,7 @@ def _read_most(facts: Facts) -> str | None:
 
 
 def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name the line that reads most often from the device in a step. If there is a profile, `idle_time` does so."""
+    """Report the line that reads most often from the device in a step. With a profile, `idle_time.waiting` does so."""
     found = most_frequent_read(facts)
     if machine.accelerator is None or found is None or on_device(machine, facts, measured):
         return None
@@ -49,7 +49,7 @@ def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> F
 
 
 def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
-    """Return the line that reads most often from the device in a step, and how often.
+    """Return the line that reads most often from the device in a step, and the number of reads.
 
     Lines of installed packages don't count. None: no line is known.
     """
@@ -60,7 +60,7 @@ def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
 
 @timed
 def nan_filter(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
+    """Report the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
     if machine.accelerator is None or not facts.nan_filter or on_device(machine, facts, measured):
         return None
     evidence = "logging_nan_inf_filter reads the loss from the device in each micro-batch"
@@ -70,7 +70,7 @@ def nan_filter(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
 def reducing(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise `no_sync` if DDP sums gradients over ranks after several micro-batches of a step.
 
-    If there is a profile, `busy_time.collectives` does so, with the time that this takes.
+    If there is a profile, `busy_time.collectives` gives this advice, with the time that collectives take.
     """
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None
@@ -88,7 +88,7 @@ def no_sync(facts: Facts) -> str:
 
 
 def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the variable that makes the host wait for each kernel."""
+    """Report the variable that makes the host wait for each kernel."""
     if facts.blocking is None:
         return None
     return finding("sync", None, f"{facts.blocking} makes the host wait for each kernel", f"unsetting {facts.blocking}")

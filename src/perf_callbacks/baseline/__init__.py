@@ -1,1 +1,1 @@
-"""Baseline of a run: the ledger of earlier runs, and how a run stands to the last runs of the same program."""
+"""Baseline of a run: the ledger of earlier runs, and the comparison of a run with the last runs of its program."""

@@ -1,6 +1,6 @@
 """Ledger of runs: a file in the user's cache with a line of JSON per run, whatever directory the run writes to.
 
-Several processes may append at once. Lines that are torn, foreign or have values of a wrong type are skipped.
+Several processes may append at once. `read` skips lines that are torn, foreign or have values of a wrong type.
 """
 
 import errno
@@ -27,7 +27,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 MOST_LINES = 1000
-"""Lines that remain when the file is shortened: the newest."""
+"""Number of newest lines that remain when the file is shortened."""
 
 MOST_BYTES = 4_000_000
 """Largest size of the ledger: an append shortens a larger file, and a reader reads only its end."""
@@ -36,7 +36,7 @@ LONGEST_LINE = 20_000
 """Bytes of the longest line that is read or written."""
 
 TRIES = 3
-"""Most attempts to lock the file, which another process may just replace."""
+"""Most attempts to open the file, because another process may be replacing the file."""
 
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 
@@ -69,7 +69,7 @@ def key(run: Run) -> str:
 
 
 def append(line: LedgerLine, file: Path) -> None:
-    """Append a line. Raise `OSError` if the file can't be written."""
+    """Append a line, unless the line is too long. Raise `OSError` if the file can't be written."""
     data = _encoded(line)
     if len(data) > LONGEST_LINE:
         return

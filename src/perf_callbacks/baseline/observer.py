@@ -1,4 +1,4 @@
-"""Observer of a fit's standing: reads the baseline, says a line after the first steps, and writes the ledger's line."""
+"""Observer of a fit's standing: reads the baseline, shows a line after some steps, and writes the ledger's line."""
 
 import math
 import os
@@ -27,7 +27,7 @@ EARLY_SECONDS = 10.0
 """Least time of these steps. Equal runs differ more in their first second than in their first ten."""
 
 RUNS = 5
-"""Most runs of the ledger that are a baseline."""
+"""Most runs of the ledger in a baseline."""
 
 CLOSE_SECONDS = 1.0
 """Seconds that the end of a fit may wait for the disk with the ledger."""
@@ -36,7 +36,7 @@ AUTO = "auto"
 
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
-    """Compare this fit with its baseline, on rank 0. None: the fit is a trial, or has no journal."""
+    """Compare this fit with its baseline. None: another rank than 0, a trial, or a fit without a journal."""
     if recorder.run.rank != 0 or not recorder.config.journal or turn.of_process() is not None:
         return None
     watch = BaselineWatch(recorder, training.show)
@@ -48,7 +48,7 @@ def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
 
 
 class BaselineWatch(Observer):
-    """Follows a fit on the watchdog's thread. The training thread has no part, except that the fit's end waits.
+    """Follows a fit on the watchdog's thread. The training thread only waits for the ledger at the fit's end.
 
     A disk may hang, so short-lived threads read the baseline and write the ledger.
     """
@@ -137,7 +137,7 @@ class BaselineWatch(Observer):
 
 
 def rate_of(text: str) -> float | None:
-    """Return the number of samples per second that a baseline is. None: the baseline is `auto` or a directory."""
+    """Return a baseline that is a number of samples per second. None: the baseline is `auto` or a directory."""
     try:
         return float(text)
     except ValueError:

@@ -16,7 +16,7 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.series import STAGES, included
 
 MOST_RUNS = 20
-"""Most runs that are read: the newest."""
+"""Most runs of a baseline: the newest."""
 
 
 def read(directory: Path, steps: int, seconds: float, *, besides: str) -> list[RunFigures]:
@@ -33,7 +33,7 @@ def read(directory: Path, steps: int, seconds: float, *, besides: str) -> list[R
 
 
 def rate_per_device(runs: Sequence[RunFigures], run: Run) -> float | None:
-    """Return the samples per second and device of the runs on the fewest devices, of the same model and device.
+    """Return the mean samples per second and device of the runs with this model and device, on the fewest devices.
 
     None: there is no such run, or its rate is unknown.
     """
@@ -61,7 +61,7 @@ def _runs(directory: Path, steps: int, seconds: float) -> Iterator[RunFigures]:
 
 
 def _first(path: Path, steps: int, seconds: float) -> RunFigures | None:
-    """Read the first measured steps of the first run in a journal. None: there are fewer."""
+    """Read the first measured steps of the first attempt in a journal. None: the attempt has too few."""
     attempt: Attempt | None = None
     for entry in entries(path):
         if isinstance(entry.record, Run):

@@ -16,7 +16,7 @@ LEAST = 0.05
 """Least relative change that is worth a line."""
 
 EXPLAINED = 0.5
-"""As in `comparison`: least part of a change that the load must be able to explain, to say nothing."""
+"""Least part of a change that the machine's load must explain to withdraw the line, as in `comparison`."""
 
 LARGE_STAGE = 0.2
 """Least part of the whole change that a stage must have, to be named."""
@@ -36,7 +36,7 @@ class Standing:
     rate: float | None = None
     """Samples per second and device, if the baseline is a rate."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Versions that no run of the baseline has, each with the version of the last of these runs."""
+    """Versions by package: in the last run of the baseline, and now. Only versions that no run of the baseline has."""
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds per step, before and now, of the stages that changed most."""
 
@@ -49,7 +49,7 @@ class Standing:
 def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
     """Compare the first steps of a run with the first steps of earlier runs.
 
-    None: the difference is within what differs between runs, the runs are not alike, or the load of the machine may
+    None: the difference is usual between runs, the runs are not alike, or the load of the machine may
     explain the difference.
     """
     known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
@@ -80,7 +80,7 @@ def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
 
 
 def line(found: Standing) -> str:
-    """Return the line about a standing, such as "32.0 % slower than the last 5 runs (…): torch 2.14 -> 2.15"."""
+    """Return the line about a standing: "… 32.0 % slower than the last 5 undisturbed runs …: torch 2.14 -> 2.15."."""
     moved = found.change
     share = f"{100 * abs(moved.change):.1f} % {'slower' if found.slower else 'faster'}"
     if found.rate is not None:

@@ -98,8 +98,9 @@ def _key(run: Run) -> tuple[float, int, int, str]:
 def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
     """Return the place of each attempt's origin. None: the attempt began anew, or the origin is unknown.
 
-    If no journal has the attempt that the checkpoint names, or the checkpoint names none, as with older journals, the
-    last attempt before that reached the step counts as its origin, or else the last attempt that began before the step.
+    A checkpoint names the origin. If the checkpoint names no attempt, as in older journals, or an attempt without a
+    journal, the last earlier attempt that reached the step counts as the origin. If no attempt reached the step, the
+    last attempt that began before the step counts.
     """
     found: list[int | None] = []
     for place, one in enumerate(ordered):
@@ -121,10 +122,10 @@ def last_step(attempt: RecordedAttempt) -> int:
 
 
 def survivors(ordered: Sequence[RecordedAttempt]) -> list[int]:
-    """Return, for each attempt, how many of its steps survive: the steps on the way to the end of the last attempt.
+    """Return the number of surviving steps of each attempt: the steps on the way to the end of the last attempt.
 
-    A step that a later attempt did again, or that the last attempt doesn't build on, is rolled back in the attempt that
-    did it. So a branch that was given up is rolled back as a whole.
+    A step that a later attempt did again, or that the last attempt doesn't build on, is rolled back in the attempt
+    that did the step. So a branch that was given up is rolled back as a whole.
     """
     kept = [0] * len(ordered)
     origins = parents(ordered)

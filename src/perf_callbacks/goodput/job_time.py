@@ -84,7 +84,7 @@ class JobTime:
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """The same, multiplied by the number of devices of each attempt."""
+        """Seconds by kind, multiplied by the number of devices of each attempt."""
         return _sums(self.attempts, lambda one: one.devices)
 
     @property
@@ -124,7 +124,7 @@ class JobTime:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of that device per token of its rank in the surviving steps, over the attempts that know both."""
+        """Energy per token of the rank that was read, in the surviving steps of the attempts that know both."""
         known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
         tokens = sum([one.rank_tokens or 0.0 for one in known])
         return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
@@ -133,7 +133,7 @@ class JobTime:
 def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
     """Account for the time of a job. The order of the attempts doesn't matter.
 
-    Raise `ValueError` if there are none, or if a journal holds impossible times.
+    Raise `ValueError` if there are no attempts, or if a journal holds impossible times.
     """
     timed = in_order(attempts)
     ordered = [one for _, one in timed]

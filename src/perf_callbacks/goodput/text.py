@@ -107,7 +107,7 @@ def end(one: AttemptTime, *, last: bool) -> str:
 
 
 def notes(job: JobTime) -> Iterable[str]:
-    """Yield what a reader should know about the figures."""
+    """Yield sentences that explain the figures."""
     lost = [one for one in job.attempts if one.rolled_back_steps]
     for ended, why in ((True, "by choice: the attempts had ended in order"), (False, "after a crash or a kill")):
         steps = sum([one.rolled_back_steps for one in lost if bool(one.ended) is ended])

@@ -44,7 +44,7 @@ def lasted(attempt: RecordedAttempt) -> float:
 
 
 def hanging_since(attempt: RecordedAttempt) -> float | None:
-    """Return the time at which the step began to hang that never ended. None: none hangs, or the end was in order."""
+    """Return the time at which the last, unfinished step began to hang. None: no hang, or the end was in order."""
     done, found = last_step(attempt), None
     end = summary(attempt)
     if end is not None and end.failure is None:
@@ -97,7 +97,7 @@ def _unknown(attempt: RecordedAttempt) -> set[str]:
 
 
 def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
-    """Add the time of the steps: of surviving steps by stage, of all steps the excess of special steps."""
+    """Add the time of surviving steps by stage, of other steps as rolled back, and the excess of special steps."""
     columns: Mapping[str, Sequence[float]] = attempt.columns
     times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
     excluded = attempt.excluded

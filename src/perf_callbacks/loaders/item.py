@@ -180,7 +180,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
         loader = inner(*args, **kwargs)
-        with suppress(Exception):  # then the loader doesn't pin, as the first batch shows
+        with suppress(Exception):  # after an error, the loader doesn't pin, and the first batch shows this
             pin(loader)
         return loader
 

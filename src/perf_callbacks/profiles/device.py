@@ -18,7 +18,7 @@ _WORK = {
     "memset": True,
     "concurrent_kernel": False,
 }
-"""Categories of work on a device, and True for work of the copy engines. Capitalized in 2021."""
+"""Categories of work on a device, and True for work of the copy engines. Traces of 2021 capitalize the names."""
 
 _HOST = {"cpu_op": "operation", "operator": "operation", "user_annotation": "annotation", "python_function": "python"}
 
@@ -49,7 +49,7 @@ class Work:
 
     @property
     def rank(self) -> int:
-        """Rank of the work where several run at once: computation, then collectives, then copy engines."""
+        """Rank of the work if several run at once: computation, then collectives, then copy engines."""
         return 2 if self.by_copy_engine else int(self.kind == kernel_classes.COMMUNICATION)
 
     @property

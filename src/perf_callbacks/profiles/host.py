@@ -11,7 +11,7 @@ from perf_callbacks.profiles.intervals import Interval
 from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, Arguments, number
 
 MODULE = "nn.Module: "
-"""Begin of the name of a module's call, in stacks of Python and in our marks."""
+"""Prefix of the name of a module's call, in stacks of Python and in our marks."""
 
 LEVELS = 3
 """Most levels of a module path."""
@@ -104,7 +104,7 @@ class _Forward:
         self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
 
     def add(self, call: Call, origin: Origin, *, again: bool) -> None:
-        """Add an operation. `again`: within a backward, as activation checkpointing does."""
+        """Add an operation. `again`: the operation ran within a backward, as in activation checkpointing."""
         sequence = number(call.arguments.sequence)
         if sequence is not None:
             (self._again if again else self._first)[call.thread][sequence] = origin.modules
@@ -112,7 +112,7 @@ class _Forward:
     def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
         """Return the modules of the operation that made the innermost of some nodes, which `thread` ran.
 
-        Within another node, a backward may run what its own thread computed again.
+        Within another node, a backward may belong to a forward that its own thread computed again.
         """
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
@@ -132,7 +132,7 @@ def read(calls: Iterable[Call]) -> Host:
     forward, backward = _Forward(), list[tuple[Call, list[Call]]]()
     for thread in threads.values():
         _walk(host, thread, forward, backward)
-    for call, nodes in backward if host.has_modules else ():  # of the module whose forward made the node
+    for call, nodes in backward if host.has_modules else ():  # the module whose forward made the node
         origin = host.origins[id(call)]
         if not origin.modules:
             host.origins[id(call)] = replace(origin, modules=forward.of(call.thread, nodes))
@@ -198,7 +198,7 @@ def _within(outer: Origin, call: Call) -> Origin:
     if call.kind == "annotation":
         return replace(outer, in_optimizer=optimizer, in_data=data)
     line = outer.line
-    if line is None and isinstance(call.arguments.stack, str):  # as of 2021; the innermost function comes first
+    if line is None and isinstance(call.arguments.stack, str):  # traces of 2021; the innermost function comes first
         for name in reversed(call.arguments.stack.split(";")):
             line = _line(line, name)
     # Lightning runs forward and backward in a closure of the optimizer. The optimizer itself makes no graph.

@@ -73,7 +73,7 @@ def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
     )
     found = [0.0] * len(work)
     running: dict[int, int] = {}  # intervals by rank
-    passed: dict[int, float] = {}  # time of each interval of a rank that runs from begin to end
+    passed: dict[int, float] = {}  # by rank, the time so far of an interval that runs all along
     last = 0.0
     for time, begins, place in edges:
         if running:

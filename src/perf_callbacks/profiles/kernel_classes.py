@@ -71,11 +71,10 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (INDEXING, r"index|gather|scatter|embedding|sort|topk|nonzero|routing"),
 )
-"""Class and pattern of its names, in the order in which the rules are tried. Case matters only where two names would
-clash otherwise."""
+"""Class and pattern of its names, in the order in which the rules are tried. Patterns ignore case."""
 
 _PARTS = frozenset({SOFTMAX, REDUCTION, INDEXING})
-"""Classes of kernels that are often a part of something larger: softmax within attention, sums within a norm."""
+"""Classes of kernels that are often a part of a larger operation: softmax within attention, sums within a norm."""
 
 _COMPILED = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in RULES]
 

@@ -51,8 +51,8 @@ def levels(path: str) -> int:
 def _marking(called: Mapping[int, str], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement of `nn.Module.__call__` that marks the calls.
 
-    Marks by hooks would be in the modules, and so in their copies and in files that a program writes meanwhile. The
-    class is in neither. Compiled code doesn't call the replacement, and code that is compiled meanwhile has no marks.
+    Hooks would be part of the modules, and so of their copies and of files that a program writes meanwhile. A method of
+    the class is not. Compiled code doesn't call the replacement, and code that is compiled meanwhile has no marks.
     """
     from torch._C._profiler import _RecordFunctionFast  # noqa: PLC0415 may not exist in other versions of torch
 

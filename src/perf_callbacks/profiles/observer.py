@@ -31,7 +31,7 @@ AUTO, AUTO_STEPS, AUTO_TIMES = "auto", 3, 3
 """Value of the setting, its number of steps per profile, and its largest number of profiles in a fit."""
 
 MOST_PART = 0.05
-"""Most part of a fit's time that the profiles of `auto` may take, after the first profile."""
+"""Largest part of a fit's time that the profiles of `auto` may take, after the first profile."""
 
 MOST_NODES = 20_000
 """Most nodes of autograd's graphs in a profile, about one per operation of the forward. To end a profile, torch holds
@@ -39,7 +39,7 @@ the GIL: on a busy CPU, 0.9 s and 0.2 GB for 5,000 nodes, 7 s and 1.3 GB for 40,
 device's kernels come on top."""
 
 MOST_TRIES = 3
-"""After this many evaluations or checkpoints in its first step, a profile is given up."""
+"""Number of evaluations or checkpoints in the first step of a profile after which the profile is given up."""
 
 MOST_SECONDS = 60.0
 """After this many seconds, no further step is added to a profile."""
@@ -53,7 +53,7 @@ NO_WISH = 10**12
 """Value of a rank that proposes no rank to profile: the least value wins."""
 
 PER_TURN = 10**9
-"""Factor of the number of the profile in a proposal. The rest is the rank to profile."""
+"""Factor in a proposal: the number of the profile times this factor, plus the rank to profile."""
 
 WISH = "profile"
 
@@ -133,7 +133,7 @@ class ProfileWatch(Observer):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """The rank to profile, and the number of the profile, as rank 0 proposes."""
+        """Proposal of rank 0: the number of the profile, and the rank to profile. Other ranks propose nothing."""
         return {WISH: self._wish} if self._auto else {}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
@@ -197,7 +197,7 @@ class ProfileWatch(Observer):
             self._spent_seconds += self._recorder.clock() - self._started
 
     def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
-        """End the profile before an evaluation. If no step is complete, profile the step after the next instead."""
+        """End the profile before any span. If no step is complete, profile the step after the next instead."""
         again = self._left > 0 and self._left == self._count + self._several
         if self._profiler is not None:
             self._finish()
@@ -210,7 +210,7 @@ class ProfileWatch(Observer):
                 self._say("an evaluation or a checkpoint comes in each step")
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 both may be the end of the training
-        """End the profile: training may be over, or what follows may be no training."""
+        """End the profile: training may be over, or other work may follow."""
         if self._profiler is not None and self._whole:
             self._finish()
 
@@ -298,7 +298,7 @@ class ProfileWatch(Observer):
         self._traces.append((trace, kept))
 
     def _take_answers(self) -> None:
-        """Write the records that the side process has made. Two threads may call."""
+        """Write the records that the side process has made. Two threads may call this method."""
         if os.getpid() != self._process or not self._answering.acquire(blocking=False):
             return
         try:
@@ -328,7 +328,7 @@ class ProfileWatch(Observer):
             log.warning("perf_callbacks: the trace %s was not kept: %s.", kept.name, answer["unkept"])
 
     def _no_profile(self) -> guard:
-        """Return a guard for our errors, and those of torch.profiler: the profile is given up."""
+        """Return a guard that gives the profile up after an error of ours or of torch.profiler."""
         return guard(self._give_up)
 
     def _give_up(self, error: Exception) -> None:

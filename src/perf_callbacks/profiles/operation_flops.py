@@ -47,7 +47,7 @@ def _product(shapes: Shapes, _: Sequence[object], *, first: int = 0) -> int:
 
 
 def _attention(shapes: Shapes, _: Sequence[object], *, first: int = 0, of_key: int = 1, of_value: int = 1) -> int:
-    """Count the products of attention: so many with queries and keys, and with values. Causal attention counts in full.
+    """Count `of_key` products with queries and keys, and `of_value` with values. Causal attention counts in full.
 
     Operands: [batch, heads, tokens, size].
     """

@@ -44,5 +44,5 @@ class Reducer(SideProcess):
 
 
 def why_not() -> str | None:
-    """Return the reason why no side process can be started; None if there is none."""
+    """Return the reason why no side process can be started. None: a side process can be started."""
     return beside.why_not(side_process.__file__, "profiles")

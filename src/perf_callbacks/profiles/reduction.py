@@ -83,7 +83,7 @@ def _module(work: Work) -> str:
 
 
 def _by_module(work: Sequence[Work]) -> list[tuple[str, Work]]:
-    """Return work with its module. Of many modules, those with the least time share a line."""
+    """Return work with its module. Of many modules, the modules with the least time share a line."""
     found = [(_module(one), one) for one in work]
     kept = dict(_descending(_sums([(path, one.share) for path, one in found]))[:MOST_MODULES])
     return [(path if path in kept else OTHERS, one) for path, one in found]

@@ -33,7 +33,7 @@ FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """Growth of a part of the step, in seconds per step of the smallest job's work."""
+    """Growth of a part of the step, in seconds for the mean work of a device in a step of the baseline."""
 
     part: str
     """Name of a stage, such as `data_time`."""

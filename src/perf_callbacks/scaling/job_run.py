@@ -12,7 +12,7 @@ from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.series import STAGES, WAITING
 
 UNITS = ("samples", "tokens")
-"""Units of work. The first that all runs know decides."""
+"""Units of work. The first unit that all runs know decides."""
 
 SUMS_UP = 0.9
 """Least share of the step time that the stages must cover. Below this, stages were not timed."""
@@ -23,8 +23,8 @@ class JobRun:
     """A run of a job, over the steps that all ranks have.
 
     The ranks of a job wait for each other in the backward and in collectives. So the rank that waits least is the rank
-    for which the other ranks wait, and its stages explain the duration of the step. Another rank may do so in each
-    step.
+    for which the other ranks wait, and its stages explain the duration of the step. This may be
+    another rank in each step.
     """
 
     compared: ComparedRun
@@ -36,7 +36,7 @@ class JobRun:
     parts: Mapping[str, Sequence[float]]
     """By stage, the seconds in each step, of the rank that waits least. Empty: stages were not timed."""
     excess: Mapping[str, float]
-    """By stage, the mean seconds by which this rank takes longer than the mean of all ranks."""
+    """By stage, the mean seconds by which the rank that waits least takes longer than the mean of all ranks."""
     slowest: tuple[int, float]
     """The rank that most often waits least, and its share of the steps."""
 
@@ -55,7 +55,7 @@ class JobRun:
         devices = run.devices * run.world_size
         per_device = nan if groups is None else groups / devices
         work = {unit: [per_device * fmean(amounts) for amounts in zip(*columns(unit), strict=True)] for unit in UNITS}
-        # the stages sum up to the step, so a stage without a time took none, as a collective in a job of one rank
+        # stages add up to the step, so an unknown time is 0: for example, a job of one rank has no collectives
         stages = {
             name: [[0.0 if isnan(value) else value for value in column] for column in columns(name)] for name in STAGES
         }

@@ -25,7 +25,7 @@ KEPT_TRACKER = "tensorboard"
 
 
 def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
-    """Return what to do once a module is imported, by the module's name."""
+    """Return the functions to call after the import of a module, by the module's name."""
     writes = Writes(turn)
     writes.watch()
     lightning = functools.partial(_lightning, turn, writes)
@@ -75,14 +75,14 @@ def at_begin(turn: Turn, model: Any) -> None:
                 module.set_attn_implementation("sdpa")
                 turn.applied.add("attention")
     if turn.change("compile") is not None and "compile" not in turn.applied:
-        # Lightning calls `training_step`, not the module: then the parts are compiled.
+        # Lightning calls `training_step`, not the module itself, so the children are compiled instead.
         for module in [*model.children()] if hasattr(model, "training_step") else [model]:
             module.compile()
         turn.applied.add("compile")
 
 
 def _numbers(turn: Turn, torch: ModuleType) -> None:
-    """Set the precision of products and the number of threads."""
+    """Set the precision of matrix products and the number of threads."""
     if turn.change("precision") is not None:
         torch.set_float32_matmul_precision("high")
         turn.applied.add("precision")
@@ -93,8 +93,8 @@ def _numbers(turn: Turn, torch: ModuleType) -> None:
 
 
 def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
-    import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
-    import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 torch has just been imported
+    import torch.optim.optimizer as optimizers  # noqa: PLC0415 torch has just been imported
+    import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 as above
     from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
 
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
@@ -123,7 +123,7 @@ def _loads_state(writes: Writes, _optimizer: object, state_dict: Mapping[str, An
 
 
 def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
-    """Change the arguments of a loader. The workers of an iterable data set would all load the same samples."""
+    """Change the arguments of a loader, unless all its workers would load the same samples of an iterable data set."""
     if isinstance(given["dataset"], iterable):
         return
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
@@ -188,7 +188,7 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 
     @functools.wraps(checked)
     def post_init(self: Any) -> None:
-        best, self.load_best_model_at_end = self.load_best_model_at_end, False  # which would have to be saved
+        best, self.load_best_model_at_end = self.load_best_model_at_end, False  # the best would have to be saved
         if best:  # callbacks rely on the name and the setting
             self.metric_for_best_model = self.metric_for_best_model or "loss"
         checked(self)
@@ -200,7 +200,7 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 
 
 def _trainer(writes: Writes, module: ModuleType) -> None:
-    """Keep a Hugging Face trainer from resuming, because its output directory is the scratch directory."""
+    """Keep a Hugging Face trainer from saving models, and from resuming: the scratch directory has no checkpoints."""
     writes.keep(module.Trainer, "save_model", 1)
 
     def resume(given: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ class Gain(NamedTuple):
 
     factor: float
     low: float | None
-    """None, as for `high`: a single round gives no interval."""
+    """None, and `high` too: a single round gives no interval."""
     high: float | None
 
     @property
@@ -34,7 +34,7 @@ class Gain(NamedTuple):
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
     """Return the speedup of each setting over the setting `base`.
 
-    The interval comes from what differs between the runs of a setting, after differences between rounds are taken out.
+    The interval comes from differences between the runs of a setting, without differences between rounds.
     All settings count as equally noisy.
 
     Args:

@@ -1,4 +1,4 @@
-"""Connect a measured fit to the turn of its trial: the turn reads findings there, and ends when the fit ends."""
+"""Connect a measured fit to the turn of its trial: the turn reads the fit's findings, and ends when the fit ends."""
 
 import sys
 import weakref

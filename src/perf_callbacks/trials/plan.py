@@ -39,7 +39,7 @@ class Plan:
     probe: bool = False
     """True: the trial looks for findings. Its time doesn't count."""
     yes: bool = False
-    """True: the program may save files in its steps, and may resume. Without this, such a program is left at once."""
+    """True: the program may save files, and may resume. False: the trial leaves such a program at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Identity:
 
     @classmethod
     def of(cls, run: Run) -> "Identity":
-        """Return the identity of a run's program. Paths are escaped: bytes that aren't UTF-8 have no JSON."""
+        """Return the identity of a run's program. Paths are escaped, because JSON can't hold other bytes than UTF-8."""
         return cls(
             program=None if run.program is None else printable(run.program),
             directory=None if run.directory is None else printable(run.directory),
@@ -77,7 +77,7 @@ class Outcome:
     seconds: float = 0.0
     """Duration of the measured steps, without evaluations and checkpoints."""
     losses: tuple[float, ...] = ()
-    """Values from which the first backward calls began."""
+    """Losses of the first backward calls."""
     applied: tuple[str, ...] = ()
     """Names of the changes that had something to change."""
     why: str | None = None

@@ -1,6 +1,6 @@
-"""The table of remedies that a trial can apply: the advice that calls for a remedy, its change, and its name.
+"""The table of remedies that a trial can apply. Each row has the advice that calls for the remedy, and its names.
 
-The line to write is the advice itself. So a trial measures the line that the verdict tells the user to write.
+The line to write comes from the finding. So a trial measures the line that the verdict tells the user to write.
 """
 
 import re
@@ -141,7 +141,7 @@ def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candida
         only: Groups of remedies. Empty: all groups, without remedies that need `--only`.
         cpus: Number of CPUs of this process.
     """
-    found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the largest finding comes first
+    found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the first is the largest and wins
     names = _allowed(only)
     for remedy in REMEDIES:
         if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
@@ -177,7 +177,7 @@ def _called_for(probe: Outcome) -> Iterator[Candidate]:
 
 
 def settings(changes: Iterable[Change], *, own_callback: bool) -> dict[str, str]:
-    """Return the variables of a trial: a program without the callback runs without the callback's checklist."""
+    """Return the environment variables of a trial, which turn off items of the checklist that are not on trial."""
     changes = tuple(changes)
     names = {change.name for change in changes}
     variables = {

@@ -9,7 +9,7 @@ from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, Outcome
 from perf_callbacks.trials.remedies import Candidate
 
 BASE, TOGETHER = "as it is", "together"
-"""Names of the settings that no remedy names."""
+"""Names of the settings that are no single remedy."""
 
 NO_TIME = "its steps took no time outside of evaluations and checkpoints"
 NOT_APPLIED = "nothing in the program could be changed"
@@ -34,7 +34,7 @@ class Result:
     failed: dict[str, str] = field(default_factory=dict)
     """By setting, the reason why the setting has no time."""
     interrupted: bool = False
-    """True: the rounds that are here are not all."""
+    """True: the user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
     """Titles of the remedies that were tried together."""
     launches: int = 0
@@ -78,7 +78,7 @@ class Result:
 
 
 def lines(result: Result) -> Iterable[str]:
-    """Yield the lines of the table, the lines to write, and what had no time."""
+    """Yield the lines of the table, the lines to write, and the settings without a time."""
     found = result.gains()
     base = [one[BASE].step_seconds or 0.0 for one in result.rounds or [result.partial] if BASE in one]
     if not base:

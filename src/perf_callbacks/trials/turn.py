@@ -26,23 +26,23 @@ SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
 """Least number, and least duration, of the first steps that don't count: caches, compilers and loaders warm up."""
 
 FEWEST_STEPS = 5
-"""Fewest measured steps of a program that ends before its turn does."""
+"""Fewest measured steps of a trial whose program ends early."""
 
 ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
-"""Remedy that each item of the checklist is."""
+"""Remedies by item of the checklist."""
 
 LOSSES = 20
 """Number of backward calls whose losses are compared."""
 
 RANKS_WAIT_SECONDS = 600.0
-"""Longest time for which a rank that is done waits for rank 0, which leaves, and ends all ranks by that."""
+"""Longest time for which a rank that is done waits. After rank 0 has left, `perf-callbacks try` kills all ranks."""
 
 PROBE_AGAIN_SECONDS = 1.0
 """Seconds by which a probe goes on if its steps were too short for a verdict."""
 
 
 class Turn:
-    """A trial's turn: the first optimizer that makes a step gives the steps."""
+    """A trial's turn, which counts the steps of the first optimizer that makes a step."""
 
     def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
         self.plan, self.path, self._clock = plan, path, clock

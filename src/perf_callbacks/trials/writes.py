@@ -2,7 +2,7 @@
 
 Each trial writes to a scratch directory. If the program opens another file to write, the trial leaves the process
 before the file is opened, unless the user said `--yes`. Then known functions that save do nothing, and other writes
-happen. C code, child processes and the network are not seen.
+happen. Writes by C code, by child processes and to the network go unseen.
 """
 
 import os
@@ -48,10 +48,10 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""Events of Python's audit that change files: the places of the paths, and of the directories of relative paths."""
+"""Audit events of Python that change files: the places of path and directory descriptor among the arguments."""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
-"""Parts of the address of a data base that is not written."""
+"""Parts of the address of a database that a program opens without writing files."""
 
 UPLOADS = (
     "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
@@ -87,7 +87,7 @@ class Writes:
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
-        """Leave the process before the program opens a file to write, from now on. Nothing can undo this."""
+        """From now on, leave the process before the program opens a file to write. Nothing can undo this."""
         if not self._turn.plan.yes:
             sys.addaudithook(self._on_event)
 
@@ -122,7 +122,7 @@ class Writes:
         self._turn.leave(SAVES, f"{name}, at {program_line()}")
 
     def keep(self, owner: Any, name: str, place: int) -> None:
-        """Replace a function that saves. The path is its argument number `place`; objects that are no path pass."""
+        """Replace a function that saves. Argument number `place` or a named argument is the path. File objects pass."""
         inner: Callable[..., Any] = getattr(owner, name)
 
         @wraps(inner)
@@ -162,7 +162,7 @@ class Writes:
 
 
 def _database(name: Any) -> list[Any]:
-    """Return the path of a data base that a program opens. Empty: the data base is no file, or is only read."""
+    """Return the path of a database that a program opens. Empty: the database is no file, or is only read."""
     if not isinstance(name, str):
         return [name]
     if name == ":memory:" or any(part in name for part in IN_MEMORY_OR_READ):
@@ -171,7 +171,7 @@ def _database(name: Any) -> list[Any]:
 
 
 def _joined(path: Any, directory: Any) -> Any:
-    """Return a path that is relative to an open directory as a path that is not."""
+    """Return a path. A path that is relative to an open directory becomes absolute."""
     if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
         return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
     return path
