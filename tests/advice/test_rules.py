@@ -118,8 +118,9 @@ def test_a_share_that_varies_has_a_lower_end():
 
 
 def test_workers_are_advised_where_steps_wait_for_data():
-    finding = found("data", Facts(workers=0, widths=EXACT | {"data": 0.1}), summary(data=1.0))
-    assert (finding.share, "num_workers=2" in finding.remedy) == (0.5, True)
+    facts = Facts(workers=0, widths=EXACT | {"data": 0.1})
+    finding = found("data", facts, summary(data=1.0))
+    assert (finding.share, "num_workers=2" in finding.remedy) == (1.25 * 0.5, True)
     assert finding.low == pytest.approx(0.449 * 0.7 * 0.9)
 
 
@@ -224,7 +225,7 @@ def test_a_wait_of_nothing_is_no_finding():
 )
 def test_the_promise_counts_cpus_that_are_free(facts, share):
     finding = found("data", Facts(workers=0, widths=EXACT, **facts), summary(data=0.5), machine(cpus=2))
-    assert (finding.low, finding.share) == pytest.approx((LOW * share, min(HIGH * share, 1 / 3)))
+    assert (finding.low, finding.share) == pytest.approx((LOW * share, min(HIGH * share, 1.25 / 3)))
 
 
 def test_workers_are_not_advised_where_other_programs_use_the_cpus():
@@ -484,7 +485,7 @@ EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_w
 
 def test_workers_that_are_started_for_each_epoch():
     (finding,) = table.findings(machine(), EPOCHS, summary(data=0.5))
-    assert (finding.cause, finding.share) == ("data", pytest.approx(1.4 * 50 / 150))
+    assert (finding.cause, finding.share) == ("data", pytest.approx(1.6 * 50 / 150))
 
 
 def test_workers_that_are_started_promise_less_than_all_of_the_time():
