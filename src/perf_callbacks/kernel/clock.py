@@ -1,7 +1,7 @@
 """The clocks of this process, bound once.
 
 A test of the program may replace `time.perf_counter` by a mock that returns prepared values. The names bound here keep
-the real clock, so our calls use up none of the prepared values. Only this module imports `time`.
+the real clock, so our calls use up none of the prepared values. Only this module and standalone scripts import `time`.
 """
 
 import time

@@ -77,9 +77,8 @@ class guard:  # noqa: N801 named like `contextlib.suppress`
     """Pass an `Exception` of the block to `handle`, and go on after the block.
 
     If a signal handler of the program raised the exception, `handle` must raise it again. A method `fail` and the
-    result of `logs` do so; any other function calls `let_pass`. Without `handle`, `reason` describes the error.
-    Entering and leaving this guard are two frames, so code that runs for each event of a step has an `except` of its
-    own.
+    result of `logs` do so; any other function must call `let_pass`. Without `handle`, `reason` describes the error.
+    A guard costs two Python frames, so code that runs for each event of a step has its own `except` instead.
     """
 
     __slots__ = ("_handle", "reason")
@@ -105,7 +104,7 @@ class guard:  # noqa: N801 named like `contextlib.suppress`
 
 
 def logs(log: Callable[..., None], message: str, *, trace: bool = False) -> Callable[[Exception], None]:
-    """Return a function for a `guard`: log the error in the place of `%s`, with its traceback if `trace`."""
+    """Return a handler for a `guard` that logs `message` with the error for `%s`, and a traceback if `trace`."""
 
     def handle(error: Exception) -> None:
         let_pass(error)
@@ -125,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def exit_reason() -> str:
-    """Return the reason of an end at the interpreter's exit, with the exception that ends the program, if any."""
+    """Return the reason of a fit's end at the interpreter's exit, with the exception that ends the program, if any."""
     error: object = getattr(sys, "last_value", None)
     after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
     return f"the interpreter exited{after}"

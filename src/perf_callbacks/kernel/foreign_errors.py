@@ -26,8 +26,8 @@ def of_handler(error: BaseException) -> BaseException | None:
     """Return the exception that a signal handler raised: this error, or a cause of this error; else None.
 
     `__context__` is an exception that was being handled when this error was raised. A `__context__` counts only if a
-    frame in this error's traceback caught that exception. For example, `Thread.start` raises a `KeyError` while
-    handling another exception. The program may have handled any other `__context__` long ago.
+    frame in this error's traceback caught that exception. For example, `Thread.start` may raise a `KeyError` while it
+    handles a signal handler's exception. The program may have handled any other `__context__` long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
@@ -45,7 +45,7 @@ def of_handler(error: BaseException) -> BaseException | None:
 
 
 class suppress(contextlib.suppress):  # noqa: N801 named like the class of the standard library
-    """Suppress these errors, except an error of a signal handler, whose `TimeoutError` is an `OSError` too."""
+    """Suppress these errors, but not the error of a signal handler, such as a `TimeoutError`, which is an `OSError`."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,7 +72,7 @@ def _interrupts(outer: FrameType, inner: FrameType) -> bool:
 
 
 def _installed() -> set[CodeType]:
-    """Return the code of all installed handlers. This finds a handler that has deleted its arguments."""
+    """Return the code of all installed handlers. `_interrupts` misses a handler that has deleted its arguments."""
     codes = set[CodeType]()
     for number in _NUMBERS:
         handler: object = signal.getsignal(number)

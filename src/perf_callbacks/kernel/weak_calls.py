@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
-    """Wrap a method in a function that holds its object by weak reference. Returns None once the object is freed."""
+    """Wrap a method in a function that holds its object weakly, and returns None once the object is freed."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T | None:

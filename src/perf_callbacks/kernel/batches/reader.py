@@ -92,7 +92,7 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 class BatchReader:
     """Reads batches of any form: tensors or arrays in mappings, tuples, lists, objects; a list of rows.
 
-    A known shape costs a look-up in a dictionary. The known shapes also serve the count of FLOPs by shape.
+    A batch of a known shape costs a look-up in a dictionary. The known shapes also serve the count of FLOPs by shape.
 
     Args:
         on_new_shape: Called with the shape and the tensors of a batch before its use, if the shape is new or was
@@ -164,7 +164,7 @@ class BatchReader:
         """Find the tensors of token ids by the embedding look-ups since `note`. Return True if new tensors were found.
 
         The largest embedding holds the tokens, unless another embedding was looked up with a different number of
-        indices. A tensor with a number per sample, such as a user or a class, holds no tokens. All batches with the
+        indices. A tensor with one number per sample, such as a class or user, holds no tokens. All batches with the
         same tensor names have token ids in the same tensors. Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None

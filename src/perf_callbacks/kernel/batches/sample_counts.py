@@ -14,7 +14,7 @@ _MARKS = frozenset({"ptr", "batch", "offset"})
 """Names of tensors that assign rows to samples. torch_geometric's `ptr` holds the start of each graph, and the end."""
 
 _FEW = 3
-"""If a list has more tensors of one form than this, they may be samples or columns."""
+"""Most tensors of one form in a list that count as columns of a batch. In a longer list, each may be a sample."""
 
 
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:

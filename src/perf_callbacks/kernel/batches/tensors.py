@@ -27,7 +27,8 @@ class Leaf(NamedTuple):
     rows: int | None
     """Leading size, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
     lengths: tuple[int, ...] | None = ()
-    """Lengths of the rows of a ragged tensor, on which the work depends too. None: the lengths are on a device."""
+    """Lengths of the rows of a ragged tensor, on which the work depends too. None: the lengths are on a device. For a
+    `PackedSequence`: its number of rows."""
 
     @property
     def whole(self) -> bool:
@@ -36,10 +37,9 @@ class Leaf(NamedTuple):
 
 
 def leaves(batch: Any) -> list[Leaf] | None:
-    """List the tensors in a batch, in order; None if the batch has too many parts.
+    """List the tensors in a batch, in order; None if the batch has too many parts, or is nested too deeply.
 
-    The search enters mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots, at any
-    nesting.
+    The search enters mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots.
     """
     found: list[Leaf] = []
     whole = _walk(batch, "", (), found)
@@ -47,7 +47,7 @@ def leaves(batch: Any) -> list[Leaf] | None:
 
 
 def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> bool:
-    """Add the tensors in a part of a batch to `found`. Return False if the part was too large."""
+    """Add the tensors in a part of a batch to `found`. Return False if the part was too large or too deep."""
     if is_array(value):
         found.append(leaf(name, value))
         return True
@@ -96,7 +96,7 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
         or (hasattr(type(value), "items") and hasattr(type(value), "keys"))
     ):
         return list(value.items())
-    if callable(value) and not hasattr(type(value), "keys"):  # a model, a tokenizer; a graph is called for its parts
+    if callable(value) and not hasattr(type(value), "keys"):  # a model or tokenizer; a callable graph has `keys`
         return []
     return list(_attributes(value).items())
 

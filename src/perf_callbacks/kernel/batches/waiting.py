@@ -60,7 +60,7 @@ def take(
         arguments: Arguments of the model call.
         again: True: the model was called before in this forward, maybe with the same batch. Then equal shapes are not
             enough.
-        alone: False: batches of other loaders wait too, and the call may be about those. Then equal shapes are enough
+        alone: False: batches of other loaders wait too, and the call may get one of these. Then equal shapes are enough
             only for the first batch, whose tensors were not stored.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
@@ -94,7 +94,9 @@ def take(
 
 
 def common(batches: Sequence[Batch]) -> Batch:
-    """Return a batch with the amounts that are equal in all batches; the other amounts are unknown.
+    """Return a batch with the samples, tokens and shape that are equal in all batches; unequal values are unknown.
+
+    Useful tokens are unknown too, unless all batches are the same object.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))

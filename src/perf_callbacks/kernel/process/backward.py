@@ -43,8 +43,8 @@ _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDEC
 class Listener:
     """Receives the calls of `torch.autograd.grad`. Its methods raise nothing."""
 
-    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 others need the loss
-        """Begin a call that builds no graph for a backward. If True, the caller calls `ends_backward` afterwards."""
+    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 subclasses need the loss
+        """Begin a call that builds no graph for a backward. Return True if a call of `ends_backward` must follow."""
         return False
 
     def builds_graph(self) -> None:
@@ -108,7 +108,7 @@ class Loop(Listener):
     def takes(self, arguments: object) -> None:
         """Match the arguments of a model call to the waiting batches. Subclasses override this method."""
 
-    def backpropagates(self, root: object) -> None:  # noqa: ARG002 others need the loss
+    def backpropagates(self, root: object) -> None:  # noqa: ARG002 subclasses need the loss
         """Record that a backward begins at a loss of the batches since the previous backward."""
         self.backed = True
         self.starts.clear()

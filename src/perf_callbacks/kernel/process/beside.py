@@ -19,7 +19,7 @@ class SideProcess:
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Start an isolated interpreter with these arguments, in a session of its own."""
         self.over = False
-        """True: the process has ended."""
+        """True: no more answers will come."""
         self._received = bytearray()
         self._socket, theirs = socket.socketpair()
         try:
@@ -39,7 +39,7 @@ class SideProcess:
 
     def _lines(self) -> list[bytes]:
         """Return the lines that came since the last call."""
-        self._process.poll()  # the side process forks, and its parent ends at once
+        self._process.poll()  # the started process forks, and ends at once
         try:
             while not self.over and self._socket.fileno() >= 0:
                 chunk = self._socket.recv(65_536)
@@ -62,7 +62,7 @@ def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 
 def why_not(program: str, feature: str) -> str | None:
-    """Return the reason why a feature can't run a program file of ours in a side process; None if there is none."""
+    """Return the reason why a feature can't run a program file of ours in a side process; None if it can."""
     if not (hasattr(os, "fork") and hasattr(os, "killpg")):
         return f"{feature} need a POSIX system"
     if not sys.executable or getattr(sys, "frozen", False) or not Path(program).is_file():

@@ -42,7 +42,7 @@ _FREEZING = object()
 
 
 Progress = Callable[[], tuple[int, float] | None]
-"""Number of steps that a fit has done, and the seconds of its longest step. None: the fit no longer exists."""
+"""Returns the number of steps of a fit, and the seconds of its longest step. None: the fit no longer exists."""
 
 
 def generational() -> bool:
@@ -154,7 +154,7 @@ class Lease:
 
 
 class Collector(Owner[Lease]):
-    """Owner of the garbage collector. Each claim keeps its lease until `Lease.idle` finds that the fit has ended."""
+    """Owner of the garbage collector. A claim keeps its lease alive until `let_go`, or until `Lease.idle` is True."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,8 +45,8 @@ class EagerStance(Owner[None]):
             if self.ours is None:
                 self._before = frame._stance  # noqa: SLF001 as above
                 self.ours = frame.DynamoStance("force_eager")
-                # Not by `set_stance`, which an interrupt may leave without the earlier stance, and which refuses
-                # while a compiled function runs: torch reads the stance only on entering or leaving such a function.
+                # Not by `set_stance`: an interrupt may lose the earlier stance, and the call fails while a compiled
+                # function runs. An assignment is safe there: torch reads the stance on entry and exit only.
                 frame._stance = self.ours  # noqa: SLF001
             if not _filters():
                 # `filterwarnings` would make Python forget which warnings it has shown, and show all once more

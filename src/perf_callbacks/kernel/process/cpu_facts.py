@@ -78,7 +78,7 @@ def read(
 
 
 def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return a rank's place on its machine and the number of ranks there; None if the environment lacks both."""
+    """Return a rank's place on its machine and the number of ranks there; None if the environment lacks either."""
     for names in LOCAL_RANKS:
         words = [environ.get(name, "") for name in names]
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
@@ -103,7 +103,7 @@ def _gpu(
     """Return the location of a GPU by its properties, or the reason why the location is unknown.
 
     torch gives the PCI id of the device, or else its UUID. So CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter.
-    NVML gives the other devices at the same node, and the PCI id of a UUID, which older versions of torch don't have.
+    NVML gives the other devices at the same node, and the PCI id if an older torch gives the UUID alone.
     If ranks share GPUs, a GPU has no place among the GPUs of its node.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None

@@ -20,7 +20,7 @@ mask."""
 
 
 class Threads:
-    """Threads of this process, by `/proc`. None on a system without masks."""
+    """Threads of this process, by `/proc`. On a system without masks, there are no threads."""
 
     def all(self) -> list[int]:
         """Return the ids of all threads, the main thread first."""

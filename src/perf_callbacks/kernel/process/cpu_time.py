@@ -18,7 +18,7 @@ _IDLE, _WAITING = 3, 4
 
 
 class CpuTime(NamedTuple):
-    """Seconds since a thread began."""
+    """Times of a thread since it began, in seconds."""
 
     ran: float
     queued: float

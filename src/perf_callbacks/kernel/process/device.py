@@ -1,7 +1,7 @@
 """All knowledge of kinds of devices: a class per kind, and a class for any other accelerator that torch knows.
 
-No other file names a kind of device. Importing this file starts no device, and reading facts makes no context, except
-where a docstring says so.
+No other file names a kind of accelerator. Importing this file starts no device, and reading facts makes no context,
+except where a docstring says so.
 """
 
 import os
@@ -56,10 +56,7 @@ class Device:
         return None
 
     def timing(self) -> Timing:
-        """Return the clock for a fit that trains on the device now. Waits for the device for a moment, to try events.
-
-        A context of the device is made, if the program has not made one.
-        """
+        """Return the clock for a fit on this device. Waits for a trial of events, and makes a missing context."""
         why = self.untimed
         if why is None:
             with guard() as attempt:
@@ -141,7 +138,7 @@ class Device:
         return None
 
     def features(self) -> Features:
-        """Return what is known of the device. Makes a context, if the program has not made one."""
+        """Return the known features of the device. Makes a context, if the program has not made one."""
         return Features()
 
     def properties(self) -> Callable[[], Any] | None:
@@ -162,12 +159,12 @@ class Device:
 
     @property
     def blocking(self) -> str | None:
-        """Variable that is set, so that the host waits for each kernel."""
+        """Variable that is set, and makes the host wait for each kernel. None: none is set."""
         return next((name for name in self.words.blocking if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
-        """Variable that is set, so that device memory is not cached."""
+        """Variable that is set, and turns off the cache of device memory. None: none is set."""
         return next((name for name in self.words.uncached if name in os.environ), None)
 
     @property
@@ -196,7 +193,7 @@ class Cpu(Device):
         return None
 
     def headroom(self) -> int | None:
-        """Return this rank's share of the host's available memory, or what a limit on the address space leaves."""
+        """Return this rank's share of available memory, or the address space left by a limit, whichever is less."""
         _, ranks = local_ranks(os.environ) or (0, 1)
         available = memory_available()
         shared = None if available is None else available // ranks
@@ -300,7 +297,7 @@ class Hpu(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The lazy mode, unless the program turns it off: older versions of torch for Gaudi have it on by default."""
+        """Lazy execution, which older versions of torch for Gaudi use unless the program turns it off."""
         if os.environ.get("PT_HPU_LAZY_MODE") == "0":
             return None
         return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
@@ -313,7 +310,7 @@ class Mps(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The wait in each reading, in which the process may also hang (reported with torch 2.10)."""
+        """Reading an event waits for the device, and may hang the process (reported with torch 2.10)."""
         return "reading an event of mps waits for the device"
 
 
@@ -324,7 +321,7 @@ class Xla(Device):
 
     @property
     def untimed(self) -> str | None:
-        """The late computation: marks would time the tracing."""
+        """Late computation: marks would time the tracing."""
         return "xla only records operations, and computes them later"
 
 
@@ -362,8 +359,8 @@ def default(local_rank: int = 0) -> torch.device:
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
     """Return the devices of a model's parameters that are of the same kind as `place`; `place` itself comes first.
 
-    If the process drives a larger number of devices, as with DataParallel, return as many of the first devices. If
-    `place` is none of these, the numbers of the other devices are unknown, and only known devices are returned.
+    If the process drives more devices, as with DataParallel, return the first `number` devices. If `place` is not one
+    of these, the other devices are unknown, and only known devices are returned.
     """
     if place.type == "cpu":
         return (of(place),)

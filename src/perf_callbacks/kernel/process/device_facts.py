@@ -31,14 +31,14 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """Words for advice. None or empty: the vendor has no such word, or it is unknown."""
+    """Names of the vendor's variables and commands, for advice. None or empty: no such name is known."""
 
     blocking: tuple[str, ...] = ()
     """Variables that make the host wait for each kernel."""
     uncached: tuple[str, ...] = ()
     """Variables that turn off the cache of device memory."""
     allocator: tuple[str, ...] = ()
-    """Variables with settings of the allocator. The first is advised, if segments can expand."""
+    """Variables that can turn on expandable segments of memory. Advice uses the first."""
     clocks: str | None = None
     """Command that shows clocks and throttling."""
 

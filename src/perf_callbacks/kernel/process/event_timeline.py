@@ -33,7 +33,7 @@ LOST: Final = "lost"
 """Reason of a step that the device gave no time for."""
 
 CAPTURED: Final = "captured"
-"""Reason of a step in which a graph was captured. A capture may contain neither our events nor questions about them."""
+"""Reason of a step in which a graph was captured. A capture may contain neither our events nor queries of them."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -94,7 +94,7 @@ class EventTimeline:
         self._failed = False
         """True: the device raised an error. From then on all steps are lost, and the device is left alone."""
         self._waits, self._left_out = 0, list[bool]()
-        """Waits of the open step, and for each `Begin` without its `BACK`, whether the timeline leaves it out."""
+        """Number of waits in the open step. For each `Begin` that awaits its `BACK`: True if both get no event."""
 
     def mark(self, mark: Mark) -> None:
         """Begin a stage or step. Work that is queued after this call belongs to this stage or step.
@@ -110,7 +110,7 @@ class EventTimeline:
                 self._cut()
             elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark) and not self._leaves(mark):
                 self._boundary(mark)
-        except Exception as error:  # noqa: BLE001 the device is lost, say
+        except Exception as error:  # noqa: BLE001 for example, the device is lost
             self.fail(error)
             self._miss(mark, LOST)
 
@@ -183,7 +183,7 @@ class EventTimeline:
         """Return the device's answer; False after an error."""
         try:
             return question()
-        except Exception as error:  # noqa: BLE001 the device is lost, say
+        except Exception as error:  # noqa: BLE001 for example, the device is lost
             self.fail(error)
             return False
 
@@ -215,7 +215,7 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | str) -> tuple[float, 
     points = [*marks, (END, end)]
     try:
         lengths = [start.elapsed_time(stop) / 1000 for (_, start), (_, stop) in pairwise(points)]
-    except Exception as error:  # noqa: BLE001 an event that was recorded on another stream and is not done there, say
+    except Exception as error:  # noqa: BLE001 for example, an event on another stream is not done
         let_pass(error)
         return LOST
     for (mark, _), length in zip(points[1:], _in_order(lengths), strict=True):
@@ -243,7 +243,7 @@ def _in_order(lengths: list[float]) -> list[float]:
 def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
     """Return the function that records an event on the current stream of a device.
 
-    Without a stream, an event is recorded on the current device, which may be another.
+    Without a stream, an event is recorded on the current device, which may be another device.
 
     Args:
         module: Module of torch for this kind of device.

@@ -54,7 +54,7 @@ THROTTLES = {
 
 
 class Monitor:
-    """Reads the counters of one GPU, or of one MIG instance, which supports few of them, until it is closed."""
+    """Reads the counters of one GPU or MIG instance until `close`. A MIG instance supports few counters."""
 
     def __init__(self, uuid: str | None) -> None:
         self._nvml: Any = None

@@ -29,7 +29,7 @@ class Owner(Generic[Wish]):
       `[*claims]`, `[*claims.values()]` or `claims.copy()`. Iterating over `items()` makes tuples, which may start a
       collection that frees a fit.
     - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
-      finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the owner of
+      finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the holder of
       our lock waited for that lock, both threads would wait forever. So a finalizer waits for our lock only a moment,
       and we never call the watchdog, which has a lock too, while we hold ours.
     """
@@ -37,7 +37,7 @@ class Owner(Generic[Wish]):
     def __init__(self) -> None:
         self._lock = RLock()
         self._claims: dict[ref[Any], Wish] = {}
-        """Wish of each fit, oldest first. A wish must not refer to its fit: it would keep the fit alive."""
+        """Wish of each fit, oldest first. A wish that refers to its fit keeps the fit alive."""
         _OWNERS.add(self)
 
     def _arrange(self) -> None:
@@ -83,7 +83,7 @@ class Owner(Generic[Wish]):
 
     def _drop(self, reference: Any, seconds: float) -> None:
         held = self._lock._is_owned()  # type: ignore[attr-defined] # noqa: SLF001 as `threading.Condition` does
-        try:  # it begins before `acquire`, because an interrupt may come right after it
+        try:  # before `acquire`, because an interrupt may come right after `acquire`
             if held or self._lock.acquire(timeout=seconds):
                 self._claims.pop(reference, None)
                 self.reconcile()

@@ -24,7 +24,7 @@ LONGEST = 60
 
 
 def loaded() -> dict[str, str]:
-    """Return the versions of loaded packages, by the name that the program imports. Python's own are not listed."""
+    """Return the versions of loaded packages, without Python's own, by the name that the program imports."""
     names = [*sys.modules]
     chosen = [*[name for name in FIRST if name in names], *sorted(name for name in names if _is_package(name))]
     found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}

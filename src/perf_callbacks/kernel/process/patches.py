@@ -89,5 +89,5 @@ def _unbound(current: Any, owner: Any) -> Callable[..., object]:
     def call(_self: object, /, *args: Any, **kwargs: Any) -> object:
         return current(*args, **kwargs)
 
-    del call.__wrapped__  # its signature has no `self` to remove
+    del call.__wrapped__  # else `inspect.signature` takes the first argument of `current` for `self`
     return call

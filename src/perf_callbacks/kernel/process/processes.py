@@ -13,7 +13,7 @@ from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
-"""Beginning of the entry in the environment of a rank that another process has started."""
+"""Beginning of the entry with the local rank in the environment of a process."""
 
 DEEPEST = 8
 """Most generations of children that are read."""
@@ -88,7 +88,7 @@ def text(path: Path) -> str | None:
 
 
 def entry(path: Path, name: str) -> str | None:
-    """Return what follows `name:` in a file of `/proc`. None: the file or its line is missing."""
+    """Return the text after `name:` in a file of `/proc`. None: the file or its line is missing."""
     for line in (text(path) or "").splitlines():
         found, _, value = line.partition(":")
         if found == name:
@@ -106,7 +106,7 @@ def _local_ranks(process: Path) -> set[bytes]:
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
     """Yield a process and its children. Linux lists children by the thread that started each child.
 
-    `own`: the local rank of the process at the root, at its start and now: its loader workers inherit either.
+    `own`: entries with the local rank of the first process, at its start and now. Its loader workers inherit either.
     """
     yield pid
     threads = proc / str(pid) / "task"

@@ -25,7 +25,7 @@ def peak_bytes() -> int | None:
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads the bytes in use by kind. `allocated` reads the memory of an accelerator."""
+    """Return a function that reads the host's peak bytes and, by `allocated`, the bytes of an accelerator."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}

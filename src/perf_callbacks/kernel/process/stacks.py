@@ -29,7 +29,7 @@ _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
 """Names of methods and operations in C that wait for other ranks: of `Work`, of `Store`, and of collectives within a
-model. A wait for a thread or process of the same rank has a frame of the standard library, so it is no such wait."""
+model. A wait for a thread or process of the same rank has a frame of the standard library, so it doesn't count."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
@@ -57,7 +57,7 @@ def callers() -> Iterator[FrameType]:
 
 def of_thread(thread: int) -> Stack | None:
     """Read the stack of a thread. None: the thread runs nothing, or is at a prompt or in a debugger."""
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to it
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
     frames: list[FrameType] = []
     while frame is not None and len(frames) < DEEPEST:
         if not frame.f_code.co_filename.startswith(_OURS):
@@ -115,7 +115,7 @@ class Position(NamedTuple):
 
 def position(thread: int) -> Position | None:
     """Return the position of a thread in the program; None if a framework's own code runs there."""
-    return _position(sys._current_frames().get(thread))  # noqa: SLF001 the one way to it
+    return _position(sys._current_frames().get(thread))  # noqa: SLF001 as above
 
 
 def calling_line() -> str | None:

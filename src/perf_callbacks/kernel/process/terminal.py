@@ -11,7 +11,7 @@ COLUMNS = 80
 """Columns of a card that is piped, or shown on a wide terminal."""
 
 FEWEST = 40
-"""Narrower terminals break the lines themselves."""
+"""Fewest columns of a card. Narrower terminals break the lines."""
 
 
 def columns() -> int:

@@ -41,11 +41,11 @@ class StepProfiler:
             kind: Kind of the device.
             begin: Called when the recording begins; its patches are undone when the recording ends.
         """
-        # `profile` would count steps for all profilers of the process.
+        # Not torch's `profile`, which would count our steps for all profilers of the process.
         from torch.profiler.profiler import _KinetoProfile  # noqa: PLC0415 may not exist in other versions of torch
 
         wanted = {ProfilerActivity.CPU, getattr(ProfilerActivity, kind.upper(), ProfilerActivity.CPU)}
-        # Without stacks: traces would be a third larger, and each call of Python slower (benchmarks/profile_cost.py).
+        # No stacks: they make traces a third larger, and each call of Python slower (benchmarks/profile_cost.py).
         known: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
         self._profiler: Any = _KinetoProfile(activities=[*wanted & known], record_shapes=True)
         self._begin = begin
@@ -102,7 +102,10 @@ class StepProfiler:
             step.__exit__(None, None, None)
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Stop this recording before another profiler begins. Only the recording thread can do so: others wait."""
+        """Wrap a function that begins a profiler: this recording stops first.
+
+        Only the recording thread can stop the recording, so any other thread waits for this.
+        """
 
         def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
             ours = self._profiler is None or other is self._profiler.profiler
@@ -121,8 +124,8 @@ class StepProfiler:
 def foreign() -> bool:
     """Return True if the program's own profiler records in any thread, or may be about to record.
 
-    A profiler that warms up shows in its own object alone. torch crashes if another profiler starts meanwhile. So a
-    profiler counts too if it has not ended, and its object is not found, as after `gc.freeze`.
+    Only a profiler's own object shows that the profiler warms up. torch crashes if another profiler starts meanwhile.
+    So a profiler that has not ended counts too if its object is not found, as after `gc.freeze`.
     """
     from torch._C._autograd import _profiler_enabled  # noqa: PLC0415 torch has no public name
 

@@ -28,10 +28,10 @@ from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
-"""No more waits are marked on a tape of this length. A tape grows if a fit generates for long and no step ends."""
+"""No more waits are marked on a tape of this length. A long generation of text fills the tape, because no step ends."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
-"""Methods of a process group that exchange a tensor with a single rank. All such functions of torch call them."""
+"""Methods of a process group for a transfer between two ranks. torch's functions for transfers call these methods."""
 
 COLLECTIVES = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier",
@@ -39,8 +39,8 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait themselves. Since torch 2.8 NCCL does so in synchronous calls: it returns no
-`Work`, so there is no call of `Work.wait`."""
+"""Methods of a process group that may wait before they return. Since torch 2.8, synchronous calls with NCCL do so: they
+return no `Work`, so there is no call of `Work.wait`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
 """Call of a wait in code that Inductor has generated."""
@@ -190,7 +190,7 @@ def _timed_if_waiting(
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal waits
         options = kwargs.get("opts", args[-1] if args else None)
-        if getattr(options, "asyncOp", True):  # an older torch doesn't say
+        if getattr(options, "asyncOp", True):  # an older torch has no `asyncOp`
             return collective(*args, **kwargs)
         work = (timed if waits else collective)(*args, **kwargs)
         waits = work is None

@@ -2,7 +2,7 @@
 
 Hooks report the end of a step, but no hook reports that no step ends any more. This happens after an exception that a
 loop swallows, in a fit that is never closed, and in a step that takes minutes. So the watchdog calls every registered
-object once a second: then process-wide state is released, and records reach the disk.
+object once a second. For example, the object then releases process-wide state, or writes records to the disk.
 """
 
 import atexit

@@ -99,14 +99,14 @@ class PerfConfig:
     on rank 0. auto: three steps after a confirmed slow step or straggler, on its rank, at most three times. off: no
     step."""
     max_journal_mb: int = 256
-    """Largest size of a rank's journal. Beyond this size, steps and short collections are no longer written."""
+    """Size of a rank's journal, in MB, beyond which steps and short garbage collections are no longer written."""
 
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after", "baseline"):
             value: Any = getattr(self, name)
             if type(value) in {int, float} and not is_huge(
                 value
-            ):  # transformers' argument parser refuses `str | float`
+            ):  # the field is no `str | float`: transformers' parser refuses it
                 text = format(value, ".15g")
                 object.__setattr__(self, name, text if rules()[name].allows(text) else value)
         for name, rule in rules().items():
@@ -122,7 +122,7 @@ def shown(value: object) -> str:
 
 
 def is_huge(value: object) -> bool:
-    """Return True if a value is an integer with too many digits to print."""
+    """Return True if a value is an integer with more than `MOST_DIGITS` digits."""
     return isinstance(value, int) and abs(value) >= 10**MOST_DIGITS
 
 

@@ -13,14 +13,14 @@ from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
-"""Most bytes of a file, which PyYAML composes in about a second. Aliases are not expanded."""
+"""Most bytes of a file. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
 """A node of PyYAML, which has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Override a configuration by the file that `PERF_CALLBACKS_CONFIG` names, and both by the environment."""
+    """Return the settings in force, by `config`, the file that `PERF_CALLBACKS_CONFIG` names, and the environment."""
     return resolve(config, environ, named(environ))
 
 

@@ -37,23 +37,23 @@ class Settings:
     config: PerfConfig
     """Settings in force."""
     from_env: tuple[str, ...]
-    """Fields that the environment set."""
+    """Fields that the environment set, without the fields of accelerate's config."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Origin of each field that is set from outside: a variable, or a place in a file."""
+    """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
     remarks: tuple[str, ...]
-    """Sentences for the log about variables without a meaning."""
+    """Sentences for the log about variables that look like a setting, but are none."""
     on_event: tuple[str, ...] = ()
-    """Command for events, with its arguments; empty: none. No field of `config`, because the environment alone sets
-    the command."""
+    """Command for events, with its arguments; empty: none. `config` has no such field, because only the environment can
+    set the command."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Values of all settings. Of the command for events only the program, because arguments may hold secrets."""
+        """Values of all settings. The command for events has no arguments here, because arguments may hold secrets."""
         return asdict(self.config) | {on_event.FIELD: on_event.shown(self.on_event) if self.on_event else None}
 
     @property
     def from_file(self) -> dict[str, str]:
-        """Fields that a file set, each with its place in the file."""
+        """Fields that a file or accelerate's config set, each with its origin."""
         return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
 
 
