@@ -79,7 +79,7 @@ def files() -> list[Path]:
 
 
 def works() -> bool:
-    """Return True if a new Python process arms the callback."""
+    """Return True if a new Python process imports `perf_callbacks.autoload` at its start."""
     look = "import sys; sys.exit(0 if 'perf_callbacks.autoload' in sys.modules else 1)"
     environ = {**os.environ, "PERF_CALLBACKS": "1"}
     return subprocess.run([sys.executable, "-c", look], env=environ, check=False).returncode == 0  # noqa: S603 ours

@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
-    """Yield sentences about GPUs that are hidden, lost, divided or refuse to start."""
+    """Yield sentences about hidden, lost and divided GPUs, and about GPUs that CUDA can't use."""
     from perf_callbacks.kernel.process import device  # noqa: PLC0415 other commands do without torch
 
     if not device.may_be_nvidia(here):
@@ -170,18 +170,18 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
     return {
         "rank": int(rank) if rank.isdecimal() else 0,
         "gpu": None if gpu is None else gpu.pci,
-        # of the GPU, or of the CPUs if there is no GPU
+        # the node of the GPU, or the nodes of the CPUs if there is no GPU
         "numa_nodes": ranges(nodes) if nodes else None,
         "cpus": None if cpus is None else ranges(cpus),
         "cpus_in_training": None if chosen is None else ranges(chosen),
-        # threads that may run on `cpus` now; other threads were pinned elsewhere
+        # threads whose mask is `cpus`; all other threads have other masks
         "threads": None if cpus is None else sum([mask == cpus for _, mask in AFFINITY.now]),
         "status": status,
     }
 
 
 def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:
-    """Collect the CPUs of all ranks on this machine's first rank. Return None on the other ranks."""
+    """Return the CPUs of all ranks of this machine to its first rank, and None to its other ranks."""
     from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
 
     try:

@@ -15,7 +15,7 @@ NAME: str = "compare"
 SUMMARY: str = "compare recorded runs, metric by metric, and say if the new ones are slower"
 
 REGRESSION, UNKNOWN = 1, 2
-"""Exit status if B is slower, and if no verdict is possible."""
+"""Exit statuses: the new run is slower, and no verdict is possible."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,6 +36,6 @@ def run(seconds: float, *, as_json: bool) -> int:
 
 
 def _doubts(costs: Sequence[Cost]) -> list[str]:
-    """Say which lines of the table are not to be trusted."""
+    """Return a sentence about the integrations whose figures can't be trusted, if there are any."""
     bad = [one.integration for one in costs if not one.control.low <= 0 <= one.control.high]
     return [f"The machine was too busy to measure {' and '.join(bad)}: its control excludes zero."] if bad else []

@@ -111,7 +111,7 @@ def _model(arguments: argparse.Namespace) -> Architecture:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the `config.json` of a model. Raise `ConfigError` for any other file."""
+    """Read the `config.json` of a model. Raise `ConfigError` if the file holds no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -149,7 +149,10 @@ def _check(**values: float | None) -> None:
 
 
 def _check_shares(results: Iterable[Result]) -> None:
-    """Raise `ConfigError` if MFU is above 1 by every convention. A few may be: some count work that kernels skip."""
+    """Raise `ConfigError` if MFU is above 1 by every convention.
+
+    A correct MFU may be above 1 by some conventions, because they count work that kernels skip.
+    """
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:
         raise ConfigError(

@@ -28,7 +28,7 @@ JSON_SCHEMA = 1
 """Version of the printed JSON, incremented when a key is removed or changes its meaning."""
 
 SLACK_SECONDS = 1.0
-"""A run that starts this much before the last sign of life of another run isn't its restart."""
+"""If a run starts more than this long before another run's last sign of life, it isn't a restart of the other run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +86,8 @@ def _fits(top: Path) -> list[FitHistory]:
 def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
     """Gather the runs of each job, oldest first.
 
-    A scheduler or torchrun may start a job again before its first checkpoint. Then the runs have ids of their own, but
-    the same id of the job and the same command, and the earlier run had stopped, but didn't end in order.
+    A scheduler or torchrun may restart a job before its first checkpoint. Then the new run has another run id, but the
+    same job id, command and directory. The earlier run has no summary, or its summary contains a failure.
     """
     jobs: list[list[FitHistory]] = []
     for fit in sorted(fits, key=lambda fit: _ordered(fit)[0].run.started_unix):
@@ -108,7 +108,7 @@ def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
 
 
 def _ordered(fit: FitHistory) -> list[RecordedAttempt]:
-    """Return the attempts of a run by their starts. Several directories may hold them, in any order."""
+    """Return the attempts of a run, oldest first. They may come from several directories, in any order."""
     return [one for _, one in in_order(fit.first)]
 
 

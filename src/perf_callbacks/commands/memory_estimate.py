@@ -57,7 +57,7 @@ def add_arguments(group: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Memory of a rank in GB by micro-batch and number of checkpointed layers, each simulated once."""
+    """Memory of a rank in GB, by micro-batch and number of checkpointed layers. Each pair is simulated once."""
 
     sizes: Callable[[int, int], dict[str, float]]
     layers: int
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
-    """Return the estimate and what fits below the limit, for JSON."""
+    """Return the estimate, and the micro-batch and checkpointing that fit the limit, for JSON."""
     batch, limit = arguments.batch or 1, arguments.limit_gb
     checkpointed = min(arguments.checkpointing, found.layers)
     sizes = found.sizes(batch, checkpointed)
@@ -171,7 +171,7 @@ ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "e
 
 
 def _limits(found: dict[str, Any]) -> list[str]:
-    """Render what fits below the limit."""
+    """Render the micro-batch and the checkpointing that fit the limit."""
     fits, enough, limit = found["fitting_micro_batch"], found["layers_to_checkpoint"], f"{found['limit_gb']:g} GB"
     lines = [f"micro-batch {fits} would fit in {limit}" if fits else f"no micro-batch fits in {limit}"]
     if fits:

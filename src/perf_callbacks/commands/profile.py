@@ -1,4 +1,4 @@
-"""`perf-callbacks profile`: say what profiled steps or a trace show, and which modules of a run take its FLOPs."""
+"""`perf-callbacks profile`: explain profiled steps or a trace, and show which modules of a run take its FLOPs."""
 
 import argparse
 import json

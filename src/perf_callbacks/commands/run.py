@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unparsed(words: Sequence[str]) -> Sequence[str]:
-    """Keep `--profile` and all that follows for `launch.run`: argparse would take the target for its value.
+    """Insert `--` before `--profile`, because argparse would refuse the option. `launch.run` reads it.
 
     >>> unparsed(["run", "--profile", "train.py"])
     ['run', '--', '--profile', 'train.py']

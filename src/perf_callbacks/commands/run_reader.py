@@ -1,4 +1,4 @@
-"""Runs in and below a directory, as commands find them: the newest, all, and all ranks of a run."""
+"""Search for runs in and below a directory, for the commands that read journals."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from perf_callbacks.report.recorded_run import RecordedRun
 
 
 def to_stderr(line: str) -> None:
-    """Print a line about a file that can't be read."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr)
 
 
@@ -39,7 +39,7 @@ class RunReader:
     def below(self, top: Path) -> list[RecordedRun]:
         """Read the lowest rank of all runs in and below a directory, newest first.
 
-        Raise `ConfigError` if there is none, or if the directory can't be looked at.
+        Raise `ConfigError` if there is no run, or if the system refuses access to the directory.
         """
         unreadable: list[str] = []
         if _is_folder(top):
@@ -106,7 +106,7 @@ def _named(path: Path) -> list[Path]:
 
 
 def files_of_lowest_rank(folder: Path) -> list[Path]:
-    """List the journals of the lowest rank in a directory: a journal per writer."""
+    """List the journals of the lowest rank in a directory: several journals if fits wrote at the same time."""
     try:
         found = [path for path in files(folder) if path.parent == folder]
     except OSError:

@@ -12,7 +12,7 @@ from perf_callbacks.memory.simulated_step import Simulation
 
 
 def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, accelerator: bool) -> Simulation:
-    """Simulate the causal language model of a config.json. No code beside the file is run.
+    """Simulate the causal language model of a config.json. Python files beside it never run.
 
     Raises `ConfigError` if transformers lacks such a model.
     """

@@ -18,7 +18,7 @@ NAME: str = "status"
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Distributions of Lightning, and the modules that give their entry points the name."""
+"""Distributions of Lightning, each with the module that gives its entry point group the name."""
 
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
@@ -80,7 +80,7 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Yield each kind of training, with a text: whether and how this package measures the kind here."""
+    """Yield each kind of training, with a text: how this package measures it here, or why not."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -97,7 +97,7 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Describe whether programs are armed here. This process started in the same way, so its own state shows this."""
+    """Describe how programs that start here are armed. This process started like them, so its import hook shows it."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

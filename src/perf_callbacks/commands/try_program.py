@@ -131,7 +131,7 @@ def _groups(names: str) -> list[str]:
 
 
 class Stop:
-    """Turns the signals that ask for an end into a flag, so that the trial under way is killed whole."""
+    """Sets a flag on Ctrl-C, SIGTERM or SIGHUP, so that the command can kill all processes of its run and then end."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -152,7 +152,7 @@ class Stop:
 
 
 class Progress:
-    """A line about the run under way, on the terminal. Piped, there are no such lines."""
+    """Line about the current run, on the terminal. If stderr is no terminal, there is no such line."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -164,7 +164,7 @@ class Progress:
         print(printable(sentence), file=sys.stderr, flush=True)
 
     def show(self, part: float, run: str) -> None:
-        """Replace the line: a bar for the part that is done, and the run under way."""
+        """Replace the line: a bar for the part that is done, and the current run."""
         if self._terminal:
             line = f"[{'#' * round(BAR * part):-<{BAR}}] {run}"
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)

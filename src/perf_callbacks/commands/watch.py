@@ -28,7 +28,7 @@ FRAME_SECONDS = 0.5
 """Time between two frames."""
 
 TEXTFILE_SECONDS = 5.0
-"""Time between two replacements of the file for Prometheus. Steps reach the disk within as many seconds."""
+"""Time between two replacements of the file for Prometheus. Steps reach the disk within five seconds, too."""
 
 NOTEBOOK = "JPY_PARENT_PID"
 """Variable that Jupyter sets for its kernels, and so for the commands of a cell."""
@@ -53,7 +53,7 @@ class Display(Protocol):
         """Draw a frame over the last frame."""
 
     def keys(self, seconds: float, /) -> Iterable[str]:
-        """Return the keys that were pressed, after the first key or after these seconds."""
+        """Wait for a key, at most this many seconds, and return the keys that were pressed."""
         ...
 
 
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:
-    """Write the textfile until a run has ended that went on before. Older runs may lie in the directory."""
+    """Write the textfile until a run ends. Runs that had ended at the start, such as old runs, don't count."""
     went_on = False
     while True:
         found = watched.look()

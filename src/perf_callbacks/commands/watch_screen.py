@@ -42,7 +42,7 @@ TERMINATED = 143
 
 
 class _Frame:
-    """Lines that rich draws. `ends`: the last line ends with a line end too, as on paper."""
+    """Lines that rich draws. With `ends`, a line end follows the last line too."""
 
     def __init__(self, lines: Sequence[Line], *, ends: bool = False) -> None:
         self._lines, self._ends = lines, ends
@@ -83,7 +83,7 @@ class Screen:
         try:
             self._listen()
             self._live.start()
-        except BaseException as error:  # an interrupt, too
+        except BaseException as error:  # also Ctrl-C
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -100,7 +100,7 @@ class Screen:
             signal.signal(signal.SIGTERM, self._old_handler)
 
     def _listen(self) -> None:
-        """Get keys at once and unseen. Without a terminal as input, and on Windows, there are no keys."""
+        """Make the terminal send keys at once, without echo. On Windows or without a terminal, there are no keys."""
         if termios is None or tty is None or sys.stdin is None or not sys.stdin.isatty():
             return
         terminal = sys.stdin.fileno()
@@ -125,7 +125,7 @@ class Screen:
         self._live.update(_Frame(self._last), refresh=True)
 
     def keys(self, seconds: float) -> str:
-        """Return the keys that were pressed, after the first key or after these seconds. Escape sequences are left out.
+        """Wait for a key, at most this many seconds, and return the keys that were pressed, without escape sequences.
 
         Return "q" if the terminal is gone.
         """

@@ -12,7 +12,7 @@ SEARCH_SECONDS = 2.0
 """Least time between two searches for runs."""
 
 SEARCH_SHARE, WAITING_SHARE = 0.01, 0.1
-"""Most time that searches take of all time, and as long as there is no run."""
+"""Largest share of the time that searches take: while a run is shown, and while there is no run."""
 
 
 class WatchedRun:
@@ -45,7 +45,7 @@ class WatchedRun:
         return self._shown
 
     def choose(self, places: int) -> None:
-        """Show an older run, or with a negative number a newer run. The newest is followed by later runs."""
+        """Show an older run, or with a negative number a newer run. If it is the newest run, later runs replace it."""
         if self._shown is None or not self._runs:
             return
         names = [one.lead.run.run_id for one in self._runs]

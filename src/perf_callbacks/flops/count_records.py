@@ -19,7 +19,7 @@ ENOUGH = 0.98
 _HEAVIEST = 20
 
 BY_MODULE = "FLOPs by module"
-"""Name of the attribution to modules among the errors of a count."""
+"""Beginning of the error if the FLOPs of a count could not be attributed to modules."""
 
 
 def counted(
@@ -78,7 +78,7 @@ class CountRecords:
         self._recorder = recorder
         self._work = work
         self.apart: dict[str, int] = {}
-        """Calls of models outside of the forward, which the counts leave out."""
+        """Number of calls of models outside of the forward, by name. The counts leave out these calls."""
         self._failed = False
 
     def write(self, record: Flops) -> None:
@@ -114,7 +114,7 @@ class CountRecords:
             forget(self._recorder.device)
 
     def note_apart(self, training: TrainingFilter | None) -> None:
-        """Mark all FLOPs as a lower bound, once a model has run outside of the forward."""
+        """Mark all FLOPs as a lower bound if a model has run outside of the forward."""
         if training is None:
             return
         training.settle()

@@ -1,4 +1,4 @@
-"""Schedule of FLOP counts: in which steps of a fit, and how many times."""
+"""Schedule of FLOP counts: which steps of a fit to count, and how many."""
 
 import math
 from collections.abc import Collection
@@ -16,26 +16,25 @@ STEPS_PER_COUNT = 50
 """Steps per count, after the free counts."""
 
 MOST_PART = 0.05
-"""Most part of a fit's time that counts may take after the first count. Counts for which no time is left come later,
-and recounts are left out."""
+"""Largest share of a fit's time that counts may take after the first count. If no time is left, a count waits, and a
+recount is skipped."""
 
 EARLY_SECONDS = 10.0
 """In a fit shorter than this, counts may take the same time as in a fit of this length."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose known work is counted again, to find work that varies with something other than shapes. If
-extra work comes in every second to fifth, every eighth or every sixteenth step, it comes in some of these steps, but
-not in all."""
+extra work comes every 2, 3, 4, 5, 8 or 16 steps, some of these steps have the extra work, and some don't."""
 
 RECOUNT_EVERY = 1009
 """After `RECOUNTS`, every 1,009th step is counted again. A prime number shares no period with the training."""
 
 
 class CountSchedule:
-    """Decide after which steps of a fit FLOPs are counted.
+    """Chooses the steps of a fit whose FLOPs are counted.
 
     Args:
-        work: Known FLOPs, and the kinds of steps with unknown FLOPs.
+        work: Known FLOPs, and the calls of the model that were never counted.
     """
 
     def __init__(self, work: ShapedWork) -> None:
@@ -43,7 +42,7 @@ class CountSchedule:
         self.steps = 0
         """Number of completed steps of the fit."""
         self.counts = 0
-        """Number of steps that were counted for new shapes or calls."""
+        """Number of counts charged to the budget. Recounts are free; a useless count may be charged twice."""
         self.done = False
         """True: the first count is over."""
         self.elapsed_seconds = math.inf
@@ -52,7 +51,7 @@ class CountSchedule:
         self._last_seconds = 0.0
 
     def affordable(self, free: int = FREE_COUNTS) -> bool:
-        """Return True if the budget of counts, and of time, allows another step."""
+        """Return True if the budgets of counts and of time allow another count."""
         return (self.counts < free or self.counts * STEPS_PER_COUNT < self.steps) and self._in_time()
 
     def took(self, seconds: float) -> None:
@@ -61,7 +60,7 @@ class CountSchedule:
         self._spent_seconds += self._last_seconds if self.done else 0.0
 
     def _in_time(self) -> bool:
-        """Return True if another count, as expensive as the last, keeps counting within its part of the time."""
+        """Return True if there is time for another count that takes as long as the last."""
         spent = self._spent_seconds + self._last_seconds
         return not self.done or spent <= MOST_PART * max(EARLY_SECONDS, self.elapsed_seconds)
 
@@ -70,7 +69,7 @@ class CountSchedule:
         self.counts += not self.done or self.steps + 1 != self.recount()
 
     def spend_more(self) -> None:
-        """Charge a useless count twice. So two useless counts use up the free counts, and measuring begins."""
+        """Charge a useless count a second time. Two useless counts use up the free counts, and counting pauses."""
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:
@@ -84,7 +83,7 @@ class CountSchedule:
         return following or (self.steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
 
     def missing(self, step: int) -> int:
-        """Return the number of steps after which a step with new calls or trained parameters is counted.
+        """Return the number of steps after which a step with new calls or newly trained parameters is counted.
 
         If two steps had such calls, the schedule expects the same calls again after the same number of steps.
         """
@@ -103,13 +102,13 @@ class CountSchedule:
         return min(again) - 1 - step + self.steps if again else NEVER
 
     def next(self, step: int, *, examples: Collection[object], look_after: int, live: bool) -> int:
-        """Return the number of steps after which a count or an outline is due, if no new shape comes first.
+        """Return the number of steps after which a count or an `Outline` is due, if no new shape comes first.
 
         Args:
             step: The trainer's number of the last step.
             examples: Batches of shapes that wait for a count.
             look_after: Number of steps after which the next outline is taken.
-            live: Steps are counted while they run.
+            live: True: steps are counted while they run.
         """
         if not self.done:
             return 0

@@ -39,11 +39,12 @@ MOST_OWED = 8
 """Maximum number of shapes that wait to be counted."""
 
 EAGER_MEMORY = 0.5
-"""A compiled model is not run eagerly if its peak memory exceeds this share of the device."""
+"""A compiled model is not run eagerly if the peak memory exceeds this share of the device's memory."""
 
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
-"""A count without any operation for this many seconds and steps is abandoned: the loop may have ended."""
+"""If no operation runs for these seconds and for the time of these steps, the count is abandoned: the loop may have
+ended."""
 
 LOOPS = ("loop", "accelerate")
 """Integrations of plain loops, which may run a forward without announcing it."""
@@ -67,7 +68,7 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
 class Counting(Observer, Listener):
     """Counts the FLOPs of some steps of a fit, and records the counts.
 
-    A counted step is excluded from all rows. The first step is not counted, because initialization and compilation
+    A counted step is in no row of metrics. The first step is not counted, because initialization and compilation
     happen in it. Evaluation is never counted. If no step may run eagerly, FLOPs are found without running the model,
     and the `source` of the record says so.
     """
@@ -269,11 +270,13 @@ class Counting(Observer, Listener):
     def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
         """Learn from a counted step, unless its count is useless.
 
-        The count of a step is useless in four cases:
+        The count of a step is useless in five cases:
 
-        - An exception was raised, and training continued.
+        - An exception was raised in a step of several batches, and training continued.
         - The step began before its count, as in a loop that calls no watched function.
-        - The step has no products although it had a backward, or no count so far has products.
+        - The step trained on no new batch.
+        - The step has no products, although the step had a backward, or the count was cut short, or no count so far
+          has products.
         - The step had calls that the trainer did not announce. If there is no earlier count, unannounced backwards and
           calls of modules are counted from then on.
 

@@ -1,8 +1,8 @@
 """FLOPs without running a step: if the model must not run eagerly, or if the user asks for an estimate.
 
 FLOPs are counted on a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, and
-the model is a known and unchanged decoder of transformers, FLOPs are derived from its configuration. The formula is
-that of `perf-callbacks flops`: the closed form.
+the model is a known and unchanged decoder of transformers, FLOPs are derived from its configuration by a closed
+form, which `perf-callbacks flops` uses too.
 """
 
 import copy
@@ -55,7 +55,7 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 
 
 def closed_form(model: nn.Module, example: Example) -> Work | None:
-    """Derive a lower bound of a forward and a backward from the model's configuration; None: no bound is certain.
+    """Derive the least FLOPs of a forward and a backward from the model's configuration; None: no bound is certain.
 
     Per token, each weight counts two FLOPs for the forward, two for the gradients of its inputs, and two for its own
     gradient. Attention over the whole length comes on top. Only the experts that are active for a token count.
@@ -121,7 +121,7 @@ def _own_forward(module: nn.Module) -> bool:
 
 
 def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of the model with fake tensors. No large tensor is copied on the way."""
+    """Return a copy of the model with fake tensors. Values of parameters and buffers are not copied."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)

@@ -99,9 +99,9 @@ class Outlines:
         finalize(self, self._outline.close).atexit = False
 
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
-        """Take the outline of the next step if due after this many steps.
+        """Take the outline of the next step if an outline is due after `steps` steps.
 
-        If given, `training` already follows that step.
+        `training`, if given, already follows the next step.
         """
         if steps < self.after or not self._recorder.active:
             return

@@ -24,8 +24,8 @@ class TrainingFilter(Filter):
 
     Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced. In a
     loop, calls of modules in training mode that build a graph are training work too. Generation and rewards are not
-    training work. Operations without gradients, outside of any module, between a forward and its backward are no
-    training work either.
+    training work. In a loop, operations without gradients outside of any module are not training work either, even
+    between a forward and its backward.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
@@ -34,9 +34,9 @@ class TrainingFilter(Filter):
         self._tape = tape
         self._announced = announced
         self.unannounced = False
-        """A backward ran that the trainer did not announce."""
+        """True: a backward ran that the trainer did not announce."""
         self.apart: Counter[str] = Counter()
-        """Uncounted calls of models, such as a teacher's: without gradients, outside of a forward.
+        """Number of uncounted calls of models, such as a teacher, by name: without gradients, outside of a forward.
 
         A call is part of the step's work only if a backward follows before the next batch is fetched.
         """

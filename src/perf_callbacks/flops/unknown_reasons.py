@@ -26,7 +26,7 @@ class Unknowns:
         self._causes[cause] += 1
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Say why FLOPs of a fit are unknown.
+        """Return the reasons why FLOPs and MFU of a fit are unknown.
 
         Args:
             steps: Number of included steps.
@@ -46,7 +46,7 @@ class Unknowns:
         return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
 
     def _cause(self) -> str:
-        """Return the most frequent cause."""
+        """Return the main cause: unreadable batches, else the reason not to count, else the most frequent cause."""
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
             return f"the batch is a {unreadable} whose shapes can't be read"
@@ -68,7 +68,7 @@ def checked(source: str, checked_step: int | None, step: int) -> str:
 
 
 UNCHECKED_STEPS = 100
-"""If the last check of equal work is more than this many steps ago, a card names the step of that check."""
+"""If the last check of equal work is more than this many steps ago, the final card names the step of that check."""
 
 UNREAD = "the shapes of its batches can't be read"
 """Cause for `note`: the batch can't be read."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "recompute", "attention_recompute", "optimizer"]
-"""Phase of an operation. `recompute`: run again by activation checkpointing. `attention_recompute`: scores that the
-backward of a fused attention kernel computes again."""
+"""Phase of an operation. `recompute`: run again in the backward, mostly by activation checkpointing.
+`attention_recompute`: scores that the backward of a fused attention kernel computes again."""
 
 Kind = Literal["matmul", "attention", "convolution"]
 

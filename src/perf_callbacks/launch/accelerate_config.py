@@ -97,7 +97,7 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Return the text with fields set or removed. Raise `ConfigError` if the new section would not be legal."""
+    """Return the text with fields set or removed. Raise `ConfigError` if the section can't be edited."""
     known = parse(config.entries)
     for name in unset:
         if name not in known:
@@ -130,7 +130,7 @@ def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str
     found = None if config.key is None else _SECTION.search(config.text)
     if found is not None:
         return config.text[: found.start()] + block + config.text[found.end() :]
-    end = len(config.text) if config.root is None else config.root.end_mark.index  # a line "..." may follow
+    end = len(config.text) if config.root is None else config.root.end_mark.index  # YAML's end line "..." may follow
     before = config.text[:end]
     return before + ("\n" if before and not before.endswith("\n") else "") + block + config.text[end:]
 

@@ -72,7 +72,7 @@ def arm_if_asked() -> None:
 
 
 class Finder:
-    """Lets later finders find the modules in `ACTIONS`, and marks their specs: the import's end triggers the action."""
+    """Finds the modules in `ACTIONS` through later finders. Each spec runs its module's action after the import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -90,9 +90,9 @@ class Finder:
 
 
 class ImportedSpec(ModuleSpec):
-    """Spec of a module during its import. When the import ends, the spec takes the module's action.
+    """Spec of a module during its import. When the import ends, the spec runs the module's action.
 
-    The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
+    The import system turns `_initializing` off when the import is done (CPython 3.10 to 3.13, `_load_unlocked` in
     importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
     would appear in the traceback of a module that can't be imported.
     """
@@ -142,7 +142,10 @@ def _say(sentence: str) -> None:
 
 
 def _arm_transformers(trainer: ModuleType) -> None:
-    """Add a callback to each Hugging Face trainer. Other packages import the list by name: keep the same list."""
+    """Add a callback to each Hugging Face trainer.
+
+    Other packages import `DEFAULT_CALLBACKS` by name, so the list must stay the same object.
+    """
 
     class ArmedCallback:
         """Makes our callback. Trainers make their default callbacks from the list that contains this class."""
@@ -160,7 +163,7 @@ def _transformers_callback() -> object:
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
-    """Attach to each accelerator that the program makes."""
+    """Attach a callback to each accelerator that the program makes."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     inner = accelerator.Accelerator.__init__
@@ -214,7 +217,7 @@ def _export(file: str) -> None:
 
 
 def _attach(accelerator: Any) -> None:
-    """Attach to a new accelerator, except to a Hugging Face trainer's own accelerator."""
+    """Attach a callback to a new accelerator, unless a Hugging Face trainer is making the accelerator."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 only the stack shows what makes an accelerator
     while frame is not None:
@@ -248,7 +251,7 @@ def _found_a_trainer(session: ModuleType) -> None:
     """Remove the file that marks the program as unmeasured, because a process of the program measures something."""
     import atexit  # noqa: PLC0415 the session has imported it
 
-    atexit.unregister(session.say_no_effect)  # this process is armed
+    atexit.unregister(session.say_no_effect)  # armed processes have a message of their own
     _, _, path = os.environ.get(RUN, "").partition(":")
     try:
         os.unlink(path)

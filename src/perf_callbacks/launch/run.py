@@ -34,7 +34,7 @@ PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
-    """Become the program. Returns only without a program, or on Windows, because Windows can't replace a process."""
+    """Become the program. Return only after an error, or on Windows, because Windows can't replace a process."""
     steps, words = profiled(words)
     environ = {**os.environ, PROFILE: steps} if steps else dict(os.environ)
     try:
@@ -171,7 +171,7 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    """Return True if there is a package or module in which `python -m` would search. Nothing is imported."""
+    """Return True if `python -m` can find the top-level package or module of a name. The search imports nothing."""
     found = sys.path
     sys.path = [str(Path.cwd()), *found]
     try:

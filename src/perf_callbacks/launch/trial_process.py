@@ -63,7 +63,8 @@ class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
     The model is the largest module that was called from outside of other modules and holds a parameter of the
-    optimizer. A compiled module may hide its calls. Then the model is the largest module that no other module holds.
+    optimizer. A compiled module may hide its calls. Then the model is the largest module that holds such a parameter
+    and is part of no other module.
     """
 
     def __init__(self, trial: Turn) -> None:
@@ -77,8 +78,8 @@ class PlainLoop:
 
     def watch(self, torch: ModuleType) -> None:
         """Watch the calls of modules until the first step of an optimizer."""
-        import torch.optim.optimizer as optimizers  # noqa: PLC0415 as above
-        from torch.nn.modules import module as modules  # noqa: PLC0415 torch has just been imported
+        import torch.optim.optimizer as optimizers  # noqa: PLC0415 torch has just been imported
+        from torch.nn.modules import module as modules  # noqa: PLC0415 as above
         from torch.utils.data import dataloader  # noqa: PLC0415 as above
 
         self._handles = [
@@ -151,7 +152,7 @@ class PlainLoop:
 
 
 def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
-    """Return the modules with one of the parameters."""
+    """Return the modules that hold at least one trained parameter."""
     return [module for module in modules if any(id(one) in trained for one in module.parameters())]
 
 

@@ -37,7 +37,7 @@ TAIL_BYTES = 65536
 """Bytes at the end of the program's output that are searched for these lines."""
 
 LONGEST = 40
-"""Most characters of the directory of temporary files. Processes of the program make sockets 60 characters below."""
+"""Longest path of a temporary directory. The program's processes make sockets, whose paths are 60 characters longer."""
 
 SCANS = 10
 """Most searches for processes of a trial: a process may start another one while it is killed."""
@@ -64,7 +64,7 @@ class Wish:
     only: Collection[str] = ()
     yes: bool = False
     stopped: Callable[[], bool] = bool
-    """Returns True once the user has asked for an end. A signal's exception could leave processes behind."""
+    """Returns True once the user has asked for an end. An exception in a signal handler might leave processes."""
 
 
 class RefusedError(Exception):
@@ -83,7 +83,7 @@ class Tries:
             wish: The options.
             cpus: Number of CPUs of this process.
             say: Prints a sentence.
-            show: Shows progress: the part that is done, and the run under way.
+            show: Shows progress: the part that is done, and the current run.
         """
         self._wish, self._cpus, self._say, self._show = wish, cpus, say, show
         self.result = Result(program=" ".join(_shown(wish.command)))
@@ -139,7 +139,7 @@ class Tries:
             self._choose_together(done)
             if result.together:
                 self._setting(scratch, TOGETHER, self._together(), done)
-        for name in result.failed:  # a setting that failed later counts as failed
+        for name in result.failed:  # a setting that failed in this round has failed in all rounds
             for one in (*result.rounds, done):
                 one.pop(name, None)
         result.rounds.append(done)
@@ -162,7 +162,7 @@ class Tries:
             done[name] = outcome
 
     def _choose_together(self, first: Mapping[str, Outcome]) -> None:
-        """Choose the remedies to try together: those that were not slower in the first round."""
+        """Choose the remedies to try together: remedies that didn't slow the program down in the first round."""
         base = first[BASE].step_seconds or 0.0 if BASE in first else 0.0
         titles = [
             one.title
@@ -199,7 +199,7 @@ class Tries:
 
     def _environment(self, path: Path, own: Path, changes: tuple[Change, ...], *, probe: bool) -> dict[str, str]:
         checklist = settings(changes, own_callback=self._own_callback)
-        if probe:  # the checklist shows there what it would do
+        if probe:  # the checklist applies its items except gc; applied items become remedies to try
             checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}
         return {
             **run.environment(os.environ, reports=False),
@@ -217,7 +217,7 @@ class Tries:
 
 
 def _near() -> str | None:
-    """Return a directory for scratch directories; None: the usual one. Paths of sockets have at most 107 characters."""
+    """Return a directory for scratch directories. None: the default. Paths of sockets have at most 107 characters."""
     return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 
@@ -228,7 +228,7 @@ def launched(
     patience: float | None,
     stopped: Callable[[], bool] = bool,
 ) -> Outcome:
-    """Run the program until its outcome is there, it ends, or patience is over. Then kill all its processes.
+    """Run the program until its outcome exists, it ends, or `patience` seconds are over. Then kill all its processes.
 
     Raises `KeyboardInterrupt` once `stopped` returns True.
     """

@@ -68,13 +68,13 @@ class Allocations:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def hold(self, storages: Iterable[Any]) -> None:
-        """Follow gradients that exist before the step: it may free them, and make new ones."""
+        """Follow gradients that exist before the step: the step may free these gradients, and make new gradients."""
         for storage in storages:
             self._follow(storage, backward=True)
             self.keep([storage._cdata])  # noqa: SLF001 there is no public identity
 
     def keep(self, storages: Iterable[int]) -> set[int]:
-        """Mark storages as gradients or optimizer state, which are measured separately. Return those followed here."""
+        """Mark storages as gradients or optimizer state, which are measured separately. Return the known storages."""
         self._take_in()
         found = {key: self._alive[key] for key in storages if key in self._alive}
         for one in found.values():

@@ -21,7 +21,7 @@ CAUSES = {
     counters.BY_HAND: counters.BY_HAND,
     counters.POWER_CAP: counters.POWER_CAP,
 }
-"""Causes of a lower clock by the device's reasons, the gravest first. A reading with several reasons has one cause."""
+"""Causes of a lower clock by the device's reasons, the gravest first. A reading counts for its gravest cause only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ class DeviceReadings:
             if cause is not None and mhz < most:
                 self.lowered = {**self.lowered, cause: _with(self.lowered.get(cause), use, mhz, most)}
         before, self._before = self._before, None if use.joules is None else (step, use.joules)
-        if before is None or use.joules is None or use.joules < before[1]:  # a new driver begins anew
+        if before is None or use.joules is None or use.joules < before[1]:  # a reloaded driver counts from 0
             return None
         self._energy = self._energy[0] + use.joules - before[1], self._energy[1] + step - before[0]
         return use.joules - before[1]

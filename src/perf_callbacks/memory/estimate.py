@@ -47,9 +47,9 @@ def on_rank(
     """Return the parts and the peak of a rank in GB, by formulas for what sharding divides and adds.
 
     - ddp adds buckets as large as the gradients (`gradient_as_bucket_view=False`).
-    - zero3 and fsdp add gathered weights: those outside of the list of layers, and those of two layers. They add the
-      unsharded gradients of the weights outside of the list, and of one layer. If fsdp accumulates, ranks exchange
-      gradients in the last micro-batch only (`no_sync`), and until then each rank holds all of them.
+    - zero3 and fsdp add gathered weights: the weights outside of the list of layers, and of two layers. Both also add
+      the unsharded gradients of the weights outside of the list, and of one layer. If fsdp accumulates, ranks exchange
+      gradients in the last micro-batch only (`no_sync`), and until then each rank holds all gradients.
     - Buckets of zero1 and zero2 have a size of their own, and are left out.
 
     Args:
@@ -112,7 +112,7 @@ def growth_gb(parts: Memory) -> float | None:
     """Return the memory of a measured step that may grow with its micro-batch, in GB. None: unknown.
 
     This is the peak without weights and optimizer state. The peak may also contain gradients, which don't grow. So for
-    a larger micro-batch the estimate is too high, and never too low.
+    a larger micro-batch the estimate may be too high, but never too low.
     """
     if parts.peak_gb is None or parts.weights_gb is None or not parts.micro_batch:
         return None
@@ -131,7 +131,7 @@ def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
 
 
 def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
-    """Return the largest micro-batch that certainly fits, by a measured step. 0: none does. None: unknown.
+    """Return the largest micro-batch that certainly fits, by a measured step. 0: none fits. None: unknown.
 
     >>> fitting_micro_batch(Memory(step=2, device="cuda", weights_gb=2.0, peak_gb=10.0, micro_batch=8), headroom=12.5)
     12
@@ -145,9 +145,9 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 
 
 def _fixed_gb(parts: Memory) -> float:
-    """Return the part of `growth_gb` that a smaller micro-batch or checkpointing doesn't free, or more.
+    """Return an upper bound of the part of `growth_gb` that a smaller micro-batch or checkpointing doesn't free.
 
-    These are the gradients, and the tensors that the optimizer makes and frees.
+    The bound is the sum of the gradients and the temporary tensors, such as the optimizer's.
     """
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 
@@ -155,7 +155,7 @@ def _fixed_gb(parts: Memory) -> float:
 def about_micro_batch(batch: int, used: float, room: float, layers_run: int, layers: int) -> int:
     """Estimate the micro-batch that would have fitted if the forward failed in one of its layers.
 
-    Layers are taken to be alike, and to hold all memory that grows with the micro-batch.
+    The estimate assumes that layers are alike, and hold all memory that grows with the micro-batch.
 
     Args:
         batch: Samples of the micro-batch that failed.
@@ -181,8 +181,8 @@ class Layers(NamedTuple):
 def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
     """Find the list of layers with most activations in a counted step. None: no list, or its activations are unknown.
 
-    A checkpointed layer keeps its input: the output of the layer before, which is among the activations that the
-    layer's own forward made or, if there are none, no larger than those of a single module.
+    A checkpointed layer keeps its input, which is the output of the layer before. The input counts as the activations
+    that a layer's own forward made or, without such activations, as the largest activations of one of its modules.
     """
     lists: dict[str, list[ModuleWork]] = {}
     for line in modules:
@@ -200,7 +200,7 @@ def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
 
 
 def layers_to_checkpoint(parts: Memory, headroom: float | None, layers: Layers | None, batch: int | None) -> int | None:
-    """Return the number of layers to checkpoint, so that a micro-batch fits. None: unknown, or all are not enough.
+    """Return the number of layers to checkpoint, so that a micro-batch fits. None: unknown, or impossible.
 
     The first layers are checkpointed. The last layer is not, because its recomputation would be the new peak.
     """

@@ -30,7 +30,7 @@ DEEPEST = 8
 """Most errors in a chain of causes that are examined, and most containers within each other."""
 
 MOST_LOOKS = 1000
-"""Most objects of a depth that are examined."""
+"""Most objects that are examined at each depth of containers."""
 
 _SIGNS = ("defaultcpuallocator", "out of memory", "cublas_status_alloc_failed", "bad_alloc")
 """Parts of the messages of a `RuntimeError`, in lower case: of the CPU's allocator, of devices whose error has no class
@@ -47,7 +47,7 @@ _STAGES = {"torch/autograd/graph.py": "backward", "torch/optim/": "optimizer"}
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
-    """Return the error of a failed allocation: this error, or a cause of this error. None: there is none.
+    """Return the error of a failed allocation: this error, or a cause of this error. None: no allocation failed.
 
     >>> failed_allocation(ValueError("no")) is None
     True
@@ -87,7 +87,7 @@ class Failure(NamedTuple):
         return self.calls[-1] if self.calls else None
 
     def layer(self, model: nn.Module) -> tuple[int, int] | None:
-        """Return the number of the failed layer, from 1 on, and the number of layers. None: it is in no list."""
+        """Return the number of the failed layer, from 1 on, and the number of layers. None: no list has the layer."""
         calls = {id(one) for one in self.calls}
         lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
         found = [
@@ -99,8 +99,8 @@ class Failure(NamedTuple):
 def place(error: BaseException) -> Failure:
     """Find the place of a failure by the frames of the error's traceback.
 
-    Only frames within a module's call are read. A frame outside may go on after the exception, and up to Python 3.12
-    reading its variables would keep these alive.
+    The report reads variables only in frames within a module's call. A frame outside may go on after the exception, and
+    up to Python 3.12 reading its variables would keep their values alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
     for frame in _frames(error):
@@ -122,7 +122,7 @@ def place(error: BaseException) -> Failure:
 def variables(frame: FrameType) -> dict[str, Any]:
     """Return the local variables of a function that has ended.
 
-    Up to Python 3.12, reading them leaves a copy on the frame, which `traceback.clear_frames` doesn't clear.
+    Up to Python 3.12, reading the variables leaves a copy on the frame, which `traceback.clear_frames` doesn't clear.
     """
     found = dict(frame.f_locals)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -146,7 +146,7 @@ def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
 def coming_state_gb(optimizers: Iterable[Any]) -> float:
     """Return the memory that optimizers take at their first step: two tensors per weight with betas, one with momentum.
 
-    Other optimizers, and those that have stepped, count nothing.
+    Other optimizers, and optimizers that have already stepped, add nothing.
     """
     total = 0
     for optimizer in optimizers:
@@ -196,7 +196,7 @@ class Holdings:
             self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 
     def gb(self, kind: str) -> float:
-        """Return the sum of a kind."""
+        """Return the GB of all tensors of a kind."""
         return sum([size for (_, found), size in self._bytes.items() if found == kind]) / GB
 
     def largest(self, counted: Sequence[ModuleWork]) -> tuple[HeldMemory, ...]:

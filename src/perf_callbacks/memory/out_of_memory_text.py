@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from perf_callbacks.kernel.records.machine_records import OutOfMemory
 
 EVALUATION = "evaluation"
-"""Stage of a failure in a model in eval mode. The memory of a training step says nothing about its batches."""
+"""Stage of a failure in a model in eval mode. A training step's memory says nothing about batches of an evaluation."""
 
 _LEAST_GB = 1e-6
 """Smaller amounts are left out."""

@@ -22,7 +22,7 @@ _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 class RankUse:
-    """Collects readings. One thread adds readings, another takes them; a reading between both may count for either."""
+    """Collects readings. One thread adds readings, another thread takes them; a reading added meanwhile may be lost."""
 
     def __init__(self) -> None:
         self._new: deque[Reading] = deque(maxlen=MOST_READINGS)
@@ -34,7 +34,7 @@ class RankUse:
         self._new.append(reading)
 
     def take(self) -> dict[str, float]:
-        """Return means, and maxima of memory, since the last call. Windows shorter than a reading repeat the last."""
+        """Return means, and maxima of memory, since the last call. Without a new reading, repeat the last reading."""
         new, self._new = self._new, deque(maxlen=MOST_READINGS)
         readings = [*new] or ([] if self._last is None else [self._last])
         columns = {name: [reading.get(name) for reading in readings] for name in _COMBINED}

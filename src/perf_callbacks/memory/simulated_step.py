@@ -41,7 +41,7 @@ class Simulation:
     """A model and its optimizer on fake tensors, which take steps of any size.
 
     Args:
-        make: Makes the model with weights of a number format. It takes token ids and labels, as in transformers.
+        make: Makes the model with weights of a number format. The model takes token ids and labels, as in transformers.
         optimizer: A name in `OPTIMIZERS`.
         dtype: A name in `DTYPES`, or such a name with `MIXED`.
         accelerator: True: the optimizer updates all weights at once, as on a GPU. False: one by one, as on a CPU.
@@ -88,8 +88,8 @@ class Simulation:
             batch: Sequences in a micro-batch.
             length: Tokens in a sequence.
             checkpointed: Number of layers.
-            accumulated: Number of micro-batches. From the second on, gradients exist during the forward, so no more
-                than two are run.
+            accumulated: Number of micro-batches. From the second on, gradients exist during the forward, so the
+                simulation runs at most two.
         """
         for place, (layer, plain) in enumerate(zip(self._layers, self._plain, strict=True)):
             # the forward of a module may be replaced: `nn.Module.__call__` looks it up on the instance
@@ -155,8 +155,8 @@ class Simulation:
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Passes the results of operations to allocations, and answers questions about values.
 
-    Operations on fake tensors raise an error if Python reads a value. Here each value is 1 or True: an unpadded mask,
-    and a number in an optimizer. Neither changes the size of a tensor.
+    Operations on fake tensors raise an error if Python reads a value. Here each value is 1 or True, which suits masks
+    without padding and the numbers in optimizers. These values don't change the size of a tensor.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
 
 
 _GROUPED = {one.default for one in [getattr(torch.ops.aten, "_grouped_mm", None)] if one is not None}
-"""Product of experts. The rule for its shape takes bfloat16 only, although the operation takes other formats."""
+"""Matrix product of experts. The rule for its shape takes bfloat16 only, although the operation takes other formats."""
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:

@@ -109,7 +109,7 @@ def _finding(found: Finding) -> dict[str, Any]:
 
 
 def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
-    """Return a value for JSON: texts without control characters and cut, lists cut, and no number beyond all numbers.
+    """Return a value for JSON: shortened texts without control characters, shortened lists, None for NaN and infinity.
 
     >>> _bounded({"text": chr(27) + "x" * 600, "share": float("nan"), "ranks": range(30)})["share"] is None
     True

@@ -1,4 +1,4 @@
-"""The events of a fit that the user's command hears of: stalls, slow ranks, drift and the end."""
+"""The events of a fit that the user's command receives: stalls, slow ranks, drift and the end."""
 
 import shutil
 import weakref
@@ -24,7 +24,7 @@ AT_ONCE, REFILL_SECONDS = 10, 60.0
 """Most events at once, and the seconds after which one more may follow. Drift and the end always pass."""
 
 STEP_SECONDS = 10.0
-"""Seconds between two numbers of steps for the side process."""
+"""Seconds between two messages that send the number of steps to the side process."""
 
 NO_COMMAND = "perf_callbacks: %s has no effect: %s."
 
@@ -52,7 +52,7 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
 class Notifications(Observer):
     """Passes events to a side process. Each job has one such process, on rank 0.
 
-    Another rank starts a side process only if that rank is the one that reports a stall.
+    Another rank starts a side process only if that rank reports a stall.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Notifications(Observer):
                 self._reach()
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Pass on a stall or a slow rank, unless there were many events of late."""
+        """Pass on a stall or a slow rank, unless many events came recently."""
         with guard(logs(log.warning, NO_MORE)):
             sentence = str(details.get("text", kind))
             step = int(details.get("step", self._recorder.step))
@@ -97,7 +97,7 @@ class Notifications(Observer):
         return self._recorder.active
 
     def closed(self) -> None:
-        """End the side process of a rank that has no last event to pass on. Rank 0 has its summary still to come."""
+        """End the side process of a rank that has no last event to pass on. Rank 0 still waits for the summary."""
         if self._recorder.run.rank != 0 and self._sender is not None:
             self._sender.dismiss()
 

@@ -94,7 +94,7 @@ class Sender(SideProcess):
             if not runs:
                 self.disown()
             trouble, self._trouble = self._trouble, None
-        # Without the lock: a thread may hold the lock of a log handler, while its collection waits in `dismiss`.
+        # Without the lock: a thread may hold a log handler's lock, while its garbage collection waits in `dismiss`.
         if trouble is not None:
             log.warning("perf_callbacks: the command of %s %s. Training goes on.", VARIABLE, printable(trouble))
         return runs
@@ -134,18 +134,18 @@ class Sender(SideProcess):
                 self._complain(trouble)
 
     def _complain(self, trouble: str) -> None:
-        """Leave the first trouble for the log."""
+        """Store the first trouble, which `tick` logs."""
         if not self._complained:
             self._complained = True
             self._trouble = trouble
 
 
 _all: set[Sender] = set()
-"""Senders whose side process runs. The watchdog holds them weakly, and a fit may be gone before its last event is."""
+"""Senders whose side process runs. The watchdog holds senders weakly, and a fit may be gone before the last event."""
 
 
 def why_not() -> str | None:
-    """Return the reason why no side process can be started; None if there is none."""
+    """Return the reason why no side process can be started; None: a side process can be started."""
     return beside.why_not(side_process.__file__, "commands for events")
 
 

@@ -123,6 +123,6 @@ def _keep_last(stderr: IO[bytes], last: bytearray) -> None:
 
 
 if __name__ == "__main__":
-    if os.getppid() != 1 and os.fork():  # process 1 would inherit the child, and never wait for it
-        os._exit(0)  # the training has no child then, which its `os.wait` would return, or wait for
+    if os.getppid() != 1 and os.fork():  # a training as process 1 would inherit the child, and never wait for it
+        os._exit(0)  # otherwise, the training's `os.wait` would return this child, or wait for it
     main()

@@ -48,7 +48,7 @@ class Bundle:
     columns: "array[float]"
     """Signals, rank by rank and signal by signal: `length` values each."""
     resources: "array[float]"
-    """Use of the machine, rank by rank, in the order of `RESOURCES`, with `UNKNOWN` for what a rank doesn't know."""
+    """Use of the machine, rank by rank, in the order of `RESOURCES`; `UNKNOWN` if a rank doesn't know a value."""
 
     @classmethod
     def of(cls, part: Part) -> "Bundle":
@@ -150,8 +150,9 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 class Combination:
     """Sum over all ranks of one window, built in slices, because thousands of ranks take milliseconds.
 
-    Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. If ranks share samples, their
-    sum is divided. If the result isn't a whole number, the ranks counted differently, and the amount is unknown.
+    Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. If several ranks compute the
+    same samples, the sum is divided by the number of these ranks. If the result isn't a whole number, the ranks counted
+    differently, and the amount is unknown.
     """
 
     def __init__(self) -> None:

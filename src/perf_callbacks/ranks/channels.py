@@ -49,7 +49,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note unless another rank wrote since this rank's last look. Return True if written."""
+        """Write the shared note unless another rank changed it since this rank last read it. Return True if written."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:
@@ -74,7 +74,7 @@ class ChannelHandler(ABC):
 
     @abstractmethod
     def round(self, channel: Channel, now: float) -> float | None:
-        """Read and write notes. Return the seconds until the next round; None: until the exchange is woken."""
+        """Read and write notes. Return the seconds until the next round; None: no round until `Exchange.wake`."""
 
     @abstractmethod
     def leave(self, channel: Channel) -> None:

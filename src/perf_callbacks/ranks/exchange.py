@@ -170,7 +170,7 @@ class Exchange:
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, one rank per machine talks with the store. This rank passes on only the channels that it
+        In a job of many ranks, one rank per machine talks with the store. That rank passes on only the channels that it
         has opened itself.
         """
         self._rounds.open(name, handler)
@@ -195,7 +195,7 @@ class Exchange:
         return [finished.popleft() for _ in range(len(finished))]
 
     def close(self) -> None:
-        """Stop the exchange and release the store. Waits for its thread, at most `CLOSE_SECONDS`."""
+        """Stop the exchange and release the store. Wait for the thread, at most `CLOSE_SECONDS`."""
         self._talk.end()
         self._talk.wait(CLOSE_SECONDS)
 
@@ -299,9 +299,9 @@ _running: set[_ExchangeThread] = set()
 
 
 def _at_exit() -> None:
-    """Wait at exit.
+    """Stop the threads at the exit of the interpreter, and wait for them.
 
-    If the thread returned from the store while the interpreter shuts down, it would abort the process.
+    A thread that returned from the store while the interpreter shuts down would abort the process.
     """
     talks = list(_running)
     for talk in talks:

@@ -38,7 +38,7 @@ MOST_READ, MOST_BYTES = 32, 400_000
 """Most notes, and most bytes of signals, that are read at once."""
 
 LATE_SECONDS = 1.0
-"""If rank 0 is late by this many seconds at a deadline, its process was stopped, and so was the store that it serves.
+"""If rank 0 is late by this many seconds at a deadline, its process was suspended, and so was the store that it serves.
 The window then stays open for this many seconds more, so that the delayed notes of other ranks arrive."""
 
 MOST_SHOWN = 8
@@ -62,12 +62,12 @@ class _Pending:
     ranks: set[int] = field(default_factory=set)
     """Ranks of these bundles."""
     prolonged: bool = False
-    """True: the deadline was moved, because this process was stopped when the deadline passed."""
+    """True: the deadline was moved, because this process was suspended when the deadline passed."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     """Length and first bytes of the last note of each source. If both are the same again, the note has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """Replace a source's bundles if the new bundles have all of its ranks, and no rank of another source."""
+        """Replace a source's bundles if new bundles add ranks, keep the source's ranks, and repeat no other rank."""
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
         new = {*ranks} - before
@@ -92,7 +92,7 @@ class Leader(Rounds):
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
         """For each rank, the rank whose key holds its part. Before parts arrive, this is a guess from the number of
-        ranks here."""
+        ranks on this machine."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}
@@ -124,7 +124,7 @@ class Leader(Rounds):
             if self._world_size <= MANY or now >= self._pending[window].look_at:
                 self._read(board, window, now)
         self._close(board, now)
-        self._breathe(after=0.0)  # files of this machine are next
+        self._breathe(after=0.0)  # `_pass_on` reads the files of this machine next
         return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
     def _read(self, board: StoreNotes, window: int, now: float) -> None:

@@ -133,7 +133,7 @@ class FileNotes:
         have read these, and the rank removes only its own notes. Any other rank removes its notes only if the rank that
         talks has already left.
         """
-        with _changing, suppress(OSError):  # the next fit of the rank that talks announces its settings before or after
+        with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
             self._directory.find()
             if talks and self._own("verdict"):
                 self._directory.remove()
@@ -151,7 +151,7 @@ class FileNotes:
 
 
 def remove_earlier(directory: Path) -> None:
-    """Remove directories that killed attempts of this job left behind, or that any job has not used for a day.
+    """Remove directories that killed attempts of this job left behind, or that no job has used for a day.
 
     Removing the directory of a running job does no harm. If its ranks wrote no note for a day, they have read all
     earlier notes, and their next note creates the directory again.
@@ -170,7 +170,7 @@ def remove_earlier(directory: Path) -> None:
 def process_began() -> float:
     """Return the wall-clock time at which this process began. 0: unknown.
 
-    Ranks of one job write their notes after all processes have begun, because the process group waits for them.
+    Ranks of one job write their notes after all processes have begun, since forming the group waits for all processes.
     """
     age = processes.age()
     return 0.0 if age is None else unix_time() - age
@@ -183,7 +183,7 @@ class Relay:
         remove_earlier(node.directory)
         self.folder = FileNotes(node.directory)
         self._ranks, self._others = node.ranks, node.ranks[1:]
-        self._key, self._kept = key, kept  # of a rank's part in a window; number of windows that have keys
+        self._key, self._kept = key, kept  # key of a rank's part in a window; number of windows that have keys
         self._passed: dict[str, str] = {}
         self._open: dict[int, _Open] = {}
 

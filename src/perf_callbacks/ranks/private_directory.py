@@ -2,7 +2,8 @@
 
 Without a sticky bit on the outer directory, another user may replace the private one at any time. So this module opens
 the directory, checks it and keeps it open: the directory is then "held". Files are reached through the held directory,
-never through its path, and no link is followed. On Windows a directory can't be held, so paths are checked.
+never through its path, and no link is followed. On Windows a directory can't be held: there the module uses the path,
+and checks only that the path is a directory.
 """
 
 import os
@@ -35,7 +36,7 @@ class PrivateDirectory:
         self._held: int | None = None
 
     def make(self) -> None:
-        """Make and hold the directory. Raise `PermissionError` if another user may write to the directory."""
+        """Make and hold the directory. Raise `PermissionError` if other users have access to the directory."""
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
@@ -114,13 +115,13 @@ class PrivateDirectory:
             os.close(file)
 
     def identity(self, name: str) -> tuple[int, int]:
-        """Return the inode and the change time of a file, which distinguish it from a later file of the same name."""
+        """Return the inode and modification time of a file, which distinguish it from a later file of the same name."""
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
         """Remove these files (None: all), and the directory if empty then.
 
-        With None, nothing is removed if any file doesn't have the name of a note: another user may have moved a
+        With None, the method removes nothing if any file doesn't have the name of a note: another user may have moved a
         directory here.
         """
         if names is None:

@@ -213,7 +213,7 @@ class Follower(Rounds):
         if parts:
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
         if self._world_size > FEW and isinstance(board, StoreNotes):
-            return None  # serving the looks of all ranks would cost rank 0 more than their parts do
+            return None  # if all ranks kept looking, this would cost rank 0 more than their parts do
         if self._awaited > self._known:
             self._hear(board)
         return pause(now - self._since) if self._awaited > self._known else None
@@ -272,7 +272,7 @@ def patience(part: Part) -> float:
 
 
 def slot(rank: int, window: int, world_size: int) -> str:
-    """Return the key of a rank's part. Every `slots` windows the keys are reused, so their number is fixed."""
+    """Return the key of a rank's part. Windows reuse the keys in turn, so the number of keys is fixed."""
     return f"part{window % slots(world_size)} {rank}"
 
 

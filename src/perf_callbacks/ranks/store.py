@@ -1,7 +1,7 @@
 """Notes that the ranks of a job leave for each other, in the key-value store that started their process group.
 
-We create no collective, group or socket. A note is a few lines of text, or packed columns of numbers. Nothing is
-unpickled.
+The ranks use no collective and no further process group, only a connection to the store's server. A note is a few lines
+of text, or packed columns of numbers. Nothing is unpickled.
 """
 
 import os
@@ -46,7 +46,7 @@ def shortage(store: Any, world_size: int, connections: int) -> str | None:
 
     Each rank has one connection already. If connections used up all descriptors of a process, its next `open` would
     fail, and so would training. Each rank decides by itself, because asking other ranks would need that connection.
-    Limits that differ between nodes are not detected.
+    The function doesn't detect limits that differ between nodes.
     """
     allowed = open_files_allowed()
     if allowed is None or address(store) is None:

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
-"""Libraries with process groups of their own. If the program has imported one, its processes may be a job."""
+"""Libraries with process groups of their own. If the program has imported any, its processes may be a job."""
 
 REMEDIES = {
     "lightning": "Trainer(devices=<processes per machine>, num_nodes=<machines>, strategy='ddp')",
@@ -22,7 +22,7 @@ REMEDIES = {
 }
 ALONE = {"transformers", "accelerate"}
 """Integrations whose framework says by itself how many processes train together. On a machine without accelerators,
-accelerate forms a process group for torchrun, and then trains on each process alone, unless the CPU was asked for."""
+accelerate forms a process group for torchrun, and then trains on each process alone, unless the user asks for CPUs."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
@@ -30,11 +30,12 @@ REMEDY = (
 """Remedy for integrations that `REMEDIES` doesn't name."""
 
 FORMED: set[int] = set()
-"""Numbers of processes of this process's jobs. A program may close its group, and then train on rank 0 alone."""
+"""Numbers of processes with which this process has formed a group. A program may close its group, and then train on
+rank 0 alone, which needs no warning."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
-    """Watch if the processes train together. None: torchrun started one process, or they do."""
+    """Watch if the processes train together. None: a single process, a rank other than 0, or a group was formed."""
     number = processes(os.environ)
     if recorder.run.world_size > 1:
         FORMED.add(number)
@@ -44,7 +45,7 @@ def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
 
 
 def processes(environ: Mapping[str, str]) -> int:
-    """Return the number of processes that torchrun, or accelerate's launcher by it, started for the job; else 1.
+    """Return the number of processes that torchrun (or accelerate's launcher) started for the job; else 1.
 
     >>> processes({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8"}), processes({"SLURM_NTASKS": "8"})
     (8, 1)
@@ -54,7 +55,7 @@ def processes(environ: Mapping[str, str]) -> int:
 
 
 class UngroupedWatch(Observer):
-    """Says once, on rank 0, that processes train alone: at the end of the first window, or of a shorter fit.
+    """Warns once, on rank 0, that processes train alone: at the end of the first window, or of a shorter fit.
 
     Frameworks form the group before the first step. A loop may form it later, so the watch waits for a window.
     """
@@ -67,7 +68,7 @@ class UngroupedWatch(Observer):
 
     @property
     def due(self) -> int:
-        """The first step, after which the group may be closed again, and the last step of the first window."""
+        """Next step to check: the first step, since the group may close later, or the first window's last step."""
         if self._done:
             return NEVER
         return self._first if self._recorder.step < self._first else self._last

@@ -9,11 +9,11 @@ from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.units import percent
 
 MOST = 24
-"""Most attempts with a bar: the last ones."""
+"""Largest number of attempts with a bar. A run with more attempts shows its last attempts."""
 
 
 def bars(fit: FitHistory) -> dict[str, Any] | None:
-    """Draw the time of each attempt, all on the same scale. None: the run has a single attempt."""
+    """Draw the time of each attempt, all on the same scale. None: a single attempt, or no time."""
     if len(fit.first) == 1:
         return None
     job = job_time.of(fit.first)

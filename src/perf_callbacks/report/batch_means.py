@@ -1,4 +1,4 @@
-"""Confidence intervals for ratios of sums, for the time of quick steps, and for changes from runs to other runs.
+"""Confidence intervals for ratios of sums, for the time of quick steps, and for changes between runs.
 
 Slow steps often come in a row, so an interval that assumes independent steps is too narrow. The method of batch means
 cuts the steps into a few long batches. The means of long batches hardly depend on each other.
@@ -11,7 +11,7 @@ from statistics import NormalDist, pvariance
 from typing import NamedTuple
 
 BATCHES = 16
-"""Batches into which the steps of a run are cut."""
+"""Most batches of a run. A run of fewer than 32 steps has fewer batches."""
 
 FEWEST_BATCHES = 5
 """Fewest batches, of two steps or more, for an estimate."""
@@ -39,11 +39,11 @@ class Estimate(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Relative change from a run or several runs to others: 0.1 is 10 % more."""
+    """Relative change between two sides, each of one run or several: 0.1 is 10 % more."""
 
     change: float
     low: float
-    """Lower end of the 99 % interval."""
+    """Lower end of the interval. Its confidence is `CONFIDENCE`, unless the caller passes another value."""
     high: float
 
 
@@ -117,8 +117,8 @@ def change_between_runs(
 ) -> Change:
     """Return the change between two sides, with the interval of Student's test on the logarithms of the runs' values.
 
-    The interval comes from what differs between the runs of a side. Both sides count as equally noisy, so a single run
-    can be compared with several. With one run on each side, the interval is that of `change`, from within the runs.
+    The interval comes from the differences between the runs of a side. Both sides count as equally noisy, so a single
+    run can be compared with several. With one run on each side, the interval comes from the errors of both runs.
 
     >>> [round(end, 2) for end in change_between_runs(*[[Estimate(one, 0.0, 16) for one in (1.0, 1.02, 0.98)]] * 2)]
     [0.0, -0.07, 0.08]
@@ -154,13 +154,13 @@ def difference_between_runs(
 
 
 _FEW = {0.99: {1: 63.657, 2: 9.925, 3: 5.841}, 0.95: {1: 12.706, 2: 4.303, 3: 3.182}}
-"""Quantiles for few degrees of freedom, for which the expansion is too small, by confidence."""
+"""Quantiles by confidence and degrees of freedom, where the expansion gives too small a value."""
 
 
 def _quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t, by expansion around the normal quantile.
 
-    With 4 degrees of freedom, the result is 1 % too small; with 10, the error is negligible. Fewer are in a table.
+    With 4 degrees of freedom, the result is 1 % too small; with 10, the error is negligible. `_FEW` has 1 to 3 degrees.
     """
     few = _FEW[confidence]
     if freedom in few:

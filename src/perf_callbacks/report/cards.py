@@ -13,7 +13,7 @@ from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
-"""The largest finding becomes the verdict only if the finding could save this share of the run."""
+"""The first finding becomes the verdict only if it saves at least this share of the run. `_large` has exceptions."""
 
 STALL = "stall"
 """Cause of the finding about stalls."""
@@ -41,7 +41,7 @@ MOSTLY = 0.8
 """If forward, backward and optimizer took this share of the run, there is nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
-"""Names on the card of parts of the wall time, where the summary has other names."""
+"""Names that the card gives to parts of the wall time, if they differ from the summary's names."""
 
 _EXCLUDING = {
     "first_step": "first step",
@@ -98,7 +98,7 @@ def _large(summary: Summary) -> list[Finding]:
 
 
 def _sure(found: Finding) -> float:
-    """Return the share that a finding has at least; a negative number if the share is unknown."""
+    """Return the least share that a finding saves, or a negative number if the share is unknown."""
     if found.share is None:
         return -1.0
     return found.share if found.low is None else found.low

@@ -29,7 +29,7 @@ class ComparedRun:
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
     load: Load
-    """Load of the machine, of the rank that lacked a CPU for longest."""
+    """Load of the machine, as measured on the rank that lacked a CPU for longest."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
@@ -118,11 +118,11 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "hfu": _of_peak(lambda flops: flops.hfu),
     **{name: _time(name) for name in STAGES},
 }
-"""By name of a metric of steps, its estimator. Rates are per rank."""
+"""The estimator of each metric of steps. Rates are per rank."""
 
 
 def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
-    """Return the included steps of a run. With several ranks, a step takes as long as on the slowest rank."""
+    """Return the included steps of a run. The time of a step is the slowest rank's; other values are means of ranks."""
     common = common_steps(ranks)
     found = {}
     for name in STEP_COLUMNS:

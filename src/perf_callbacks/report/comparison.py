@@ -17,13 +17,13 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that decide about a regression: the first with a value in all runs. `_decider` has an exception."""
+"""Metrics that decide about a regression: the first metric with a verdict decides. `_decider` has an exception."""
 
 EXPLAINED = 0.5
-"""Least part of a change that the machine's load must be able to explain, to withdraw the verdict."""
+"""A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
 
 Ranks = Sequence[Attempt]
-"""A run: an attempt per rank."""
+"""A run: one attempt of each rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class ComparedMetric:
     a: float | None
     b: float | None
     change: Change | None = None
-    """None: too few steps on a side."""
+    """None: too few steps on a side, or not comparable."""
     verdict: str | None = None
     """Worse, better, same or undecided. Undecided: the change may reach the threshold, and may be chance."""
 
@@ -49,7 +49,7 @@ class Comparison:
     unlike: Values
     """Properties because of which the runs have no verdict, such as the batch. Empty: the runs are alike."""
     busier: str | None
-    """Side, "A" or "B", on which the machine was so busy that the load may explain the result. None: neither."""
+    """Side, "A" or "B", on which the machine was so busy that the load may explain the result. None: neither side."""
     not_compared: Mapping[str, str]
     """By metric, the reason why there is no verdict."""
     differences: Values
@@ -61,9 +61,9 @@ class Comparison:
     left_out: tuple[int, int]
     """Runs that were left out because the machine was busy."""
     loads: tuple[Sequence[Load], Sequence[Load]]
-    """Load of the machine in all runs, those that were left out included."""
+    """Load of the machine in all runs, also in the runs that were left out."""
     fail_over: float
-    """The threshold."""
+    """Threshold: the least relative change of a time that is worse or better."""
 
     @property
     def regression(self) -> bool:
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def several(self) -> bool:
-        """True: a side has several runs, so the interval covers what differs between runs."""
+        """True if a side has several runs. The intervals then cover differences between runs."""
         return max(self.runs) > 1
 
 
@@ -85,7 +85,7 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
         fail_over: Least relative change by which a time is worse or better; 0.05 is 5 %. A rate is worse or better if
             steps take longer or shorter by this share.
 
-    Raise `ArithmeticError` or `ValueError` if the values of a journal yield no figure.
+    Raise `ArithmeticError` or `ValueError` if the values of a journal yield no finite figure.
     """
     every = [[ComparedRun.of(ranks) for ranks in side] for side in (first, second)]
     loads = ([run.load for run in every[0]], [run.load for run in every[1]])

@@ -55,7 +55,7 @@ def not_alike(unlike: Values) -> str:
 
 
 def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
-    """Return what the deciding metric means. Several runs also show a sure change that is below the threshold."""
+    """Return the verdict in words. With several runs, the words also name a change below the threshold, if certain."""
     if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
         slower = (change.change > 0) == metric.name.endswith("_time")
         return f"B is {'slower' if slower else 'faster'}, below the threshold of {100 * comparison.fail_over:g} %"
@@ -101,7 +101,7 @@ def _steps(comparison: Comparison, side: int) -> str:
 
 
 def _load(comparison: Comparison, columns: int) -> list[str]:
-    """Return the load of the machine on both sides. Empty: it is unknown."""
+    """Return lines with the load of the machine on both sides. Empty: unknown on both sides."""
     found = [machine_load.said(side) for side in comparison.loads]
     if not any(found):
         return []
@@ -120,7 +120,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def values(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as values for JSON. Changes are ratios: 0.1 is 10 % more."""
+    """Return a comparison as values for JSON. Changes are relative: 0.1 is 10 % more."""
     return {
         "verdict": verdict(comparison),
         "regression": comparison.regression,

@@ -34,7 +34,7 @@ class JournalEvent(NamedTuple):
 
 
 def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
-    """Return the longest events of each lane, by step.
+    """Return the longest events of each lane, sorted by step.
 
     Args:
         fit: The fit.
@@ -88,7 +88,7 @@ def of_straggler(slow: Straggler) -> JournalEvent:
 
 
 def of_profile(profile: Profile, rank: int) -> JournalEvent:
-    """Return the event of profiled steps, at the first of them."""
+    """Return the event of profiled steps, placed at the first profiled step."""
     trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
     text = f"profile of {profile_text.title(rank, profile)}{trace}"
     return JournalEvent(profile.first_step or 0, "profile", text, rank, profile.span_seconds)

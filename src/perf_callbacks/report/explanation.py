@@ -44,7 +44,7 @@ def explanation(
 
 
 def column(figure: PageFigure, heading: str) -> str:
-    """Explain a column of a table: as the registry does, or as the glossary explains the heading."""
+    """Return the registry's explanation of a column or, if the registry has none, the glossary's."""
     return without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))
 
 

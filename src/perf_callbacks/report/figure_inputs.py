@@ -1,4 +1,4 @@
-"""The inputs of the report's charts and tables in a run."""
+"""The values of a run from which the report's charts and tables are computed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from perf_callbacks.report.work_rate import WorkRate
 
 @dataclass(frozen=True, slots=True)
 class FigureInputs:
-    """A fit, and what the page draws of it."""
+    """A fit, and the parts of the fit that the page draws."""
 
     fit: FitHistory
     drawn: StepSeries
     slow: Sequence[Outlier]
     """The slow steps of all ranks."""
     usual: Mapping[int, Mapping[str, float]]
-    """The medians of each rank."""
+    """The median times of each rank, in a step and in each stage."""
     work: WorkRate
 
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-        """Explain charts and tables. Inputs that the journal makes impossible are left out.
+        """Explain charts and tables. If a journal's values make a calculation fail, the figure's inputs are left out.
 
         Args:
-            headings: By name of a figure, the headings of its columns; none for a chart.
+            headings: The headings of each figure's columns, by the figure's name; empty for a chart.
         """
         made = {
             "steps": self._steps,

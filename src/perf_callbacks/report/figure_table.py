@@ -1,4 +1,4 @@
-"""The registry of the report's figures, each with its computation, its records, and what it doesn't count.
+"""The registry of the report's figures: the meaning of each figure, its records, and the parts that it leaves out.
 
 `make tables` writes the registry into `docs/report.md`. The page shows the same texts with the values of the run.
 Figures that are metrics take their texts from the registry of metrics.

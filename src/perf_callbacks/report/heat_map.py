@@ -13,7 +13,7 @@ CELLS = 120
 """Most columns of the heat map."""
 
 CELL_STEPS = 100
-"""Least number of steps from which the median of a cell is estimated, if the cell has so many steps."""
+"""Least number of steps in the sample of a cell. The median of a cell with fewer steps is over all its steps."""
 
 RANKS = 64
 """Most rows of the heat map."""
@@ -48,7 +48,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return, by rank and bucket, each stage's median seconds minus the seconds of the median rank."""
+    """Return the median seconds of each stage minus those of the median rank, by stage, rank and bucket."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}

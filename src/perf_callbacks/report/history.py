@@ -39,14 +39,14 @@ MOST = 1e30
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt of a rank."""
+    """An attempt of a rank: its records from a start of training to the next start."""
 
     run: Run
     step: "array[int]" = field(default_factory=lambda: array("q"))
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
     """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
-    """By number of a step, the reason why the step is in no row."""
+    """The reason why a step is in no row, by the step's number."""
     peak_tflops: float | None = None
     """Peak of the last logged row with a peak."""
     entries: list[Entry] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Attempt:
     seconds: float = 0.0
     """Time of the last record or of the interim summary, whichever is later."""
     written_unix: float | None = None
-    """Wall clock at the last write to the journal before the next attempt in it. None: no later attempt, or unknown."""
+    """Wall-clock time of the last write to the journal before its next attempt. None: no later attempt, or unknown."""
     interim: Summary | None = None
     """Last interim summary, if the attempt has no summary at its end: the attempt was killed, hangs, or goes on."""
 
@@ -190,7 +190,7 @@ def gather(
 
     Args:
         journals: The entries of each journal.
-        interim: For each journal, a function that returns the interim summary of an attempt. Empty: there are none.
+        interim: For each journal, a function that returns the interim summary of an attempt. Empty: none.
     """
     fits: dict[str, FitHistory] = {}
     for journal, so_far in zip_longest(journals, interim):

@@ -1,4 +1,4 @@
-"""Likeness of runs: only runs with the same model, batch, device and number of ranks are faster or slower."""
+"""Likeness of runs: a verdict needs runs with the same model, batch, device and number of ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -8,8 +8,8 @@ from perf_callbacks.report.compared_run import ComparedRun
 from perf_callbacks.report.units import DASH
 
 SAME_AMOUNT = 0.01
-"""Samples per step count as equal up to this relative difference. Times of steps are compared up to this difference in
-samples and tokens."""
+"""Samples per step count as equal up to this relative difference. Step times are compared only if both the samples and
+the tokens per step differ by no more than this."""
 
 SAME_LENGTH = 0.1
 """Tokens per step count as equal up to this relative difference, because the lengths of samples differ by chance."""
@@ -47,7 +47,7 @@ def unlike_fields(
 def per_step(
     name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME_AMOUNT
 ) -> tuple[float, float] | None:
-    """Return the mean amounts per step of both sides. None: the amounts are equal, or an amount is unknown."""
+    """Return the mean amounts per step of both sides. None: the amounts are equal, or unknown on a side."""
     sides = [[found for run in side if (found := run.per_step(name)) is not None] for side in (first, second)]
     if not all(sides):
         return None

@@ -13,7 +13,7 @@ FEWEST = 3
 """Fewest points of a line."""
 
 POINTS = 1000
-"""Longer lines are thinned out, to fewer than twice as many points as this."""
+"""A line has fewer than twice this number of points. A longer line shows every n-th point."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}

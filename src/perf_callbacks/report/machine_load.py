@@ -10,23 +10,23 @@ from perf_callbacks.report.history import possible
 from perf_callbacks.report.units import percent
 
 NO_CPU = 0.05
-"""Least share of a run without a CPU that makes the run a disturbed run."""
+"""A run is disturbed if its training thread waited for a CPU for at least this share of the run."""
 
 OTHERS = 0.25
-"""Least share of the CPUs that other programs use, that makes a run a disturbed run."""
+"""A run is disturbed if other programs used at least this share of the CPUs."""
 
 IDLE = 0.1
-"""Share of idle CPUs above which other programs take no CPU away."""
+"""If at least this share of the CPUs is idle, other programs take no CPU from the run."""
 
 SHARED = 0.2
 """Effect of other programs on caches, memory and clock: with all CPUs in use, a step takes up to this share longer.
 Beside four busy processes on two cores, a small training needed up to a fifth more CPU time per step."""
 
 MOST_SHARE = 0.99
-"""Largest share in an effect, which would else be infinite."""
+"""Largest share without a CPU in `Load.effect`. A share of 1 would make the effect infinite."""
 
 FEWEST_QUIET = 4
-"""Fewest undisturbed runs, both sides together, that are compared without the disturbed runs."""
+"""A comparison leaves out disturbed runs only if both sides together have at least this many undisturbed runs."""
 
 
 class Load(NamedTuple):
@@ -42,7 +42,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, part: CpuSummary | None) -> "Load":
-        """Read the part of a summary. Values that no machine can have are unknown."""
+        """Read the CPU part of a summary. Values that no machine can have count as unknown."""
         if part is None:
             return cls()
         cpus = part.cpus if part.cpus is not None and 0 < part.cpus <= MOST_CPUS else None
@@ -64,8 +64,8 @@ class Load(NamedTuple):
     def effect(self) -> float:
         """Logarithm of the largest factor by which the load may make steps longer. 0: none, or unknown.
 
-        If no CPU is idle, threads of the program may lack a CPU while the training thread waits for these threads. So
-        other programs may take as much as their share of the CPUs.
+        If few CPUs are idle, threads of the program may lack a CPU while the training thread waits for these threads.
+        So the program may lack CPUs for a share of the run as large as the share of the CPUs that other programs use.
         """
         taken = self.no_cpu or 0.0
         others = self.others or 0.0
@@ -78,7 +78,7 @@ MOST_CPUS = 1_000_000
 
 
 class Choice(NamedTuple):
-    """Runs that are compared, by their places on each side."""
+    """Places of the compared runs among the runs of each side."""
 
     first: list[int]
     second: list[int]

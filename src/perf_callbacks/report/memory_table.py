@@ -43,11 +43,11 @@ def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None)
 
 
 def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, int | None]:
-    """Compute the largest micro-batch that fits, and the layers to checkpoint for a larger one. None: unknown.
+    """Compute the largest micro-batch that fits, and how many layers to checkpoint for a larger batch. None: unknown.
 
     Args:
         fit: The fit, with a measured step.
-        limit_gb: Memory that tensors may take. None: what the device had left.
+        limit_gb: Memory that the process may take on the device. None: use the memory that was left after the step.
         batch: Micro-batch for which layers are checkpointed. None: twice the measured micro-batch.
     """
     parts: Memory | None = fit.last(Memory)

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleTime:
-    """Busy time of the profiled steps in a module, without modules that have rows of their own."""
+    """Busy time of the profiled steps in a module, without submodules that have rows of their own."""
 
     name: str
     seconds: float
@@ -84,7 +84,7 @@ def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) 
 
 
 def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
-    """Return the peak of a rank's device in FLOPs per second, from this rank or from one with the same device."""
+    """Return the peak of a rank's device in FLOPs per second, from the records of a rank with this type of device."""
     for one in [fit, *fits]:
         summary = one.last(Summary) or one.interim
         if one.run.device == fit.run.device:
@@ -135,7 +135,7 @@ def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
 
 
 def table(rows: Iterable[ModuleTime], profile: Profile) -> list[tuple[str, ...]]:
-    """Return headings and cells of a table, without MFU if that is unknown. Empty: no modules are known."""
+    """Return headings and cells of a table, without MFU if no module's MFU is known. Empty: no modules are known."""
     found = [HEADINGS, *[one.cells(profile.busy_seconds) for one in rows]]
     known = any([cells[-1] != DASH for cells in found[1:]])
     return [] if len(found) == 1 else found if known else [cells[:-1] for cells in found]

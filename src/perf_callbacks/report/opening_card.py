@@ -10,7 +10,7 @@ TIMELINES = {"host": "host clock", "device": "device events"}
 """Clocks of a fit, in words."""
 
 MOST_ADVICE = 3
-"""Most findings that are shown at the start. What they would save is not known yet."""
+"""Most findings that are shown at the start. Their savings are not known yet."""
 
 
 def opening(

@@ -35,7 +35,7 @@ DECISIVE = {
 """Differences that the note at the top of the page names, in words."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
-"""Names of differences, in words where the name of a field says too little."""
+"""Words for differences whose field names say too little."""
 
 Differences = Mapping[str, tuple[Any, Any]]
 
@@ -48,7 +48,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
         notes: The notes at the top of the page.
         fit: The first run.
         other: The second run.
-        axis: An axis that covers the steps of both.
+        axis: An axis that covers the steps of both runs.
     """
     drawn = series(other, within=axis.within, axis=axis)
     beside = {
@@ -74,7 +74,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
 
 
 def _unit(tile: Mapping[str, Any]) -> str:
-    """Return the unit of a rate of FLOPs, whose tile has its unit as its name."""
+    """Return the unit of a tile: the name of the tile, if it shows a rate of FLOPs. Empty for other tiles."""
     return str(tile["name"]) if tile["key"] == "tflops" else ""
 
 
@@ -104,7 +104,7 @@ def _comparison(found: Comparison) -> Table:
 
 
 def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the facts about both runs that differ, and that no comparison of settings has."""
+    """Yield facts that differ between both runs, also if the runs can't be compared."""
     for name in ("program", "command_line", "model", "parameters", "batch"):
         one, two = (getattr(run, name) for run in (fit.run, other.run))
         if one != two:

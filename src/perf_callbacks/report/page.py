@@ -35,13 +35,13 @@ def render(content: Mapping[str, Any]) -> str:
     hashes = {place: _hash(text) for place, text in parts.items()}
     parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "parts", "script"))
     parts["style hashes"] = " ".join(hashes[place] for place in ("plot style", "style"))
-    # "<" could end the element, and U+2028 is a line end to old browsers
+    # an unescaped "<" could end the script element
     parts["data"] = json.dumps(visible(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return _PLACE.sub(lambda match: parts[match[1]], (folder / "page.html").read_text(encoding="utf-8"))
 
 
 def visible(value: Any) -> Any:
-    """Replace control characters in all texts, such as those that reverse the order of letters on the page.
+    """Replace control characters in all texts, such as characters that reverse the order of letters on the page.
 
     >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
     {'host': ['node?7', 1.5]}

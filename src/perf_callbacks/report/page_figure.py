@@ -1,4 +1,4 @@
-"""A figure of the report, and how it is computed."""
+"""A figure of the report, with its computation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The content of a report as plain values, ready for JSON, in the order of the page."""
+"""The content of a report as plain values, ready for JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -51,7 +51,7 @@ def payload(
         fits: All fits in the journals.
         number: Number of the fit from 1 on; 0: the last fit.
         within: The steps to show. None: all.
-        other: A second run to draw beside the fit. None: there is none.
+        other: A second run to draw beside the fit. None: no second run.
     """
     fit = fits[number - 1]
     notes: list[str] = [*_notes(fits, number, fit, within)]
@@ -157,7 +157,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe the stall after which no step ended. Empty: there is no such stall, or the run has a summary."""
+    """Describe the stall after which no step ended. Empty: no such stall, or the run has a summary."""
     found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.ends[1]]
     if not found:
         return ""

@@ -18,12 +18,12 @@ class PointNames:
 
     @property
     def point(self) -> str:
-        """The value of a point, as a sentence calls it."""
+        """Words for the value of a point in a sentence."""
         return "a single step" if self.single else "the mean of a point"
 
     @property
     def times(self) -> dict[str, str]:
-        """Names of the line, the band, and the ends of the band. Empty: there is no band."""
+        """Names of the line, the band, and the ends of the band. Empty names: there is no band."""
         if self.single:
             return {"line": "step time", "band": "", "least": "", "most": ""}
         if self.width == 1:
@@ -42,7 +42,7 @@ class PointNames:
 
     @property
     def rates(self) -> dict[str, str]:
-        """Names of the band of rates, and of its ends. Empty: there is no band."""
+        """Names of the band of rates, and of its ends. Empty names: there is no band."""
         if self.single:
             return {"band": "", "least": "", "most": ""}
         of = "rank" if self.width == 1 else "step"

@@ -12,13 +12,13 @@ from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_PROFILES = 6
-"""Most profiles of a report: the last ones."""
+"""Most profiles in a report."""
 
 MOST_MODULES = 10
 """Most rows of the table of modules."""
 
 MOST_CLASSES = 7
-"""Most classes that a bar shows apart."""
+"""Number of classes that a bar shows apart. Two or more further classes share one part."""
 
 BARS = ("profile_time", "profile_classes")
 """Names of the bars of a profile."""
@@ -28,7 +28,7 @@ LONGEST = 200
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
-    """Return the last profiles of a fit, each with its rank and attempt."""
+    """Return profiles of a fit, each with its rank and attempt: if there are too many, those of the highest ranks."""
     return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
 
 

@@ -57,7 +57,7 @@ def _escaped(text: str) -> str:
 
 
 def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
-    """Yield all metrics. Those of the present moment have samples only while the run gives signs of life."""
+    """Yield all metrics of a run, but metrics of the present moment only while the run gives signs of life."""
     lives = run.state in {"running", "hangs"}
     yield _Family("up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)])
     states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
@@ -118,7 +118,7 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
 
 
 def _stalled(ends: FitEnds) -> float | None:
-    """Return the seconds without a step in a stall under way. None: stalls are not looked for."""
+    """Return the seconds without a step in a stall under way. None: the rank doesn't look for stalls."""
     found = own_stall(ends) if hangs(ends) else None
     if found is not None:
         return found[1].since_seconds + max(0.0, ends.seconds - found[0])
@@ -126,7 +126,7 @@ def _stalled(ends: FitEnds) -> float | None:
 
 
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
-    """Yield counters and ratios over the attempt, from the summary of each rank."""
+    """Yield counters, and ratios over the attempt."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
     steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
     yield _Family("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)
@@ -172,7 +172,7 @@ def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
 
 
 def _stragglers(run: RecordedRun) -> Iterator[_Family]:
-    """Yield what slow ranks cost the job."""
+    """Yield metrics of the time that the job lost to slow ranks."""
     summary = run.lead.final or run.lead.so_far
     found = None if summary is None else summary.stragglers
     if found is None or not found.steps:

@@ -14,16 +14,17 @@ from perf_callbacks.report.recorded_run import RecordedRun, finite
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
-"""A rank counts as slow if a record of the last seconds, or of the last steps, names the rank."""
+"""A rank counts as slow if a record from these last seconds, or from these last steps, names the rank."""
 
 MOST_BEHIND = 256
-"""Most steps by which the journal is behind the summary. A full journal takes no steps: its last steps are old."""
+"""Most steps by which a journal with a pace is behind the summary. A full journal takes no more steps, so its last
+steps become too old for a pace."""
 
 COSTLY = 0.01
 """A slow rank is worth a line if it cost the job this part of the time. Some rank has a hiccup in most minutes."""
 
 LONG_PAUSE, LONG_SHARE = 0.01, 0.1
-"""A collection is an event if it takes these seconds, and this part of a step."""
+"""A collection is an event if it takes at least these seconds, and at least this part of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class RankPace:
     step: int
     """Number of the last step that ended."""
     steps: int
-    """Number of steps that the means cover. 0: none is known."""
+    """Number of steps that the means cover. 0: no step is known."""
     step_seconds: float | None
     stages: Mapping[str, float]
     """Seconds of each known stage, named like the columns of `Steps`."""
@@ -95,7 +96,7 @@ def _measured(block: Steps) -> Sequence[int]:
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean of a column over these steps. None: unknown."""
+    """Return the mean of a column over the steps at these places. None: unknown."""
     found: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)

@@ -50,14 +50,14 @@ def rank_table(
 
 @dataclass(frozen=True, slots=True)
 class _Reasons:
-    """By rank: reasons to look at the rank."""
+    """Reasons to look at a rank, by rank."""
 
     slow: Mapping[int, RecentLoss]
     costs: Mapping[int, tuple[float, str]]
 
 
 def _places(run: RecordedRun, columns: int) -> list[Line]:
-    """Tabulate where each rank is in a hang."""
+    """Tabulate the stage and the innermost line of each rank in a hang."""
     hanging = {one.rank for one in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
@@ -109,7 +109,7 @@ def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentL
 
 
 def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
-    """Return by rank what the rank cost the job over the whole run, and the cause."""
+    """Return the seconds that each slow rank cost the job over the whole run, and the cause."""
     found = None if run.summary is None else run.summary.stragglers
     costs: dict[int, tuple[float, str]] = {}
     for ranks, cause, seconds, _ in found.named() if found is not None else ():
@@ -137,7 +137,7 @@ def _row(run: RecordedRun, ends: FitEnds, pace: RankPace, why: "_Reasons", known
     note, style, level, weight = _state(run, ends), _PLAIN, 3, 0.0
     if note:
         style, level = _BAD, 0
-    elif slow is not None and run.state == "running":  # the ranks compare themselves: see `stragglers`
+    elif slow is not None and run.state == "running":  # in other states, the losses are old
         note, style, level, weight = f"slow: {_cause(slow.cause)}", _WARNING, 1, slow.seconds
     elif cost is not None:
         note, style, level, weight = f"cost {duration(cost[0])}: {_cause(cost[1])}", _WARNING, 2, cost[0]
@@ -150,7 +150,7 @@ def _cause(cause: str) -> str:
 
 
 def _state(run: RecordedRun, ends: FitEnds) -> str:
-    """Say if a rank ended, or gives no sign of life while other ranks do. Empty: the rank is as the run."""
+    """Describe a rank that failed, is gone, or is silent while other ranks are not. Empty for all other ranks."""
     if ends.final is not None:
         return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""
     if ends.signs is not None and ends.signs.gone is not None:

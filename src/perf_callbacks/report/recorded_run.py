@@ -1,4 +1,4 @@
-"""A run as the ends of its journals show it: whether it goes on, where it hangs, and its summary so far.
+"""A run, read from the ends of its journals: its state, the place where it hangs, and its summary so far.
 
 Nothing here reads a clock or a file: the time and the ends of the journals are arguments.
 """
@@ -16,14 +16,15 @@ from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report.history import possible
 
 FRESH_SECONDS = 30.0
-"""A run counts as running if it gave a sign of life within these seconds. The file beside the journal is replaced every
-ten seconds."""
+"""A run counts as running if it gave a sign of life within these seconds. A rank replaces the file beside its journal
+every ten seconds."""
 
 COPIED_SECONDS = 120.0
-"""Files that are this much younger than their last record were copied: the time of the record is the sign of life."""
+"""A file that is more than these seconds younger than its last record is a copy: the record is the sign of life."""
 
 State = Literal["ended", "failed", "running", "hangs", "silent"]
-"""Ended: with a summary. Failed: with a summary that has a reason. Silent: no summary and no sign of life."""
+"""Ended: with a summary. Failed: with a summary that says why measuring stopped early. Silent: no summary and no sign
+of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class RecordedRun:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Summary at the end or so far, of the lowest rank; in a hang, of the rank that logged the stall."""
+        """Summary of the lowest rank, at the end or so far. In a hang: of the rank that logged the stall."""
         hung = None if self.hang is None else self.hang.so_far
         return hung or self.lead.final or self.lead.so_far
 
@@ -156,9 +157,9 @@ class RecordedRun:
         return max(sign(ends) for ends in self.ranks)
 
     def lives(self, ends: FitEnds) -> bool:
-        """Return True if a rank gave a sign of life lately, and its process was not seen to go.
+        """Return True if a rank gave a sign of life lately, and its process isn't known to be gone.
 
-        A clock that is ahead of this machine's is allowed for.
+        The clock of the rank may be ahead of this machine's clock.
         """
         signs = ends.signs
         return signs is not None and signs.gone is None and abs(self.now - sign(ends)) <= FRESH_SECONDS
@@ -174,7 +175,7 @@ def sign(ends: FitEnds) -> float:
 
 
 def where(ends: FitEnds) -> str | None:
-    """Return the sentences that a rank logged about its stall under way. None: it logged none."""
+    """Return the sentences that a rank logged about its stall under way. None: no such sentences."""
     summary = ends.so_far
     return summary.stalls.where if summary is not None and summary.stalls is not None else None
 
@@ -233,7 +234,7 @@ def hangs(ends: FitEnds) -> bool:
 
 
 def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
-    """Return a rank's own last stall after its last step, and its time in the journal. None: there is none."""
+    """Return a rank's own last stall after its last step, and its time in the journal. None: no such stall."""
     steps = ends.last(Steps)
     last = max([ends.run.step, *(steps.step[-1:] if steps is not None else ())])
     for entry in reversed(ends.latest):
@@ -252,7 +253,7 @@ def finite(value: float | None) -> float | None:
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return what is known of a run besides its records, as plain values."""
+    """Return the state, the pace and the stall of a run as plain values."""
     hung = run.hang
     summary = run.summary
     stall = None

@@ -30,7 +30,10 @@ def fits(source: Path) -> list[FitHistory]:
 
 
 def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
-    """Return the fit with this number: 1 is the first, 0 the last. Raise `ConfigError` without such a fit or steps."""
+    """Return the fit with this number: 1 is the first, 0 the last.
+
+    Raise `ConfigError` if there is no such fit, or if it has none of these steps.
+    """
     if not 0 <= number <= len(found):
         raise ConfigError(f"fit: got {number}, wanted 1 to {len(found)}, the number of the last fit.")
     fit = found[number - 1]

@@ -34,7 +34,7 @@ def render(run: RecordedRun, columns: int = COLUMNS) -> str:
 
 
 def state(run: RecordedRun) -> str:
-    """Say in one sentence whether a run ended, failed, goes on, hangs, or gives no sign of life."""
+    """Describe the state of a run: it ended, failed, goes on, hangs, or gives no sign of life."""
     step = f"step {run.last_step:,}"
     lasted = long_duration(finite(run.lead.seconds))
     ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
@@ -52,7 +52,7 @@ def state(run: RecordedRun) -> str:
 
 
 def _hang(run: RecordedRun) -> str:
-    """Describe a hang: since when, after which step, and where."""
+    """Describe a hang: its duration, the last step before it, and its place."""
     seconds = "" if run.hung_seconds is None else f"for {long_duration(finite(run.hung_seconds))} "
     said = None if run.hang is None else where(run.hang)
     places = [f"rank {one.rank} is in {one.stage}" for one in run.hanging]
@@ -61,7 +61,7 @@ def _hang(run: RecordedRun) -> str:
 
 
 def _silence(run: RecordedRun) -> str:
-    """Describe a run without a sign of life, and say what the files can't show."""
+    """Describe a run without a sign of life: the possible causes, and its last step or its hang."""
     signs = run.lead.signs
     if signs is None:
         why = "ended without a summary, and a later fit writes the same journal"
@@ -118,7 +118,7 @@ def notes(run: RecordedRun) -> Iterator[str]:
 
 
 def _table(run: RecordedRun, columns: int) -> str:
-    """Render the table of the summary, or say why there is none."""
+    """Render the table of the summary, or the reason why there is no table."""
     summary = run.summary
     if summary is None:
         pace = "" if run.step_seconds is None else f" The last steps took {duration(finite(run.step_seconds))} each."
@@ -133,7 +133,7 @@ def _table(run: RecordedRun, columns: int) -> str:
 
 
 def verdict(run: RecordedRun) -> str:
-    """Return what limits a run in a sentence. Empty: too little is known."""
+    """Return a sentence about the largest limit of a run. Empty: too little is known."""
     summary: Summary | None = run.summary
     try:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())

@@ -1,4 +1,4 @@
-"""Figures of a run in one flat record: who ran what where, how fast, and how busy the machine was."""
+"""Figures of a run in one record: program, model, machine, speed, and load of the machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -12,7 +12,7 @@ from perf_callbacks.report.series import STAGES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """A run. None: unknown. Rates and times are those of the rank that the figures come from."""
+    """The figures of a run. None: unknown. Rates and times are of a single rank."""
 
     run_id: str
     attempt: int = 1
@@ -67,7 +67,7 @@ class RunFigures:
 
 
 def of(run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None) -> RunFigures:
-    """Return the figures of a run. Values that no run can have are unknown."""
+    """Return the figures of a run. Values that no run can have count as unknown."""
     load = Load.of(None if summary is None else summary.cpu)
     seconds = None if summary is None else _known(summary.included_seconds)
     steps = 0 if summary is None else summary.included_steps

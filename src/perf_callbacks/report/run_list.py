@@ -78,7 +78,7 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
 
 
 def said(run: RecordedRun) -> str:
-    """Return what matters most about a run: that it failed, hangs or is silent, or else its verdict."""
+    """Return the state of a run that failed, hangs or is silent. For other runs, return the verdict."""
     state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
     return state or run_card.verdict(run)
 

@@ -20,7 +20,7 @@ MOST_HOSTS = 4
 
 
 def title(run: Run) -> str:
-    """Return program, model and host of a run. Without a program and a model, the integration stands for them.
+    """Return program, model and host of a run. If program and model are unknown, return its integration and id instead.
 
     >>> title(Run(run_id="a", attempt=1, step=0, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
     ...     versions={}, config={}, started_unix=0.0, program="/home/me/train.py", model="Llama", host="node7"))

@@ -1,4 +1,4 @@
-"""Steps of all ranks as series that are short enough to draw: buckets of steps, and the slowest steps singly."""
+"""Steps of all ranks as series that are short enough to draw: buckets of steps, and the slowest steps one by one."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -20,7 +20,7 @@ OUTLIERS = 250
 """Most slow steps that are listed."""
 
 SAMPLED = 5_000
-"""Longer runs are thinned out for a median, to fewer than twice as many steps as this."""
+"""A median of a longer run is over fewer than twice this number of steps, spread over the run."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -118,7 +118,7 @@ class StepSeries:
     """All series that the page draws over the steps."""
 
     axis: Axis
-    """The axis of the charts. If a second run shares the axis, it may begin earlier and end later than the fit."""
+    """The axis of the charts. An axis shared with a second run may begin earlier and end later than the fit."""
     ends: tuple[int, int]
     """First and last step of the fit."""
     times: Band
@@ -144,7 +144,7 @@ class StepSeries:
 
 
 def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None, axis: Axis | None = None) -> StepSeries:
-    """Put the steps of all ranks into buckets, of an axis that another run may share."""
+    """Put the steps of all ranks into the buckets of an axis. Another run may share the axis."""
     own = Axis([fit], most, within)
     axis = axis or own
     count = axis.count
@@ -210,7 +210,7 @@ def _widen(band: Band, bucket: int, least: float, most: float) -> None:
 
 
 def medians(fit: FitHistory, rank: int) -> dict[str, float]:
-    """Return the median of each column over a rank's steps, estimated from some thousand of a longer run's steps."""
+    """Return the median of each column over a rank's steps. In a long run, some thousand steps stand for all steps."""
     found: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
     stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
@@ -228,7 +228,7 @@ def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: 
 
     Args:
         fit: The fit.
-        usual: The medians of each rank.
+        usual: The median times of each rank, in a step and in each stage.
         within: The steps to search. None: all.
     """
     found: list[Outlier] = []
@@ -249,7 +249,7 @@ def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """Round a value to `digits` significant digits. None: the value is infinite, as a sum of hostile values may be."""
+    """Round a value to `digits` significant digits. None: infinite or NaN, as a sum of hostile values may be."""
     if not isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -19,7 +19,7 @@ def table(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[
     Args:
         fit: The fit.
         slow: The slow steps of all ranks.
-        usual: The medians of each rank.
+        usual: The median times of each rank, in a step and in each stage.
     """
     slowest: dict[int, Outlier] = {}
     for one in sorted(slow, key=lambda one: one.seconds, reverse=True):

@@ -9,7 +9,7 @@ _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">
 """Characters for an encoding that lacks the characters on the left."""
 
 NARROW = 60
-"""A narrower terminal leaves out what other lines show."""
+"""On a narrower terminal, `watch` leaves out some figures."""
 
 
 class Span(NamedTuple):

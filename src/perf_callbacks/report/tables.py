@@ -1,4 +1,4 @@
-"""Tables of a report: findings, counts, memory, ranks and the checklist of a fit."""
+"""Tables of a report: findings, FLOP counts, ranks, stragglers, stalls, checklist and environment of a fit."""
 
 import re
 from bisect import bisect_right
@@ -27,7 +27,7 @@ GIGA = 1e9
 MOST_ROWS = 50
 
 MOST_FACT = 4096
-"""Most characters of a fact about a run: of its command line, or its packages."""
+"""Most characters of a fact about a run, such as its command line or its packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
 
 
 def uncounted(count: Flops, summary: Summary | None) -> Table | None:
-    """Tabulate the work that FLOPs leave out, and the operations that slow a step down."""
+    """Tabulate the work that FLOPs leave out, and the copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
@@ -210,7 +210,7 @@ def stalls(fit: FitHistory) -> Table | None:
 
 
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
-    """Return the stalls of all ranks, in order. Rank 0 also records other ranks' stalls: duplicates are dropped."""
+    """Return the stalls of all ranks, in order. Rank 0 also records other ranks' stalls, so drop duplicates."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
 

@@ -13,7 +13,7 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate, 
 from perf_callbacks.report.work_rate import WorkRate
 
 RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
-"""By name of an amount, the metric of its rate."""
+"""The metric of the rate of each amount."""
 
 REASONS = {
     "counted": "FLOP count",
@@ -21,7 +21,7 @@ REASONS = {
     "first": "first step of an attempt",
     "profiled": "torch.profiler",
 }
-"""Reasons for excluding a step, in words where the journal's word is short."""
+"""Words for reasons for excluding a step, if the journal's word says too little."""
 
 MOST_REASONS = 8
 

@@ -26,7 +26,7 @@ SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
 """Events that the trace shows as slices."""
 
 COMPARED = 1000
-"""Longer runs are thinned out to align ranks, to fewer than twice as many steps as this."""
+"""To align two ranks, a trace compares fewer than twice this number of steps, spread over the run."""
 
 LATEST = 1e9
 """Latest time that is drawn, in seconds. A hostile journal may hold any number."""
@@ -47,7 +47,7 @@ class Placed:
         return self.ends[place] if place >= 0 else self.began
 
     def move(self, seconds: float) -> None:
-        """Move the attempt."""
+        """Move the attempt to a later time, or to an earlier time if `seconds` is negative."""
         self.began += seconds
         self.ends = array("d", [end + seconds for end in self.ends])
 

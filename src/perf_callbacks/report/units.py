@@ -10,7 +10,7 @@ DASH = "—"
 
 
 def rate(value: float) -> str:
-    """Format a rate with at least three figures. A journal may hold values beyond all numbers.
+    """Format a rate with at least three figures. A journal may hold infinite values.
 
     >>> rate(13760.4), rate(3.14159), rate(math.inf)
     ('13,760', '3.14', '—')

@@ -1,6 +1,7 @@
 """One frame of `perf-callbacks watch`: a recorded run as lines of styled text.
 
-Nothing here reads a clock, a file or the terminal. The most important sentence comes first: state, then what is slow.
+Nothing here reads a clock, a file or the terminal. The most important sentences come first: the state of the run, then
+its slow ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
 """Parts of paths that are not the user's own code."""
 
 LATE_SECONDS = 10.0
-"""A running job says so if no step reached the disk for this long. Steps reach the disk within five seconds."""
+"""A running job's frame says if no step reached the disk for this long. Steps reach the disk within five seconds."""
 
 LEAST_COLUMNS = 20
 
@@ -97,7 +98,7 @@ class _Block(NamedTuple):
 
     lines: Sequence[Line]
     least: int
-    """Fewest lines that are worth a place."""
+    """Lines that this block gets before any block gets more."""
     counted: str = ""
     """Name of the lines' subject, if the frame says how many lines are left out."""
 
@@ -110,7 +111,7 @@ class _Block(NamedTuple):
 
 
 def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
-    """Yield the blocks with an empty line before each. If rows are few, earlier blocks get theirs first."""
+    """Yield the blocks with an empty line before each. If rows are few, earlier blocks get their lines first."""
     most = [len(block.lines) for block in blocks]
     if rows is None:
         most = [
@@ -143,7 +144,7 @@ def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
 
 
 def _sentences(run: RecordedRun, losses: Sequence[RecentLoss], columns: int) -> Iterator[Line]:
-    """Yield who is slow now, then the verdict, then who was slow over the whole run."""
+    """Yield sentences about ranks that are slow now, then the verdict."""
     several = run.lead.run.world_size > 1
     for loss in losses[:MOST_SENTENCES] if run.state == "running" and several else ():
         yield from _wrapped(_loss(loss), columns, "warning")
@@ -183,7 +184,7 @@ def _stacks(run: RecordedRun, size: Size, free: int | None) -> Iterator[Line]:
 
 
 def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
-    """Yield the pace, and what runs where."""
+    """Yield the pace, the title and details of the run, and its directory."""
     record, lead = run.lead.run, paces[0]
     for line in wrapped(joined(_figures(run, lead)), width=columns - INDENT):
         yield cut((Span(f"  {line}"),), columns)
@@ -194,7 +195,7 @@ def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterato
 
 
 def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
-    """Yield the pace in the last steps and over the whole run, and the rates."""
+    """Yield the pace in the last steps and over the whole run, then MFU and a rate."""
     age = None if lead.written is None else finite(run.now - run.lead.run.started_unix - lead.written)
     if not lead.steps:
         yield "no step on disk yet" if lead.step <= run.lead.run.step else "the last steps are not on disk"
@@ -255,7 +256,7 @@ def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterat
         for one in paces
         for moment, event in one.events
         if (one.rank == lead or event.lane not in {"evaluation", "checkpoint"})
-        and not (event.lane == "stall" and run.hang is not None)  # the table of ranks shows it
+        and not (event.lane == "stall" and run.hang is not None)  # the table of ranks shows the stall
     ]
     latest = sorted(found, key=lambda one: one[0], reverse=True)
     shown = [*islice(latest, MOST_EVENTS)]

@@ -1,4 +1,4 @@
-"""Model FLOPs per second of a fit, its peak, and where both come from."""
+"""Model FLOPs per second of a fit, its peak, and the sources of both."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
 MOST_NAMES = 5
-"""Most names of operations without a formula that an explanation has."""
+"""Most operations without a formula that an explanation lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class WorkRate:
     peak: float | None
     """FLOPs per second of a device. None: unknown."""
     count: Flops | None
-    """Last count of a whole step, or else the last count of all. None: no step was counted."""
+    """Last count of a whole step, or else the last count of a part. None: no step was counted."""
     summary: FlopsSummary
 
     @classmethod
@@ -68,7 +68,7 @@ class WorkRate:
 
     @property
     def scale(self) -> float:
-        """Model FLOPs per second of a rank at a share, or at a TFLOPS, of 1."""
+        """Model FLOPs per second of a rank that the chart shows as 1: an MFU of 1 or, without a peak, 1 TFLOPS."""
         return (self.peak or TERA) * self.devices
 
     @property
@@ -109,7 +109,7 @@ class WorkRate:
 
     @property
     def uncounted(self) -> str:
-        """The work of this run that has no formula. Empty: there is none."""
+        """The work of this run that has no formula. Empty: no such work."""
         if self.count is None or not self.at_least:
             return ""
         names = [*self.count.uncounted]

@@ -58,7 +58,7 @@ class Patience:
 
     @property
     def step(self) -> int:
-        """Number of the last step that was seen to end."""
+        """Number of the last step whose end `tick` has seen."""
         return self._seen[0]
 
     @property
@@ -155,7 +155,7 @@ def undecided(notes: Notes, silent: Collection[int]) -> bool:
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
-    """Find the ranks that cause a stall: silent or ended ranks, or else the ranks that are behind.
+    """Find the ranks that cause a stall: ranks that are silent, ended or left the loop, or else the ranks behind.
 
     Args:
         notes: The last note of each rank. A rank that never wrote a note is missing.

@@ -20,7 +20,7 @@ GRACE_SECONDS = 4.0
 reported: these seconds for each binary digit of the rank's number."""
 
 BEATS = 4
-"""Number of notes that a rank writes within its patience. After its patience without a step, a rank is stalled."""
+"""Number of notes that a rank writes within its patience: the time without a step after which the rank is stalled."""
 
 SILENT_BEATS = 1.5
 """A rank is silent if its note stays the same for this many intervals between notes."""
@@ -95,7 +95,7 @@ class StallNotes(ChannelHandler):
             self._earlier = (now, channel.notes())
 
     def _stalled(self, channel: Channel, now: float) -> float | None:
-        """Wait for a lower rank to report the stall, then diagnose the stall here."""
+        """Diagnose the stall, unless a lower rank reports the stall in time."""
         if self.told:
             return None
         if self._since is None:
@@ -107,7 +107,7 @@ class StallNotes(ChannelHandler):
         if said != self._said:  # another rank examines the stall
             self._said, self._turn = said, now
         if not channel.reads_all or now - self._turn < GRACE_SECONDS * channel.rank.bit_length():
-            return LOOK_SECONDS  # another rank of this machine reads the notes
+            return LOOK_SECONDS  # another rank of this machine reads the notes, or a lower rank may report
         if self._earlier is None:
             self._earlier = (now, channel.notes())
         self._judge(channel, now, now - self._since)

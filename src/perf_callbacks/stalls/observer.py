@@ -238,7 +238,7 @@ class StallWatch(Observer):
         )
 
     def _over(self, how: str, lost: float) -> None:
-        """Log the duration of a reported stall."""
+        """Record the duration of a reported stall, and log its end if this rank logged the stall."""
         if self._told:
             self._stalls.append(lost)
             note, first = self._note, self._recorder.run.step  # the first step counts as a mean step in any case

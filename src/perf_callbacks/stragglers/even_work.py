@@ -10,13 +10,13 @@ from itertools import chain
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
 SLICE = 128
-"""Number of ranks per slice of the work."""
+"""Number of ranks per slice of the analysis. `rest` is called between slices."""
 
 FEW = 31
-"""Ranks in the sample for the seconds per unit of work."""
+"""Least number of ranks in the sample for the seconds per unit of work. With fewer ranks, the sample has all ranks."""
 
 EXPLAINED = 0.8
-"""Sizes explain local times if subtracting their effect reduces the median deviation to less than this part."""
+"""Sizes explain local times if subtracting the sizes' effect leaves less than this part of the median deviation."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
@@ -43,8 +43,8 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
     """Return, by rank and step, the seconds beyond an even share of the work. None: sizes explain nothing.
 
-    The size of a rank's batch is compared with the mean size over ranks in the same step: if batches were even, each
-    rank would have the mean size. An unknown size counts as the mean.
+    The even share is the mean size over ranks in the same step. The seconds of a smaller batch are negative. An unknown
+    size counts as the mean; the function returns None if a rank has no sizes at all.
     """
     if not all(WORK in one for one in signals):
         return None

@@ -26,7 +26,7 @@ MOST_MOMENTS = 4096
 """Most moments that are kept until `LocalTimes` reads them."""
 
 APART_SECONDS = LEAST_SECONDS
-"""Least time between two readings of the time without a CPU. A reading costs 6 us, and shorter losses don't count."""
+"""Least time between two readings of the time without a CPU. A reading costs 6 us; shorter losses don't count."""
 
 
 class GradientMoments:
@@ -59,9 +59,9 @@ class GradientMoments:
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
     """Return the parameter whose gradient is done last, guessed from the order in the model.
 
-    In some models, scalars such as the scale of a loss come first, but get their gradients early. So parameters with
-    two or more dimensions are preferred. None: no parameter is trained, or a lazy module has parameters without a
-    shape.
+    In some models, scalars such as the scale of a loss come first, but get their gradients early. So the function
+    prefers parameters with two or more dimensions. None: no parameter is trained, or a lazy module has parameters
+    without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):
@@ -70,7 +70,7 @@ def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
 
 
 def sharded(model: nn.Module | None) -> bool:
-    """Return True if ranks wait for each other in the forward, to gather parameters or to add up products."""
+    """Return True if ranks wait for each other in the forward, to gather parameters or to add up partial results."""
     if model is None:
         return False
     wrapped = any("FullyShardedDataParallel" in type(module).__name__ for module in model.modules())
@@ -81,7 +81,7 @@ def sharded(model: nn.Module | None) -> bool:
 
 
 def size_of(model: nn.Module | None) -> int:
-    """Return the number of a model's parameters; 0 if it differs between ranks that share a model."""
+    """Return the number of a model's parameters; 0 without a model, or if each rank has only a part of the model."""
     if model is None or sharded(model):
         return 0
     return sum([one.numel() for one in model.parameters() if not is_lazy(one)])
@@ -114,7 +114,7 @@ def _noter(
 
     def gradient_done(_parameter: object) -> None:
         nonlocal file, line, due
-        if tracing():  # compiled autograd traces hooks: this hook is then empty, also in a fullgraph
+        if tracing():  # compiled autograd traces hooks: an empty hook breaks no graph
             return
         try:
             now = clock()
@@ -130,7 +130,7 @@ def _noter(
 
 
 def _schedstat() -> int | None:
-    """Open the file in which Linux counts the nanoseconds that this thread was ready to run and had no CPU."""
+    """Open the file in which Linux counts the nanoseconds in which this thread was ready to run and had no CPU."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, AttributeError) as error:  # another system, or a sandbox without this file

@@ -2,9 +2,9 @@
 
 Ranks meet in two places: in the waits that the tape shows, and at the end of a backward whose gradients
 `DistributedDataParallel` reduces. In such a backward, a rank waits from its last gradient on. A cycle lasts from one
-meeting to the next. The local time of a cycle is its duration minus all waits. A step ends at most one cycle: at its
-last reduced backward, because the time without a CPU is read there, or else at its last wait. If ranks meet in every
-eighth step only, a cycle lasts eight steps.
+meeting to the next. The local time of a cycle is its duration minus all waits. At most one cycle ends in a step: at the
+end of the last reduced backward, where the rank reads its time without a CPU. Without a reduced backward, the cycle
+ends at the last wait of the step. If ranks meet only in every eighth step, a cycle lasts eight steps.
 """
 
 import math
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     """A wait: the positions of its begin and its end, and True if the wait is within a backward. The end of a backward:
     -1, its position, and True."""
     data: tuple[tuple[int, int], ...]
-    """Waits for data: where each begins and ends."""
+    """Positions at which each wait for data begins and ends."""
     asides: tuple[int, ...]
     """Positions at which evaluations and the like begin."""
 
@@ -93,10 +93,10 @@ class LocalTimes(Observer):
         self._unread: list[int] = []  # steps since the line was read
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read marks and times, in pairs. `numbers`: the steps that end in these marks."""
+        """Read marks and their times, which alternate in `pairs`. `numbers`: the steps that end in these marks."""
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
         length = len(self._last_marks)
-        alike = length > 0 and marks == self._last_marks * len(numbers)  # as a rule: a comparison in C
+        alike = length > 0 and marks == self._last_marks * len(numbers)  # usually true, and compared in C
         if not alike and Pause in {*map(type, marks)}:
             self._pauses.extend([mark for mark in marks if type(mark) is Pause and mark.here])
             kept = [type(mark) is not Pause for mark in marks]
@@ -144,7 +144,7 @@ class LocalTimes(Observer):
             self._collected_seconds = self._fetched_seconds = 0.0
             self._met = math.nan if any([one > place for one in shape.asides]) else until
             self._delay = delay
-        if not line:  # there is no such file
+        if not line:  # no gradient was done in this step, or no file shows the time without a CPU
             self._unread.clear()
         elif line is self._line:
             self._unread.append(number)
@@ -154,7 +154,7 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Share the time without a CPU among these steps, by their lengths. The last step holds the time of all."""
+        """Share the time without a CPU among these steps, by their lengths. The last step holds the whole time."""
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
         lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
@@ -177,10 +177,10 @@ class LocalTimes(Observer):
 
         Returns:
             The end and the seconds of each wait; the seconds of waits within backwards; the last line of `schedstat`;
-            and two positions, or -1: the end of the last reduced backward, and the end of the last wait.
+            and the positions at which the last reduced backward and the last wait end, -1 without such an end.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
-        inner: list[tuple[float, float]] = []  # of the current backward: begin and seconds
+        inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
         for begin, place, inside in shape.meetings:
             now = times[place]
             if begin >= 0:

@@ -33,7 +33,8 @@ from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 from perf_callbacks.stragglers.work_kinds import KIND, kind
 
 LAST_SECONDS = 0.5
-"""Seconds that the end of a fit may wait on rank 0 for the other ranks' part of the last window."""
+"""Most seconds that the end of a fit waits: on rank 0 for the other ranks' part of the last window, in a single process
+for a comparison that is running."""
 
 SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
 """Length of a slice of the analysis, and of the sleep afterwards, which yields the GIL to the training thread."""
@@ -50,7 +51,7 @@ MOST_TOLD = 8
 def begin(recorder: Recorder, training: Training) -> Observer | None:
     """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks.
 
-    A slow step of a single process needs stages: without them its cause is unknown.
+    In a single process, the search needs timed stages: without stages, the cause of a slow step is unknown.
     """
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
@@ -80,7 +81,7 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds of this rank's backwards spent in waits for other ranks or in reducing gradients, and in all."""
+        """Seconds in which this rank's backwards waited or reduced gradients, and all seconds of these backwards."""
         self.timed_steps = self.untimed_steps = 0
         """Number of this rank's included steps with a local time, and without."""
 

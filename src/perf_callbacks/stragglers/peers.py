@@ -18,10 +18,11 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes: garbage collection, waiting for data, waiting for a CPU, computing on the device, and anything else."""
 
 SEEN = 8
-"""Number of slowest ranks that are examined in each step. A step never becomes shorter than the next rank's time."""
+"""Number of slowest ranks that are examined in each step. No gain makes a step shorter than the next rank's time."""
 
 SAMPLE = 63
-"""Ranks in the sample for a median over all ranks. At 4,096 ranks, sampling moves the median by 2 % of the spread."""
+"""Least number of ranks in the sample for a median over all ranks. With fewer ranks, the sample has all ranks. At 4,096
+ranks, sampling moves the median by 2 % of the spread."""
 
 LEAST_PART = 0.1
 """Least part of a slow rank's excess that a cause must explain to be named. Less may be chance."""
@@ -63,7 +64,7 @@ class Peers:
         return range(0, len(self.ranks), self._stride)
 
     def compare(self) -> Iterable[Compared | None]:
-        """Compare the ranks step by step; None: too few ranks have a known time. Each step is a slice of the work."""
+        """Yield a comparison of the ranks for each step; None: too few ranks have a known time."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self._stride
@@ -99,7 +100,7 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on the median rank: large if all ranks collect, or wait for the same disk."""
+        """Return the excess of a cause on the median rank: large if all ranks wait for the same disk, say."""
         columns = [self._column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 

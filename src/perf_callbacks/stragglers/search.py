@@ -2,8 +2,8 @@
 
 All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
 ranks again. These durations can be compared between ranks, although clocks can't. The search answers three questions:
-which cause made a step longer, which ranks are slow for long (`slow_sets.py`), and how many seconds do uneven work and
-chance cost (`uneven.py`)?
+which cause made a step longer, which ranks are slow for long (`slow_sets.py`), and how many seconds uneven work and
+chance cost (`uneven.py`).
 """
 
 import math
@@ -45,7 +45,7 @@ MEMORY = 200
 """Number of latest steps whose losses define the usual loss."""
 
 SHORTAGE = 2.0
-"""For the other causes, the limit grows by this multiple of the usual wait for a CPU. If CPUs are short, times vary."""
+"""For the other causes, the limit grows by this multiple of the usual wait for a CPU: if CPUs are busy, times vary."""
 
 SORTS = frozenset({STEAL, DEVICE})
 """Signals that show how a local time was measured: by the thread's waits (`STEAL`), by all stages on a device except
@@ -78,7 +78,7 @@ class Stragglers:
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
         """Parts of `uneven_seconds` that no rank is to blame for."""
         self.other_work = 0
-        """Ranks of the newest window that were compared with no other rank, because none does the same work."""
+        """Number of ranks that the newest window left out, because no other rank does the same work."""
         self._several = False
 
     def window(
@@ -146,7 +146,7 @@ class Stragglers:
         Args:
             kind: Kind of work, and sort of local times.
             team: Groups of ranks. The ranks of a group do the same work.
-            durations: Seconds of all steps of the window, by number. Unknown steps are left out.
+            durations: Seconds of all steps of the window, by number; NaN if unknown.
             roles: Coordinates of the ranks.
             rest: Called between slices of the work.
         """
@@ -282,8 +282,8 @@ def _groups(
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
     """Return groups of ranks that do the same work and have local times of one sort, and the number of other ranks.
 
-    A rank is left out if other ranks compute the same layers, but none of them does work of the same kind and has local
-    times of the same sort.
+    A rank is left out if its kind of work is unknown, or if other ranks compute the same layers, but all of these ranks
+    differ in kind or sort.
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0
@@ -302,7 +302,7 @@ def _groups(
 
 
 def _each(steps: Iterable[Compared | None], rest: Callable[[], object]) -> Iterator[Compared | None]:
-    """Yield the steps, with a rest after each."""
+    """Yield the steps, with a rest before each."""
     for step in steps:
         rest()
         yield step

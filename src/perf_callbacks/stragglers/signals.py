@@ -13,7 +13,7 @@ from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP
 
 
 def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals:
-    """Return the signals of ranks whose waits are timed; no signals if no step has a local time."""
+    """Return the signals of a rank whose waits are timed; no signals if no step has a local time."""
     unknown = LocalTime(*[math.nan] * 5)
     local, collected, data, steal, _ = zip(*[time or unknown for time in times], strict=True)
     if all(map(math.isnan, local)):
@@ -22,10 +22,10 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 
 
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
-    """Return the signals of ranks that compute on a device, from the times of its stages.
+    """Return the signals of a rank that computes on a device, from the times of its stages.
 
-    On a device, the host doesn't wait for other ranks. Time outside of the model is local. Forward and optimizer are
-    local too, unless parameters are `sharded`: then ranks wait for each other in the forward.
+    Waits within the backward are unknown, so the backward is left out. Time outside of the model is local. Forward and
+    optimizer are local too, unless parameters are `sharded`: then ranks wait for each other in the forward.
     """
     data, forward, optimizer, other = [
         _stage(steps, stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER)

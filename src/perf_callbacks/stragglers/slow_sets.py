@@ -25,13 +25,13 @@ DEVIATION, MEDIAN = 1.4826, 1.2533
 """Ratio of a standard deviation to a median deviation, and of a median's standard error to a mean's."""
 
 BLOCKS = 5
-"""Parts of a window that are compared to find a level's error. Times that drift stay long or short for some steps."""
+"""Parts of a window that are compared to find a level's error. If times drift, single steps understate the error."""
 
 KEPT_SHARE = 0.02
 """A reported rank counts as slow until its level exceeds the healthy pace by less than this part of a step."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
-"""A slow rank is reported after this many windows in a row, with this many steps."""
+"""A slow rank is reported after this many windows in a row, with this many steps in all."""
 
 MOST = 0.9
 """The named set saves at least this part of the seconds that all candidates together would save."""
@@ -41,8 +41,8 @@ LEAST_WIN = 0.01
 waits for would save nothing."""
 
 MICRO_BATCHES = 32
-"""Assumed number of micro-batches in a step of a pipeline, since ranks don't know the number. At both ends of a step
-together, the slowest stage is idle for a 32nd of the time of each earlier stage."""
+"""Assumed number of micro-batches in a step of a pipeline, since ranks don't know the number. At the begin and the end
+of a step together, each stage is idle for a 32nd of the time of each earlier stage."""
 
 SLICE = 64
 """Number of ranks per slice of the work."""
@@ -62,7 +62,7 @@ class SlowRank:
     step: int
     """Last step of the newest window."""
     steps: int
-    """Number of steps in these windows."""
+    """Number of steps in the windows in which the slowest rank was slow."""
     share: float
     """Part of a step that the slowest rank takes longer than a healthy rank, in the newest window."""
     causes: Mapping[str, float]
@@ -75,7 +75,7 @@ class ComparedStage:
 
     peers: Peers
     times: list[Sequence[float]]
-    """Local times by place in `peers`, without the losses of single steps, and without unknown steps."""
+    """Local times by place in `peers`, without the losses of single steps. An unknown time is the rank's median."""
     even: list[Sequence[float]]
     """These local times as they would be with batches of equal sizes."""
     pace: float = 0.0
@@ -94,7 +94,8 @@ class ComparedStage:
         for place, column in enumerate(self.even):
             if place % SLICE == 0:
                 rest()
-            if sum(column) <= (self.pace + least / 2) * len(column):  # no median exceeds the pace by so much then
+            # A fast test: a mean this low has no median above the limit, unless many steps are faster than the pace.
+            if sum(column) <= (self.pace + least / 2) * len(column):
                 continue
             level = lower_median(column)
             if level - self.pace > max(least, ERRORS * _error(column, level)):
@@ -120,7 +121,7 @@ class ComparedWindow:
     numbers: Sequence[int]
     """Numbers of the steps in which the ranks were compared."""
     seconds: float
-    """Duration of a step."""
+    """Median duration of a step."""
     stages: Sequence[ComparedStage]
     rest: Callable[[], object]
     excess: dict[int, float] = field(default_factory=dict)
@@ -147,7 +148,7 @@ class ComparedWindow:
         return lower_median(stage.even[place]) - stage.pace
 
     def longest(self, without: Collection[int] = ()) -> list[float]:
-        """Return the time of each step on the slowest rank, not counting some ranks."""
+        """Return the time of each step on the slowest rank, not counting the ranks in `without`."""
         found = [0.0] * len(self.numbers)
         for stage in self.stages:
             left_out = {self._where[rank][1] for rank in without if self._where[rank][0] is stage}
@@ -164,7 +165,9 @@ class ComparedWindow:
         return [seconds + stage.before for seconds in stage.times[place]]
 
     def smallest_set(self, excess: Mapping[int, float]) -> list[int]:
-        """Return the smallest set of slow ranks whose return to the healthy pace saves most. Empty: none saves enough.
+        """Return the smallest set of slow ranks whose return to the healthy pace saves most of the seconds.
+
+        The set is empty if all slow ranks together save too little.
 
         Args:
             excess: The slow ranks to choose from, and their seconds per step beyond the healthy pace.
@@ -174,7 +177,7 @@ class ComparedWindow:
         for rank in reversed(order):
             self.rest()
             slow.append([*map(max, slow[-1], self.times(rank))])
-        slow.reverse()  # by the number of healthy ranks
+        slow.reverse()  # slow[count]: step times without the `count` slowest ranks
         healthy = [0.0] * len(self.numbers)
         wins = [0.0]
         for count, rank in enumerate(order, 1):
@@ -249,7 +252,7 @@ class SlowSets:
     def keep(self, window: ComparedWindow) -> None:
         """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same.
 
-        A rank that was as slow as before, and then recovered, is not added.
+        A rank that was as slow as before at the begin of the window, and then recovered, is not added.
         """
         for rank in sorted(self._told.keys() & window.ranks - window.excess.keys()):
             more, before = window.level(rank), self._told[rank]

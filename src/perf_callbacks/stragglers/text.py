@@ -114,7 +114,7 @@ def verdict_remedy(findings: Sequence[Finding]) -> str:
 
 
 def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
-    """Yield lines about the cost of stragglers, the worst first; no lines if no step was compared.
+    """Yield lines about the cost of stragglers, the worst first. If no step was compared, yield the reason if known.
 
     Args:
         found: The comparison of ranks.

@@ -14,16 +14,16 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Stages are uneven if the longest stage exceeds the mean by more than this part. Moving layers can't do better."""
+"""Stages are uneven if the longest stage exceeds the mean by more than this part. Moving layers can't remove less."""
 
 LEAST_BATCHES = 0.01
 """Uneven batches count if they cost more than this part of a window. Less may be chance."""
 
 LEAST_PART = 0.1
-"""Least part of a mean batch that counts as a batch's size."""
+"""A batch counts as at least this part of a mean batch."""
 
 TOGETHER = 0.7
-"""Batches are uneven if the first and last stages of replicas deviate from the mean with this correlation."""
+"""Batches are uneven if deviations of replicas in the first and the last stage have at least this correlation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def uneven(
     if even is not times:
         same, even_means = _longest(even, before, rest)
         if sum(actual) - sum(same) > LEAST_BATCHES * durations:
-            if pipeline:  # all bubbles of a pipeline with uneven batches shrink as the local times do
+            if pipeline:  # bubbles shrink in proportion to local times: `more` adds them below
                 before = [0.0] * len(before)
                 actual, _ = _longest(times, before, rest)
                 same, _ = _longest(even, before, rest)

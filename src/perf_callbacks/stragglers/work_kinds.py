@@ -1,8 +1,8 @@
 """Kinds of work: the parts of a step that a rank does, and the size of its model.
 
-In some jobs ranks do different work on purpose: they train an actor and a critic, a parameter server only updates, a
-pipeline was written by hand. Such ranks can't be compared. A rank's kind of work is a coordinate of the rank, like its
-place on a device mesh, and only ranks of one kind are compared.
+In some jobs, ranks do different work on purpose: some ranks train an actor and other ranks a critic, a parameter server
+only updates, or a pipeline was written by hand. Such ranks can't be compared. A rank's kind of work is a coordinate of
+the rank, like its place on a device mesh, and only ranks of one kind are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ TRANSFERS = 1 << len(PARTS)
 """Bit of a kind: the rank exchanges tensors with single ranks."""
 
 MOST_PARAMETERS = 1 << 48
-"""A coordinate is a number of 64 bits."""
+"""A kind holds the number of parameters modulo this number, since a coordinate has 64 bits."""
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Names of the coordinates that decide which layers a rank computes. Only ranks with the same layers are compared."""
@@ -54,10 +54,10 @@ def replica(role: Mapping[str, int]) -> Role:
 
 
 def kind_of(role: Mapping[str, int]) -> int | None:
-    """Return the kind of work by which ranks with these coordinates are compared; None: with no other rank.
+    """Return the kind of work by which a rank is compared; None: the rank is compared with no other rank.
 
-    The first and the last stage of a pipeline differ in kind, but a device mesh tells that both belong to one pipeline.
-    Ranks that exchange tensors with single ranks may be stages of a pipeline that no mesh tells of.
+    The first and the last stage of a pipeline differ in kind, but a device mesh shows that both belong to one pipeline.
+    Ranks that exchange tensors with single ranks may be stages of a pipeline that no mesh shows.
     """
     if layers(role):
         return 0

@@ -8,7 +8,7 @@ from typing import Any
 from perf_callbacks.kernel.settings.config import ConfigError
 
 LARGEST = 10**18
-"""Largest dimension, and largest number of a run. Results of such numbers fit into a float."""
+"""Largest dimension, and largest number in an option of a command. Results of such numbers fit into a float."""
 
 
 class MissingError(LookupError):
@@ -29,7 +29,7 @@ class Architecture:
     heads: int | None = None
     """None: attention is as wide as the model, with as many heads of keys and values as of queries."""
     head_dim: int | None = None
-    """Width of a head. None: hidden over heads."""
+    """Width of a head. None: `hidden` divided by `heads`."""
     kv_heads: int | None = None
     """Heads of keys and values. None: equal to `heads`."""
     ffn: int | None = None
@@ -37,7 +37,7 @@ class Architecture:
     gated: bool = False
     """True: the MLP has three matrices (SwiGLU and similar). False: two."""
     experts: int = 0
-    """Number of experts that the MLP is split into; 0: none."""
+    """Number of experts that replace the MLP of a layer; 0: a single MLP."""
     active_experts: int = 0
     """Number of experts that process a token."""
     vocab: int | None = None
@@ -141,7 +141,7 @@ def known(value: int | None, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Construction of a Hugging Face `model_type`, for facts that config.json may lack."""
+    """Facts about a Hugging Face `model_type` that config.json may lack."""
 
     gated: bool = True
     tied: bool = False

@@ -52,10 +52,10 @@ class Convention:
     name: str
     forward: Callable[[Architecture, ConventionWork], Forward]
     remark: str
-    """Reason why the matrices differ from the convention `matmul`."""
+    """Reason why the FLOPs of the matrices differ from those of the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Number of extra forwards of the layers' matrices, and of their attention, by what is recomputed. The convention
-    doesn't define missing keys."""
+    """Number of extra forwards of the layers' matrices, and of their attention, by `ConventionWork.recompute`. The
+    convention doesn't define missing keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Result:
 
 
 def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, Result]:
-    """Compute a step by each convention, by the convention's name."""
+    """Compute the figures of a step by each convention. The keys are the conventions' names."""
     return {convention.name: _result(step_flops(convention, architecture, work), job) for convention in CONVENTIONS}
 
 
@@ -196,7 +196,7 @@ def _result(flops: ModelStepFlops, job: Job) -> Result:
 
 
 def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> float | None:
-    """Compute the share of the peak that each device reached; None if an input is unknown."""
+    """Compute the share of the peak that each device reached (TFLOPS, if the peak is `TERA`); None: unknown input."""
     if flops is None or job.step_seconds is None:
         return None
     return mfu(flops / job.gpus, job.step_seconds, peak_flops_per_second)

@@ -15,7 +15,7 @@ Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requ
 """
 
 EFFICIENT = 64
-"""Sizes to round up to: most efficient on an A100 and later (128 bytes; same source)."""
+"""Better sizes are multiples of this: most efficient on an A100 and later (128 bytes; same source)."""
 
 TILE = (128, 256)
 """Rows and columns of the result that one multiprocessor computes at once, at best (same source)."""
@@ -24,7 +24,7 @@ TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
-"""Share of the multiprocessors. If none of these tiles keeps this share busy, the product is reported."""
+"""Share of the multiprocessors. If no tile of `TILES` keeps this share busy, the product is reported."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
@@ -111,7 +111,7 @@ def uneven(
     Args:
         products: Operation, shapes, number format and FLOPs, as in a `flops` record.
         multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. If a product has such a number of rows, another batch size doesn't change it.
+        fixed: Sizes of weights. If a product has such a number of rows, another batch size doesn't change the rows.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])

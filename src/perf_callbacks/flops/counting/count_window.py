@@ -1,4 +1,4 @@
-"""Counts a stretch of training, without a `with` block: the counter is entered and left during the run."""
+"""Window of a count: puts a counter on the thread's stack of modes, and removes the counter, without a `with` block."""
 
 import math
 from contextlib import ExitStack
@@ -16,11 +16,12 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 class CountWindow:
     """Counts from `open` to `close` on the thread that opened it.
 
-    Between `open` and `close`, the thread can leave the counter and enter it again.
+    In between, `step_aside` takes the counter off the thread's stack of modes until the thread calls a module.
 
-    Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode, compiled code would lose
-    its compilation for good. `open` and `close` record each change before making the change, and can be repeated. So
-    an interrupt does no harm at any point: the next call, the finalizer of the window, or a tick restores everything.
+    Compiled code runs eagerly during the count, and compiled again afterwards. Under a dispatch mode, compiled code
+    would lose its compilation for good. `open` and `close` record each change before making the change, and can be
+    repeated. So an interrupt does no harm at any point: the next call, the finalizer of the window, or a tick restores
+    everything.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
@@ -57,7 +58,7 @@ class CountWindow:
             raise
 
     def step_aside(self) -> None:
-        """Leave this thread's modes until the next call of a module, if there is any."""
+        """Take the counter off this thread's stack of modes until the next call of a module."""
         if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
             self.counter.step_aside()
 

@@ -45,7 +45,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     Args:
         filtered: Selects the operations that are counted. None: all of them.
-        follow: Called with each counted operation, its result, and the number of the current backward, or 0.
+        follow: Called with each operation of training work, its result, and the number of the current backward, or 0.
         model: The model whose modules get their shares of the FLOPs. None: no shares.
 
     >>> with FlopCounter() as counter:
@@ -69,7 +69,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
-        """True: the counter can't be removed from the stack of modes, and has stopped counting."""
+        """True: the counter has stopped counting, but may still be on the stack of modes."""
         self.lost = False
         """True: a part of the step was missed, so all counts were dropped."""
         self.pushed = False
@@ -191,7 +191,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.operations += 1
         if self.inert or not self._is_training_work():
             return self._pass_on(func, types, args, kwargs)
-        if types and is_wrapped(types):  # `NotImplemented` splits it into operations that come back here
+        if types and is_wrapped(types):  # `NotImplemented` splits the operation into parts that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if (
@@ -199,7 +199,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             and isinstance(func, OpOverload)
             and self.observed.sort(func).formula is None
         ):
-            _push_on_torch_dispatch_stack(self)  # in inference mode, no other code has split it before
+            _push_on_torch_dispatch_stack(self)  # in inference mode, no other code has split the operation
             try:
                 out = func.decompose(*args, **kwargs)
             finally:
@@ -215,7 +215,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         try:
             out = func(*args, **kwargs)
         except BaseException:
-            self._broken |= not (self._forwards or backward)  # `_see` and `_end` notice if they go on
+            self._broken |= not (self._forwards or backward)  # `_see` and `_end` see if these complete after all
             raise
         try:
             self._count(func, args, kwargs, out)
@@ -225,7 +225,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that is not training work, unless a backward goes through its node later."""
+        """Run an operation that is training work only if a backward goes through its node later."""
         if func is _READS_VALUE and not self.inert:
             self._note_value()
         out = func(*args, **kwargs)
@@ -322,7 +322,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._begun = {begun for begun in self._begun if begun < backward}
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count an operation. The sum becomes a lower bound only if its FLOPs are unknown."""
+        """Count an operation. If its FLOPs are unknown, the sum becomes a lower bound."""
         operands: list[torch.Tensor] = []
         factor = flops = again = 0
         try:

@@ -30,7 +30,7 @@ _MOVES = {
     "aten::embedding",
     "aten::_embedding_bag",
 }
-"""Operations that combine a weight with activations or pick rows of it, and multiply nothing."""
+"""Operations that combine a weight with activations or pick rows of a weight, and multiply nothing."""
 
 
 class Weights:
@@ -41,7 +41,7 @@ class Weights:
         self._of: dict[int, list[_Weight]] = {}
         self._held: list[StorageWeakRef] = []
         self._sharded = False
-        self._strangers: set[tuple[int, int, int]] = set()  # multiplied, and may be gathered weights
+        self._strangers: set[tuple[int, int, int]] = set()  # multiplied tensors that may be gathered weights
 
     def see(self, module: nn.Module) -> None:
         """Record the weights of a running module and its children: `nn.MultiheadAttention` uses a child's weights."""
@@ -163,5 +163,5 @@ class _Weight:
 
     @property
     def counts(self) -> bool:
-        """Return True if the weight should be multiplied as a matrix."""
+        """Return True if the coverage includes the weight: it was multiplied, or should have been."""
         return self.multiplied or not (self._optional or self.mixed)

@@ -129,12 +129,12 @@ def _trilinear(*args: Any, **_: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Count a convolution: one filter per element of a channel's output, with any number of groups."""
+    """Count a convolution: a product with all filters at each place of the output, with any number of groups."""
     return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
 
 
 def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Count a transposed convolution: one filter per element of a channel's input."""
+    """Count a transposed convolution: a product with all filters at each place of the input."""
     return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
 
 

@@ -1,9 +1,9 @@
 """Attribute the FLOPs and activations of a step to the modules of the model.
 
 In the forward, and in recomputation, the Python frames that called an operation show the module: the innermost module
-of the model that is being called. Frames are right in hooks, in other threads and after exceptions, where a stack kept
-by hooks of modules is not. In the backward, the running node of autograd's graph shows the operation of the forward.
-So a gradient belongs to the module whose forward ran the operation, however often the module was called.
+of the model that is being called. Frames are right in hooks, in other threads and after exceptions. A stack kept by
+hooks of modules is wrong there. In the backward, the running node of autograd's graph shows the operation of the
+forward. So a gradient belongs to the module whose forward ran the operation, however often the module was called.
 """
 
 import sys
@@ -46,7 +46,7 @@ class ModuleShares:
 
     Activations are the storages that the forward made and that are alive when a backward begins; of several backwards,
     the largest sum. A tensor belongs to the module whose forward made it, once, and not to each module that returns it.
-    What activation checkpointing drops doesn't count.
+    Tensors that activation checkpointing drops don't count.
 
     An error ends the attribution, and changes nothing else.
     """
@@ -182,8 +182,8 @@ class ModuleShares:
     def _path_of_node(self, thread: int) -> str | None:
         """Return the path of the running node, which this thread or the main thread made.
 
-        Autograd runs the backward of a device in a thread of its own. Each thread has its own sequence of numbers. In
-        the device's thread, the call of a backward shows that the thread may run nodes that it made in recomputation.
+        Autograd runs the backward of a device in a thread of its own. Each thread has its own sequence of numbers. If
+        the device's thread calls a backward itself, the node may be one that this thread made in recomputation.
         """
         running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
         if running is None:
@@ -193,7 +193,7 @@ class ModuleShares:
         return self._nodes.get((self._main, number)) if found is None else found
 
     def _node(self, path: str) -> str:
-        """Store the path of the newest node of this thread. A node keeps its first path, and `path` is returned.
+        """Store `path` for the newest node of this thread, unless the node has a path already. Return `path`.
 
         The node of an operation is there before the operation runs. An operation without a node finds an older node.
         """

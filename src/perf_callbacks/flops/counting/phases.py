@@ -26,7 +26,7 @@ _PLACES: dict[str, tuple[str, _Place]] = {
     "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
-"""Functions of torch, each with its file, and with the phase of the operations that it calls."""
+"""Functions of torch, each with its file, and with the place in which its operations run."""
 
 _known: dict[CodeType, _Place | None] = {}
 
@@ -113,14 +113,14 @@ def _code(closure: Any) -> CodeType | None:
 def _makes_graph(frame: FrameType) -> bool:
     """Return True if a backward will itself be differentiated.
 
-    Only then are gradients enabled in the backward. But a function's own backward may also enable them, to recompute a
-    part of the forward.
+    Only then does autograd enable gradients in the backward. A function's own backward may enable gradients too, to
+    recompute a part of the forward.
     """
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])
 
 
-_CREATE_GRAPH = 2  # after the incoming gradients, and whether to keep the graph
+_CREATE_GRAPH = 2  # place among the arguments, after the incoming gradients and `retain_graph`
 
 
 def _look(code: CodeType) -> _Place | None:

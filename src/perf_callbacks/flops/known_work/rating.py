@@ -1,4 +1,4 @@
-"""The peak that the work of steps is compared with, and the coverage of its count."""
+"""Rating of the work of steps: MFU and related metrics, from the last count and the peaks of the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,8 @@ class Rating:
     count: Flops
     peaks: Peaks | None
     unmasked_share: float | None
-    """Share of the executed FLOPs that is not masked attention. None: unknown, or different in some counts."""
+    """Share of the executed FLOPs that is not masked attention. None: no masked attention was counted, or counts
+    differ."""
     devices: int = 1
     """Number of devices that do the work."""
 
@@ -76,7 +77,7 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """Return the reason to drop the peak: this work exceeds it. None: the peak stands, or is unknown."""
+        """Return the reason to drop the peak if the work was faster. None: the peak stands, or is unknown."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds * self.devices:
             return None

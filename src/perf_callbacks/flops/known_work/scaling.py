@@ -1,7 +1,7 @@
 """Laws by which work grows with the size of a batch: fitted to counts, then evaluated for other sizes.
 
 A law is a sum of terms. Each term is a factor times powers of rows and lengths. A law is used only if all counts fit
-exactly, if there are more counts than factors, and if no other term could explain the same counts.
+exactly, if there are more counts than factors, and if no other term fits the counts but grows differently.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class BatchSize(NamedTuple):
 
 
 Term = tuple[int, int, int]
-"""Powers of the sizes."""
+"""Powers of rows, length and second length."""
 
 Law = tuple[Term, ...]
 
@@ -43,9 +43,9 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""Laws, the simplest first. The first has products with weights, and attention. The next law adds a head that sees
-rows, or all tokens of a row except one (then the factor is negative). The others add angles of positions that are
-computed once for all rows, or a decoder beside an encoder."""
+"""Laws of each kind, the simplest first. The first law has products with weights, or attention. The second law of
+"matmul" adds a head that sees rows, or all tokens of a row except one (then the factor is negative). Further laws add
+angles of positions that are computed once for all rows, or a decoder beside an encoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
 """Laws for batches that differ only in their number of rows."""
@@ -131,7 +131,7 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if a law can be solved without the counts of one size along this axis, which then confirm the law."""
+    """Return True if the counts of one size along this axis confirm a law, because the other counts can solve it."""
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
         if _solved(rest, law) is not None:

@@ -15,7 +15,7 @@ MOST_COUNTS = 32
 MOST_FAMILIES = 64
 
 MOST_REFUTATIONS = 3
-"""Number of counts that contradict scaling after which a family is no longer scaled."""
+"""After this number of counts that contradict scaling, a family is no longer scaled."""
 
 SAME = 0.01
 """Counts of equal batches are taken as equal up to this relative difference."""
@@ -26,7 +26,7 @@ _SECOND = ("labels", "decoder_input_ids")
 """Names of tensors that have the length of a decoder's input."""
 
 _PACKED = "cu_seq"
-"""Names of tensors with the starts of packed sequences. The number of starts makes no difference to products."""
+"""Prefix of tensors that hold the starts of packed sequences. The number of starts doesn't change the products."""
 
 _Tensor = tuple[str, tuple[int, ...]]
 

@@ -34,7 +34,7 @@ dropped."""
 _MOST_KNOWN = 256
 
 LOOK_EVERY = 10
-"""The trained parameters are checked after this many steps."""
+"""Steps between two checks of the trained parameters."""
 
 CLOSE_STEPS = 100
 """After a change, the trained parameters are checked after each step, for this number of steps. If parameters are
@@ -72,7 +72,7 @@ class ShapedWork(WorkModel):
         reader = reader or BatchReader()
         self._find_trained, self._on_change = trained, on_change
         self.rating: Rating | None = None
-        """Peak and coverage that work is compared with. None: nothing was counted yet."""
+        """Peaks of the device, and the last count. None: nothing was counted yet."""
         self.peak_exceeded: Peaks | None = None
         """Peak that steps exceeded. Once this is logged, the value is None again."""
         self.unknowns = Unknowns(reader)

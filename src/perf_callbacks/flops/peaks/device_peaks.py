@@ -19,14 +19,14 @@ class PeakRow:
     """Dense peak by torch's dtype name. A missing dtype is not published, or not supported."""
     source: str
     processors: int | None
-    """Multiprocessors of the whole device, as torch counts: vector engines of an Intel GPU. A partition has fewer under
-    the same name. None if torch doesn't count them."""
+    """Multiprocessors of the whole device, as torch counts (for an Intel GPU, vector engines). A partition has fewer,
+    under the same name. None if torch doesn't count them."""
     fma: int | None
     """Multiply-adds of one multiprocessor in one clock, in bfloat16 or else float16."""
     called: str
-    """Example of a name that the driver reports, with another word if the name stands for two devices."""
+    """Example of a name that the driver reports. If one name stands for several devices, a word is added."""
     architecture: str | None = None
-    """ROCm's name of the architecture. Architecture and multiprocessors tell Instincts without a name apart."""
+    """ROCm's name of the architecture. Architecture and multiprocessors identify an Instinct without a name."""
 
 
 def _row(  # noqa: PLR0917 the columns of a table

@@ -1,4 +1,4 @@
-"""Measure the best rate at which a device multiplies matrices, if the vendor publishes no peak.
+"""Measure the best rate at which a device multiplies matrices: by default, if the vendor publishes no peak.
 
 Square matrices of several sizes are multiplied for a second in all, with the threads of the process. The best round
 counts, because other work on the machine can only slow a round down. No state changes: the measurement uses the threads
@@ -95,7 +95,7 @@ def measure(
 def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
     """Find the best rate. Each size gets an equal part of the time.
 
-    A size with too long a round ends the search, and so does a size for which the memory is too small.
+    The search ends before a size whose round would take too long, or at a size that doesn't fit into memory.
     """
     part = seconds / len(rounds.sizes)
     found: list[MeasuredPeak] = []

@@ -97,9 +97,9 @@ def _name(device: str) -> str:
 
 
 def near(device: str) -> list[str]:
-    """Find at most three known devices with a similar name. A partition of a device has none.
+    """Find at most three known devices with a similar name; none for a partition of a device.
 
-    The model's number has to be the same: a P100 isn't meant by a name that is like an H100's.
+    The model's number has to be the same: the name of an H100 never suggests a P100.
 
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']

@@ -1,7 +1,8 @@
 """Find the peak to compare a run with: given, looked up, or measured.
 
-The ranks of a machine share its CPU. So only the first rank measures the peak, once a day, and all ranks read the same
-file. No rank waits for another rank: until the file exists, the other ranks have no peak.
+The ranks of a machine share its CPU. So only the first rank measures the peak of a CPU, once a day, and all ranks read
+the same file. No rank waits for another rank: until the file exists, the other ranks have no peak of the CPU. Any rank
+measures the peak of another device, unless the file has the peak.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ FRESH_SECONDS = 86400.0
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
-    """Return the dense peaks of a device; None if unknown and not to be measured."""
+    """Return the dense peaks of a device; None if unknown and not measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
     here = devices.of(device)

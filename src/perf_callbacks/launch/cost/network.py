@@ -22,7 +22,7 @@ class Classifier(nn.Module):
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Equal rows of eight tokens."""
+    """Rows of eight equal tokens, with labels from 0 to 15."""
 
     def __len__(self) -> int:
         return 10_000_000

@@ -17,7 +17,7 @@ from perf_callbacks.report.units import duration
 INTEGRATIONS = ("loop", "transformers", "lightning", "accelerate")
 
 LONGEST_SECONDS = 300.0
-"""Most seconds of a process. Its turns take about a tenth."""
+"""Time limit of a process in seconds, to which ten times the seconds of its turns are added."""
 
 _DROPPED = ("PERF_CALLBACKS", "PERF_CALLBACKS_OUTPUT_DIR", "PERF_CALLBACKS_ON_EVENT")
 """Settings that would arm the turns without the callback, or have an effect outside of the process."""
@@ -68,7 +68,7 @@ def measure(names: Sequence[str], seconds: float) -> Iterator[Cost]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process on one device, without those of a job and those that arm programs."""
+    """Return environment variables for a process on one device, outside of a job. The variables arm no program."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     kept = {
         name: value

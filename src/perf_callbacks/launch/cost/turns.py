@@ -24,7 +24,7 @@ class Turn:
     """One turn of a training."""
 
     quiet_seconds: float
-    """10th percentile of the compared steps, which other programs disturb least."""
+    """Duration of a quiet step: the 10th percentile of the compared steps, because other programs disturb it least."""
     cpu_seconds: float
     """CPU time of the mean compared step."""
     other_seconds: float
@@ -48,13 +48,13 @@ class Cost:
     turns: int
     """Turns with the callback."""
     step_seconds: float
-    """A quiet step without the callback."""
+    """Duration of a quiet step without the callback."""
     step: Interval
     """Seconds that the callback adds to a quiet step."""
     control: Interval
     """Difference between two turns without the callback. Zero is inside, unless other programs disturb."""
     cpu: Interval
-    """Seconds of CPU time that the callback adds to the mean step, with its work of every 64 and 256 steps."""
+    """Seconds of CPU time that the callback adds to the mean step, including work in every 64th or 256th step."""
     run: Interval
     """Seconds that the callback adds once per run: at the start, in the first 320 steps, and at the end."""
 

@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 SNIPPETS, CHARACTERS, TOKENS, VOCABULARY = 512, 256, 64, 1024
 BATCH, WIDTH, LAYERS = 16, 128, 2
 SETTLED, TIMED, LINES = 12, 24, 8
-"""Steps before the pace is taken, steps after which it is known, and lines about the training."""
+"""Steps before the pace is measured, steps after which the pace is known, and printed lines about the training."""
 
 
 class Snippets(Dataset[Batch]):
@@ -81,7 +81,7 @@ class GPT(nn.Module):
 
 def train(rank: int, options: argparse.Namespace, store: str) -> None:
     """Train on one rank."""
-    torch.set_num_threads(1)  # its operations are small
+    torch.set_num_threads(1)  # the model's operations are small
     torch.manual_seed(rank)
     snippets = Snippets()
     rows: Dataset[Batch] = snippets

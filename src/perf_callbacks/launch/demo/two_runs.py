@@ -25,7 +25,7 @@ AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
 """Directories of the two runs."""
 
 BUSY = 0.1
-"""Least share of a run without a CPU that the demo mentions."""
+"""The demo mentions the share of a run that passed without a CPU, if the share is at least this large."""
 
 POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
 """Time between two looks at the program, and time that the program gets to end after SIGTERM."""
@@ -178,7 +178,7 @@ def conclusion(found: TwoRuns) -> Iterable[str]:
 
 
 def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
-    """Run the program, and return its exit status. Raise `StoppedError` if the user wants an end: all ranks end then.
+    """Run the program, and return its exit status. If the user wants an end, end all ranks and raise `StoppedError`.
 
     Args:
         directory: Directory with the program, and working directory.
@@ -189,8 +189,8 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
     kept = {name: value for name, value in environment(os.environ).items() if not name.startswith("PERF_CALLBACKS")}
     own = {
         "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch doesn't need it, but warns without it
-        "XDG_CACHE_HOME": str(directory / "cache"),  # the peak is measured here and now
+        "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch warns if NumPy is missing, but doesn't need it
+        "XDG_CACHE_HOME": str(directory / "cache"),  # empty at first, so that the demo measures the peak
     }
     if sys.platform in LOOPBACK:
         own["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]

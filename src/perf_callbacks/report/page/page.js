@@ -57,7 +57,7 @@ function timeChart() {
   const made = figure("Step time", key([data.other ? `A: ${names.line}` : names.line, "accent", true], names.band && [names.band, "band"],
     steps.outliers.length && ["slow step", "second"], data.other && ["B", "s4", true]), [steps.text, data.other?.text].filter(Boolean).join(" "));
   page.lastChild.append(made);
-  // a few long steps would flatten all others: at first the scale fits the usual steps
+  // A few long steps would flatten the line of all steps, so at first the scale fits the usual steps.
   const slowest = Math.max(...steps.outliers.map((one) => one[1]), ...[...steps.most, ...other].filter((v) => v != null)) * 1.05;
   const mean = Math.max(Charts.usual(steps.mean), other.length ? Charts.usual(other) : 0);
   const usual = Math.min(slowest, Math.max(Math.min(Charts.usual(steps.most) * 1.25, mean * 3), mean * 1.5));
@@ -195,7 +195,7 @@ function heatMap() {
   made.firstChild.append(choose, legend);
   const canvas = el("canvas", { class: "heat", role: "img", "aria-label": heat.text }), tip = el("div", { class: "tip" });
   made.append(canvas, tip);
-  // its columns lie under the steps of the charts above, and follow their zoom
+  // The columns of the heat map lie under the same steps of the charts above, and follow the zoom of these charts.
   const left = 84, right = 30, foot = 18, height = heat.ranks.length * cell + foot;
   const shown = () => (steps ? Charts.view : [heat.first - 0.5, heat.last + 0.5]);
   drawHeat = (most = Infinity) => {
