@@ -22,11 +22,14 @@ LOW = 0.3
 RECOMPUTED = (0.75, 1.5)
 """Least and most time of a recomputation, relative to the estimate by FLOPs: operations without FLOPs are repeated too.
 
-Measured with ten Llamas on one thread, like `FORWARDS` and `FUSED`: see `benchmarks/advice_figures.py llama`.
+Measured with ten Llamas on one thread, like `FUSED`: see `benchmarks/advice_figures.py llama`.
 """
 
-FORWARDS = 1.25
-"""Most time of a recomputation, relative to all forwards. A recomputation also records operations for the backward."""
+FORWARDS = 1.4
+"""Most time of a recomputation, relative to all forwards. A recomputation also records operations for the backward.
+
+Programs of `benchmarks/promises.py` saved up to 1.36 forwards: see `docs/verdict-evidence.md`.
+"""
 
 FUSED = (0.5, 1.5)
 """Least and most time that fused attention saves, relative to the time of attention by its FLOPs.
