@@ -11,7 +11,7 @@ import sys
 
 from perf_callbacks.version import __version__
 
-TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
+TYPE_CHECKING = False  # importing `typing` takes longer than importing this module
 if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
@@ -30,7 +30,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on demand, because every Python process of an armed program imports this package."""
+    """Import a public name on demand, because every process of `perf-callbacks run` imports this package."""
     if name in {"ConfigError", "PerfConfig"}:
         from perf_callbacks.kernel.settings import config  # noqa: PLC0415 only on demand
 
@@ -46,5 +46,5 @@ def __getattr__(name: str) -> Any:
 
 
 def _imports(frame: FrameType) -> bool:
-    """Return True if `from perf_callbacks import name` asks for a name. Python then drops an `AttributeError`."""
+    """Return True if the frame runs `from perf_callbacks import name`, which hides the text of an `AttributeError`."""
     return frame.f_code.co_name == "_handle_fromlist"

@@ -1,4 +1,4 @@
-"""Run `python -m perf_callbacks` as `perf-callbacks`, if the command is not on the path."""
+"""Makes `python -m perf_callbacks` do the same as the command `perf-callbacks`, which may not be on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Names that files outside of the package refer to: Lightning's entry points, and the file of `autoload enable`."""
+"""Functions that other files name: Lightning's entry points, and the file that `autoload enable` writes."""
 
 from perf_callbacks.launch.autoload import arm_if_asked, lightning_callbacks, pytorch_lightning_callbacks
 

@@ -44,7 +44,7 @@ LEFT_TO_DO = frozenset({ADVISED, FAILED})
 
 
 class Startup(Observer):
-    """Applied items of a fit. If an item fails, the item is undone and a row is written. All other items go on."""
+    """Applied items of a fit. If an item fails, this class undoes the item and writes a row. Other items go on."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Startup(Observer):
 
     def _each(self, tell: Callable[[ActiveItem], object]) -> None:
         for slug, item in [*self._applied.items()]:
-            with guard() as attempt:  # an item that fails is undone, and nothing else ends
+            with guard() as attempt:  # a failed item is undone; the other items and the fit go on
                 tell(item)
                 self._hear(item.news())
                 continue

@@ -6,7 +6,7 @@ for entry in read("out"):
     if isinstance(entry.record, Steps):
         print(entry.t, entry.record.step[-1], entry.record.step_time[-1])
 
-All steps as columns, one value per step, such as pandas takes:
+All steps as columns for pandas, one value per step:
 
 steps = pandas.DataFrame(columns("out"))
 
@@ -119,9 +119,9 @@ def columns(path: Path | str) -> dict[str, list[Any]]:
 
 
 def runs(directory: Path | str) -> list[dict[str, Any]]:
-    """Return a record for each run in and below a directory, oldest first, such as pandas takes. None: unknown.
+    """Return a flat dictionary for each run in and below a directory, oldest first, for pandas. None: unknown.
 
-    The values are those of the lowest rank's last attempt, from its summary at the end or so far. Times such as
+    The values come from the last attempt of the lowest rank: from its final or latest summary. Times such as
     `step_seconds` and `data_time` are means of the measured steps. Directories that can't be read are left out.
 
     Args:

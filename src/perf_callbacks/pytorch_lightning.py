@@ -22,6 +22,6 @@ class PerfCallback(LightningHooks, Callback):
 
 
 class ArmedCallback(PerfCallback):
-    """Callback that every trainer gets in a program that is armed from outside."""
+    """Callback that a launcher, such as `perf-callbacks run`, adds to every trainer of a program."""
 
     armed = True

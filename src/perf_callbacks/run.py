@@ -1,4 +1,4 @@
-"""Run `python -m perf_callbacks.run [-m] TARGET args…`: the public name of `perf_callbacks.launch.run`."""
+"""Public name of `perf_callbacks.launch.run`, for `python -m perf_callbacks.run [-m] TARGET args…`."""
 
 import sys
 

@@ -40,7 +40,7 @@ from perf_callbacks.stragglers import observer as stragglers
 from perf_callbacks.trials import observer as trials
 
 OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
-    memory_watch.begin,  # comes first, because it follows the operations of the count
+    memory_watch.begin,  # comes first: when a count begins, it checks if memory follows operations
     counting.begin,
     profiles.begin,  # comes after the count, because no counted step is profiled
     stalls.begin,
@@ -149,7 +149,7 @@ class Session:
         setup: Callable[[], Setup] = Setup,
         before_seconds: float = 0.0,
     ) -> W:
-        """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
+        """Begin a fit: make the recorder, apply the checklist, watch calls, make the observers, show the opening card.
 
         The checklist comes before the watched calls. So the checklist's replacements lie beneath the watched calls, and
         are restored after them.
@@ -196,7 +196,7 @@ class Session:
                     )
                 )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
-        except BaseException as error:  # an interrupt too: no call ends a fit that did not begin
+        except BaseException as error:  # an interrupt too: nothing else ends a fit whose `begin` failed
             recorder.close(describe(error))
             raise
         return watching

@@ -98,7 +98,8 @@ def spans(
 ) -> None:
     """Exclude the time in `owner.name` from all steps.
 
-    `first` is called before the span begins, and `after` with the first argument of a successful call.
+    `first` is called before the span begins. `after` is called after a successful call, with its first argument behind
+    `self`.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -138,7 +139,7 @@ def around(
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
-    """Count the time in `owner.name` as a named part of the stage `other`. Calls in other stages are left out."""
+    """Count the time in `owner.name` as a named part of the stage `other`. Calls during any other stage don't count."""
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
@@ -156,7 +157,7 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
 
 
 def _since(recorder: Recorder) -> float | None:
-    """Return the time if the training thread is in the stage `other`; None in other stages."""
+    """Return the current time if it counts, or may later count, as `other`; None otherwise."""
     with guard(recorder.fail):
         stage, _ = recorder.tape.turned()
         return None if recorder.engine.open_spans or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
@@ -178,8 +179,8 @@ def exits(
 ) -> None:
     """End the fit if `owner.name` raises: for trainers that don't report exceptions to callbacks.
 
-    After the `last` of a trainer's calls, the fit is over in any case. `before` is called before an exception ends the
-    fit, and may end the last step.
+    With `last`, the fit also ends after a successful call. `before` is called before an exception ends the fit, and may
+    end the last step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:

@@ -24,8 +24,8 @@ class RestoreTime:
     def watch(self, owner: Any, *names: str) -> None:
         """Time methods of an object until `take`.
 
-        The class gets the replacements: copies of the object hold nothing of ours, and nothing keeps the object alive.
-        Methods that are no plain functions, such as static methods and mocks, stay as they are.
+        The object's class gets the replacements, so copies of the object hold nothing of ours, and nothing keeps the
+        object alive. Attributes that are no plain functions, such as static methods and mocks, stay as they are.
         """
         self._stop()
         mine = weakref.ref(owner)
@@ -61,7 +61,7 @@ class RestoreTime:
         return call
 
     def take(self) -> float | None:
-        """Stop watching, and return the seconds since the last `take`. None: nothing was called."""
+        """Stop watching, and return the seconds since the last `take`. None: no timed call."""
         self._stop()
         seconds, self._seconds = self._seconds, None
         return seconds

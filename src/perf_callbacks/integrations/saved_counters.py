@@ -27,7 +27,7 @@ def read(directory: Path, rank: int) -> dict[str, Any]:
 
     Empty if the checkpoint holds no valid counters.
     """
-    of_rank = (f"perf_callbacks.{rank}.json", f"perf_callbacks_{rank}.json")  # the second name is that of 0.1
+    of_rank = (f"perf_callbacks.{rank}.json", f"perf_callbacks_{rank}.json")  # the second name is the old one
     for name in (*(of_rank if rank else of_rank[1:]), NAME, "perf_callbacks_0.json"):
         state = _read(directory / name)
         if _valid(state):
@@ -52,7 +52,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file as a whole or not at all. After a failure, training and measuring go on."""
     unfinished = path.with_suffix(".tmp")
     try:
-        unfinished.unlink(missing_ok=True)  # of a killed process, or a link to any file of the user
+        unfinished.unlink(missing_ok=True)  # left by a killed process, or a link to a file of the user
         with unfinished.open("x", encoding="utf-8") as file:
             json.dump(dict(content), file)
         unfinished.replace(path)

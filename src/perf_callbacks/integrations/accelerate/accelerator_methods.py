@@ -48,7 +48,7 @@ def install(accelerator: Any, fits: AcceleratorSession) -> None:
             members[name] = make(getattr(kind, name))
     fits.kind = watched(kind, members)
     fits.patches.add(put_on(accelerator, fits.kind))
-    for name in PREPARED:  # before we attached
+    for name in PREPARED:  # objects prepared before we attached
         fits.see(tuple(getattr(accelerator, name, ())))
 
 
@@ -98,7 +98,7 @@ def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...,
 def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
     """Wrap a method that saves or loads a checkpoint, and call `use` with the directory afterwards.
 
-    An object registered for checkpointing would have to be in every checkpoint that is loaded.
+    We register no object for checkpointing, because then every checkpoint that is loaded would have to contain it.
     """
 
     @functools.wraps(inner)

@@ -119,7 +119,7 @@ class AcceleratorSession:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
         else:
             atexit.unregister(self._at_exit)
-            atexit.register(self._at_exit)  # runs before the recorder's own, which would call the fit cut short
+            atexit.register(self._at_exit)  # runs before the recorder's handler, which reports a fit cut short
 
     def _watching(self, recorder: Recorder) -> AcceleratedWatch:
         recorder.patches.add(functools.partial(self._ended, recorder))
@@ -130,7 +130,7 @@ class AcceleratorSession:
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:
-        """Close the fits of an abandoned accelerator that count the steps of the same optimizer."""
+        """Close the measurement of any other accelerator that counts the steps of this optimizer."""
         for other in [*_all]:
             if other.watch is not None and other.watch.counts(optimizer):
                 other.close(TAKEN_OVER)
@@ -195,7 +195,7 @@ class AcceleratorSession:
             self._session.show_summary()
 
     def _ended(self, recorder: Recorder) -> None:
-        """Take the last state of a recorder that has closed. After a failure, detach."""
+        """Store the last state of a closed recorder. After a failure, detach."""
         self.watch, self.listener, self._state = None, self, recorder.state
         if recorder.failure is not None:
             self._detach()

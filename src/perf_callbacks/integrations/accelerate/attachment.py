@@ -23,9 +23,9 @@ def attach(
 ) -> "Attachment":
     """Measure the loop that uses this accelerator, without other changes to the loop.
 
-    Call `attach` before `accelerator.prepare(...)`. A step ends where the first prepared optimizer really steps, so
-    accumulation and skipped steps are counted as they are. Metrics named `perf/*` join the values of each
-    `accelerator.log(...)` and cover the steps since the previous call.
+    Call `attach` before `accelerator.prepare(...)`. A step ends when the first prepared optimizer updates the weights,
+    so accumulated micro-batches share a step, and a skipped step doesn't count. Metrics named `perf/*` join the values
+    of each `accelerator.log(...)` and cover the steps since the previous call.
 
     Data is the time in `next` of any prepared loader, including the copy to the device. Forward begins with the call of
     a prepared model and lasts until the backward, so it includes the loss. Optimizer includes clipping, the prepared
@@ -33,9 +33,9 @@ def attach(
     until training resumes. `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
     checkpoints are part of no step, and rows leave out a step with an evaluation or a checkpoint.
 
-    Measuring begins with the first batch or backward of training, and ends with `accelerator.end_training()`, with
-    `free_memory()`, with `close()` of the returned attachment, or when the accelerator is freed. The callback then
-    undoes all of its changes. `save_state` and `load_state` save and restore the counters.
+    Measuring begins with the first batch or backward of training. `free_memory()` ends it until training begins with
+    newly prepared objects. `accelerator.end_training()`, or `close()` of the returned attachment, ends it for good and
+    undoes all changes, and so does freeing the accelerator. `save_state` and `load_state` save and load the counters.
 
     Until measuring ends, the accelerator, its loaders and schedulers have a subclass of their class. The callback holds
     these objects weakly, and their copies and pickles have the original class.
@@ -57,7 +57,7 @@ def attach(
 class Attachment:
     """Measurement that is attached to an accelerator.
 
-    `armed`: a launcher attached the measurement, not the program's code. Then a program without training prints
+    If `armed`, a launcher attached the measurement, not the program's code. Then a program without training logs
     nothing. If the program never calls `end_training()`, the table is printed when the accelerator is freed or the
     program ends. A later `attach` takes over.
     """

@@ -56,7 +56,7 @@ class Prepared:
 
     @property
     def loaders(self) -> tuple[DataLoader[Any], ...]:
-        """The prepared loaders that are torch's."""
+        """The prepared loaders of torch's class `DataLoader`."""
         return tuple(one for one in self if isinstance(one, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:

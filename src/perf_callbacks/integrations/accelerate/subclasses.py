@@ -1,7 +1,7 @@
 """Objects watched through a subclass of their class, so that their attributes stay as they are.
 
-A method that is replaced on an object has two disadvantages. The replacement refers to the object, so only a garbage
-collection frees the object. And the replacement becomes part of every copy and every pickle. With a subclass, the
+Replacing a method on an object has two disadvantages. The replacement refers to the object, so only a garbage
+collection frees the object. And every copy and every pickle contains the replacement. With a subclass, the
 object is freed as usual, and its copies and pickles have the original class.
 """
 
@@ -15,7 +15,7 @@ NEW: Any = vars(copyreg)["__newobj__"]
 
 
 def watched(kind: Any, members: Mapping[str, object]) -> type:
-    """Make a subclass of `kind` with these members, whose instances pickle and copy as `kind`."""
+    """Make a subclass of `kind` with these members. Its instances pickle and copy as instances of `kind`."""
 
     def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)
@@ -33,7 +33,7 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
 
 def put_on(owner: object, made: type) -> Callable[[], None]:
     """Set the class of an object, and return the function that restores the class. Holds the object weakly."""
-    kind = type(owner)  # not `__class__`: accelerate's loaders give torch's class there
+    kind = type(owner)  # not `__class__`, which is torch's class in accelerate's loaders
     _become(owner, made)
     return functools.partial(_take_off, weakref.ref(owner), made, kind)
 

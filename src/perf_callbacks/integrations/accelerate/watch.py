@@ -27,7 +27,7 @@ T = TypeVar("T")
 MOST_PENDING = 1024
 """Largest number of batches of one loader that wait to be trained on."""
 
-# Looking a member up in its class costs as much as recording it.
+# Looking up an enum's member costs as much as writing the mark.
 _DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
 _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
@@ -35,9 +35,9 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 class AcceleratedWatch(LoopWatch):
     """Distinguishes training from evaluation by the calls of the loop, since any prepared loader may serve both.
 
-    A batch counts once a backward follows. While no model is in training mode, fetching a batch or calling a model
-    without gradients begins an evaluation. The evaluation lasts until a batch is fetched for training, or a model is
-    trained.
+    A batch counts once a backward follows. Fetching a batch begins an evaluation if gradients are off or no model is in
+    training mode. Calling a model in evaluation mode without gradients does so too, unless the model is the teacher of
+    a model that trains. The evaluation lasts until the loop fetches a batch for training, or trains a model.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
@@ -64,7 +64,7 @@ class AcceleratedWatch(LoopWatch):
         self._ahead = False  # waiting batches were fetched before the model's call with an earlier batch
         self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
         self._learned = False
-        self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
+        self._always: set[int] = set()  # loaders whose batches train models in evaluation mode
 
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
@@ -204,7 +204,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Record that the loop leaves a loader. The loop may be over, unless it is an evaluation's loader."""
+        """Record that the loop leaves a loader. The loop may be over, unless the loader serves an evaluation."""
         with guard(self.fail):
             if exhausted and self.evaluating:
                 return
@@ -299,7 +299,7 @@ class AcceleratedWatch(LoopWatch):
                 if start in starts:
                     self.recorder.add(found)
                     counted = True
-            if len(starts) < len({start for start, _ in taken}):  # another backward may learn from the rest
+            if len(starts) < len({start for start, _ in taken}):  # another backward may reach the rest
                 self._taken[loader] = [one for one in taken if one[0] not in starts]
         self._last_call, self._start, self.ran = (), FIRST, False
         self.several = any([len(waiting) > 1 for waiting in self._pending.values()])

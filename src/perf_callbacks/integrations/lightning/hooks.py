@@ -38,10 +38,10 @@ EVERY_BATCH = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Hooks that the trainer calls for every batch. The hooks of this class do nothing."""
+"""Hooks that the trainer calls for every batch. In `LightningHooks` they do nothing."""
 
 READS = ("_restore_modules_and_callbacks", "restore_training_state")
-"""Methods of a trainer's connector that read a checkpoint, after `setup`."""
+"""Methods of the trainer's checkpoint connector that read a checkpoint, after `setup`."""
 
 LARGE = 100.0
 """Numbers from this value on are shown without decimals."""
@@ -51,7 +51,7 @@ class LightningHooks(CallbackBase):
     """Hooks of a `PerfCallback`, for either of the two `Callback` base classes."""
 
     framework: ClassVar[str]
-    """Module whose version goes into the journal."""
+    """Package of the `Callback` base class. Hooks that this package defines are empty, and can be turned off."""
 
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
@@ -67,7 +67,7 @@ class LightningHooks(CallbackBase):
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the watch, and without `log`, which trainers set and which holds the module."""
+        """Return the state without watch, replaced hooks and `log`, which trainers set and which holds the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
 
@@ -108,7 +108,7 @@ class LightningHooks(CallbackBase):
         if not measures(self, trainer.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
-        # its list right now: `_Afterwards` is appended to that list and runs last; the list that replaces it lacks it.
+        # its list right now: `_Afterwards` is appended to that list and runs last. The trainer's new list lacks it.
         trainer.callbacks = LateCallbackList(trainer.callbacks, _Afterwards(self))
 
     @fails_open
@@ -191,8 +191,8 @@ class LightningHooks(CallbackBase):
     def _keep_quiet(self, recorder: Recorder) -> None:
         """Turn off the hooks of every batch, because the trainer enters a profiler's context even for an empty hook.
 
-        The watch sees the end of a batch without a hook. Such a hook becomes None, and the trainer skips hooks that are
-        not callable.
+        Each hook becomes None, and the trainer skips hooks that are not callable. A hook stays if the watch needs it to
+        see the end of a batch.
         """
         ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:
@@ -241,7 +241,7 @@ class LightningHooks(CallbackBase):
 
 
 class Figure(float):
-    """Number that a progress bar shows with three figures.
+    """Number that a progress bar shows with three digits, or as an integer from `LARGE` on.
 
     The format that the bar requests is ignored: rich requests ".3f".
     """

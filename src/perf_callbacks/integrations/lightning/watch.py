@@ -19,7 +19,8 @@ _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 def steps_done(trainer: Any) -> int:
     """Count the optimizer steps of a trainer, with earlier attempts; under manual optimization, the batches.
 
-    `global_step` counts the steps of each optimizer. A batch that is skipped, or that is None, is not started.
+    Under manual optimization, `global_step` counts the steps of each optimizer. `started` leaves out batches that are
+    skipped or None.
     """
     if trainer.lightning_module.automatic_optimization:
         return int(trainer.global_step)
@@ -56,10 +57,10 @@ class TrainerWatch:
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
     def _watch_exits(self) -> None:
-        """Watch for exceptions at the end of the loop.
+        """Watch for exceptions in the loop, and for the end of each epoch.
 
         `on_exception` is too late: if a callback fails there, the original exception is lost. If a callback raises
-        `StopIteration`, the epoch ends before the trainer ends its last batch.
+        `StopIteration`, the epoch ends before the trainer ends its last batch. Then `_settle` ends the last step.
         """
         recorder, trainer = self.recorder, self._trainer
         settle = functools.partial(recorder.attempt, self._settle)
@@ -70,9 +71,9 @@ class TrainerWatch:
             methods.exits(recorder, trainer.fit_loop, name, before=self._settle if name == "advance" else None)
 
     def _watch_fetch(self) -> None:
-        """Watch the wait for a batch, and the copy to the device that follows unless `training_step` fetches batches.
+        """Watch the wait for a batch and its copy to the device.
 
-        After a fetch by `training_step`, the stage before the fetch resumes.
+        If `training_step` fetches batches itself, the stage before the fetch resumes after the fetch.
         """
         recorder, loop = self.recorder, self._loop
         methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
@@ -86,9 +87,9 @@ class TrainerWatch:
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
         precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
         enclosed = self._automatic and _closure_is_enclosed(trainer)
-        # The hooks of callbacks and module come between the backward and clipping; the optimizer goes on after them.
+        # The hooks of callbacks and module run between the backward and clipping, and count as other.
         if enclosed and getattr(precision._after_closure, "__qualname__", None) == "Precision._after_closure":  # noqa: SLF001
-            methods.turns(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)  # its last call
+            methods.turns(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)  # the last call in `_after_closure`
         else:
             methods.stages(recorder, precision, "_after_closure", Stage.OTHER, then=Stage.OPTIMIZER)
             methods.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
@@ -101,7 +102,7 @@ class TrainerWatch:
             if trainer.lr_scheduler_configs:
                 methods.stages(recorder, self._loop, "update_lr_schedulers", Stage.OPTIMIZER)
             return
-        methods.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's
+        methods.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's `backward`
         recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
         for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
@@ -145,7 +146,7 @@ class TrainerWatch:
                 if steps != seen:
                     seen, every = steps, trainer.log_every_n_steps
                     # The connector decides the same for the loss, a moment later and at the same step.
-                    logs = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
+                    logs = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 its counter
                     if logs or trainer.should_stop or trainer.fast_dev_run:
                         callback.log_row(trainer, steps)
             except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -232,19 +233,19 @@ class TrainerWatch:
 
 
 def _several(trainer: Any) -> bool:
-    """Return True if a batch holds a batch of each of several loaders. A sequence of loaders yields plain batches."""
+    """Return True if each batch combines batches of several loaders. Loaders in sequence yield plain batches."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
 
 
 def _closure_is_enclosed(trainer: Any) -> bool:
-    """Return True if a step of the optimizer runs its closure between our `training_step` and `_after_closure`.
+    """Return True if `training_step` begins the optimizer's closure and `_after_closure` follows it at once.
 
-    A module that overrides `optimizer_step`, or a plugin that unscales gradients, takes time in between.
+    If a module overrides `optimizer_step`, or a plugin unscales gradients, other work may lie between these calls.
     """
     module, precision = trainer.lightning_module, trainer.precision_plugin
-    plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the second one only unscales with a scaler
+    plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the latter only unscales with a scaler
     return (
         getattr(module.optimizer_step, "__qualname__", None) == "LightningModule.optimizer_step"
         and getattr(precision.optimizer_step, "__qualname__", None) in plain

@@ -20,8 +20,8 @@ from perf_callbacks.kernel.process.stacks import callers
 class LoaderlessWatch(LoopWatch):
     """Takes the batches and amounts that the loop passes to `perf.batch`.
 
-    Before the loop reports a batch, FLOPs are known by the shapes of the model's arguments. These shapes don't show the
-    amounts, because a model may be called several times with the same samples.
+    Until the loop reports a batch, the FLOPs are known by the shapes of the model's arguments. These shapes don't show
+    the amounts of samples and tokens, because a model may be called several times with the same samples.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -30,7 +30,7 @@ class LoaderlessWatch(LoopWatch):
         self._reported = False
         """True: the loop has reported a batch."""
         self._amounts: tuple[int | None, int | None] = None, None
-        """Samples and tokens reported before the next call of the model; 0 after that call."""
+        """Samples and tokens that the loop reported for the next call of the model; 0 if an earlier call has them."""
 
     @contextmanager
     def data(self) -> Iterator[None]:
@@ -45,9 +45,9 @@ class LoaderlessWatch(LoopWatch):
                 self.turn(Stage.OTHER)
 
     def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
-        """Add a batch to the step. Amounts are added to the last batch of the step, or else to the next batch.
+        """Add a batch to the step, or, without a batch, add amounts to the last batch of the step or else to the next.
 
-        From the first batch on, the arguments of the model are not read.
+        From the first reported batch on, the watch doesn't read the model's arguments.
         """
         amounts = _amount("samples", samples), _amount("tokens", tokens)
         if self.thread == get_ident():
@@ -80,7 +80,7 @@ class LoaderlessWatch(LoopWatch):
             if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
                 calls.again()
 
-    _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the overridden method
+    _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as in `LoopWatch`
 
     def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.optimizing and not self._is_stepping():
@@ -96,14 +96,14 @@ class LoaderlessWatch(LoopWatch):
         self.recorder.add(Batch(samples, tokens, None, shape))
 
     def _is_stepping(self) -> bool:
-        """Return True if a step of the optimizer is under way. A step that raised has marked only its beginning."""
+        """Return True if a step of the optimizer is under way. `optimizing` stays above 0 after a step that raised."""
         return any(
             [frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer for frame in callers()]
         )
 
 
 def _amount(name: str, amount: Any) -> int | None:
-    """Return a number of samples or tokens; None if unknown. A wrong argument is logged once."""
+    """Return a number of samples or tokens; None if unknown. Log a wrong argument once."""
     try:
         number = None if amount is None else operator.index(amount)
     except TypeError:
@@ -117,7 +117,7 @@ def _amount(name: str, amount: Any) -> int | None:
 
 
 _warned: set[str] = set()
-"""Arguments of `perf.batch` with a wrong amount that was logged."""
+"""Names of arguments of `perf.batch` for which a wrong amount was logged."""
 
 
 def _more(known: int | None, reported: int | None) -> int | None:

@@ -34,11 +34,12 @@ def measure(
     data_parallel: int | None = None,
     **strays: NoReturn,
 ) -> "Measurement[B]":
-    """Measure the loop in the `with` block: a step ends where `optimizer.step()` does.
+    """Measure the loop in the `with` block: each step ends with `optimizer.step()`.
 
-    The loop needs no other change. Data is the time in `next(perf.loader)`. Forward begins with the call of the model
-    and lasts until the backward, so it includes the loss. Optimizer begins at the end of the last backward before an
-    optimizer step, so it includes clipping and `optimizer.zero_grad()`, but no scheduler. The rest is other.
+    Apart from `perf.loader`, the loop needs no change. Data is the time in `next(perf.loader)`. Forward begins with the
+    call of the model and lasts until the backward, so it includes the loss. Optimizer begins at the end of the last
+    backward before an optimizer step, so it includes clipping and `optimizer.zero_grad()`, but no scheduler. The rest
+    is other.
 
     A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
     batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Evaluations and checkpoints are part of no

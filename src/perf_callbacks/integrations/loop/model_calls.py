@@ -18,15 +18,14 @@ from perf_callbacks.kernel.process.graphs import FIRST, next_start
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
 """Function that receives the arguments of each call in training."""
 
-_FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as recording it
+_FORWARD = Stage.FORWARD  # looking up an enum's member costs as much as writing the mark
 
 
 class ModelCalls:
-    """Marks every whole call of one model as forward.
+    """Marks the beginning of every call of one model as the beginning of forward.
 
     A forward pre-hook sees the calls. The hook makes each call slower, because torch calls modules without hooks in a
-    faster way. Without a hook, attributes of the module would have to change, and copies of the module would then call
-    the original.
+    faster way. But if an attribute of the module were replaced instead, copies of the module would call the original.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class ModelCalls:
 class _Hook:
     """Forward pre-hook for one module.
 
-    In copies of the module the hook does nothing, and pickles leave it out. The registered hook is a bound method,
-    which is called faster than an object.
+    In copies and pickles of the module, a hook that does nothing takes its place. The registered hook is a bound
+    method, because Python calls a method faster than an object.
     """
 
     _model = 0

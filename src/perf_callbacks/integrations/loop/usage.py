@@ -1,4 +1,4 @@
-"""Warnings for loops that measure nothing: the mistake, and the code to write instead."""
+"""Warnings for loops in which nothing can be measured: the mistake, and the code to write instead."""
 
 import weakref
 from dataclasses import dataclass

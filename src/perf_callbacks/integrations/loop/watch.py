@@ -37,7 +37,7 @@ from perf_callbacks.kernel.process.graphs import FIRST, next_start, reached
 
 B = TypeVar("B")
 
-# Looking a member up in its class costs as much as recording it.
+# Looking up an enum's member costs as much as writing the mark.
 _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 
 
@@ -69,7 +69,7 @@ class LoopWatch(Loop):
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
         recorder, optimizer = self.recorder, self._optimizer
-        recorder.patches.add(self._calls.clear)  # hooks refer to us: a model is freed with its last user, not later
+        recorder.patches.add(self._calls.clear)  # hooks refer to us: without this, a model outlives its last user
         recorder.patches.add(
             optimizer.register_step_pre_hook(self._begin_step).remove,
             optimizer.register_step_post_hook(self._end_step).remove,
@@ -98,7 +98,7 @@ class LoopWatch(Loop):
         try:
             self.turn(data)
             here = get_ident() == thread
-            batch: Any  # as far as we are concerned
+            batch: Any  # of type `B`, whose attributes are unknown
             for batch in loader:
                 try:
                     found = None
@@ -175,9 +175,9 @@ class LoopWatch(Loop):
         return True
 
     def _samples(self) -> bool:
-        """Return True if a call without gradients trains nothing: no batch was fetched since the last step.
+        """Return True if a call without gradients trains nothing, as in sampling: the step has no batch to train on.
 
-        A loop that never had a backward trains without gradients.
+        A loop that never had a backward trains without gradients. So does the forward of an autograd function.
         """
         return self.backed and not (self.waiting or self.engine.batches) and not in_function()
 
@@ -202,7 +202,7 @@ class LoopWatch(Loop):
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Add the waiting batches that a model is called with to the step, unless the same call was seen before."""
+        """Add to the step the waiting batches that a model call gets, unless the call repeats the last call."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])
@@ -227,10 +227,10 @@ class LoopWatch(Loop):
             others = [place for place, start in enumerate(starts) if start not in found]
             trained = [batch for place, batch in enumerate(batches) if place not in others]
             self.engine.batches[-len(starts) :] = trained + [batches[place] for place in others]
-            self.starts += [starts[place] for place in others]  # another backward may learn from these
+            self.starts += [starts[place] for place in others]  # another backward may reach these
 
     def _settle(self) -> None:
-        """Mark batches that no backward reached as untrained, at the end of a step."""
+        """Mark the batches that no backward reached as untrained, when the step ends."""
         if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
             self._merged()
         elif self.starts and self.backed:
@@ -288,7 +288,7 @@ class LoopWatch(Loop):
             if compiler is not None:
                 set_eval_frame(compiler)
 
-    # The compiler must not trace these two. `torch.compiler.disable` would import it, and take a microsecond per step.
+    # The compiler must not trace these two. `torch.compiler.disable` would import the compiler, and take 1 us per step.
     for _hook in (_begin_step, _end_step):
         _hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
     del _hook
@@ -299,7 +299,7 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def _begin_late(self) -> None:
-        """Begin the next step once the compiled call or the backward in which the last step ended is over.
+        """Begin the next step, if the last step ended in a compiled call or a backward that is over now.
 
         Counting can't begin within such a call. No quick check finds a compiled call that runs eagerly for a count. So
         the step after a counted step always begins here.

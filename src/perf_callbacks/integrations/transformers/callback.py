@@ -31,7 +31,7 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key under which 0.1 kept our counters in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
+"""Key of our counters in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`, in old checkpoints."""
 
 _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 """Decorator of hooks: an error of ours never ends the run."""
@@ -45,10 +45,10 @@ class PerfCallback(CallbackBase, TrainerCallback):
     first step and without steps with an evaluation or a checkpoint. The last line of a run (`train_runtime`) has the
     averages over the steps of all rows, `perf/run/*`.
 
-    While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
-    stages. All methods are restored when `train` ends, even after an exception. From the trainer's construction until
-    training begins, three methods of its class that read a checkpoint are timed. If a trainer has two of these
-    callbacks, only one callback measures.
+    While `train` runs, the callback replaces methods of the trainer and its parts to see the stages. All methods
+    are restored when `train` ends, even after an exception. Between the trainer's construction and the beginning of
+    training, the callback times three methods of the trainer's class that read a checkpoint. If a trainer has several
+    of these callbacks, only one callback measures.
     """
 
     __module__ = "perf_callbacks.transformers"  # the name in pickles and configurations
@@ -71,8 +71,8 @@ class PerfCallback(CallbackBase, TrainerCallback):
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = find_trainer(self)
         if trainer is not None:
-            move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log what we add
-            if self._session.enabled and not trainer.is_deepspeed_enabled:  # DeepSpeed reads by a function of its own
+            move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log our metrics
+            if self._session.enabled and not trainer.is_deepspeed_enabled:  # DeepSpeed reads checkpoints by itself
                 self._watch_restore(trainer)
 
     def fail(self, error: Exception) -> None:
@@ -100,8 +100,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         if not measures(self, handler.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
-        # its list right now: `_LastCallback` is appended to that list and runs last; the list that replaces the list
-        # lacks `_LastCallback`.
+        # its list right now: `_LastCallback` is appended to that list and runs last. The handler's new list lacks it.
         move_to_front(handler.callbacks, self)
         handler.callbacks = LateCallbackList(handler.callbacks, _LastCallback(self, trainer))
 
@@ -128,7 +127,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
             metrics = recorder.row(state.global_step)
         else:
             return
-        # The trainer has put a copy into its history already; what goes to the loggers after us is `logs`.
+        # The trainer has put a copy into its history already. The loggers after us get `logs`.
         logs.update(metrics or {})
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(metrics or {})
@@ -150,7 +149,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
 
 
 class ArmedCallback(PerfCallback):
-    """Callback that every trainer gets in a program that is armed from outside."""
+    """Callback that a launcher, such as `perf-callbacks run`, adds to every trainer of a program."""
 
     armed = True
 
@@ -188,7 +187,7 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, resto
 
 
 def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> dict[str, Any] | None:
-    """Return the counters of the checkpoint to resume from, and remove counters of 0.1 from the trainer's state."""
+    """Return the counters of the checkpoint to resume from, and remove old counters from the trainer's state."""
     kept: Any = state.stateful_callbacks
     old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
     if not state.global_step:

@@ -19,20 +19,20 @@ from perf_callbacks.kernel.process.stacks import callers
 T = TypeVar("T")
 
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
-"""Hooks that the handler calls in every step. The hooks of the callback do nothing."""
+"""Hooks that the handler calls in every step. In `PerfCallback` they do nothing."""
 
 READS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
 """Methods of a trainer that read a checkpoint before `on_train_begin`."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
-"""Function in C that takes any arguments and returns None: the `__init__` of a number. A function of ours would put the
-ten arguments of each call into a dictionary."""
+"""C function that takes any arguments and returns None: the `__init__` of a number. A Python function would put the ten
+arguments of each call into a dictionary."""
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
 """Methods of TRL's trainers for online reinforcement learning, each with its part of the stage `other`."""
 
 CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "RichProgressCallback"}
-"""Callbacks of transformers and TRL that show the logs on a console, by name: the third class imports IPython."""
+"""Callbacks of transformers and TRL that show the logs on a console, by name: the third needs IPython."""
 
 
 class TransformersWatch:
@@ -48,7 +48,7 @@ class TransformersWatch:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
 
     def install(self) -> None:
-        """Watch the stages. All micro-batches of a step are fetched before `on_step_begin`."""
+        """Watch the stages. `get_batch_samples` fetches all micro-batches of a step before `on_step_begin`."""
         trainer, recorder = self._trainer, self._recorder
         handler, accelerator = trainer.callback_handler, trainer.accelerator
         ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
@@ -64,7 +64,7 @@ class TransformersWatch:
             methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
         methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
-        # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
+        # After the optimizer's step come `on_optimizer_step`, the scheduler and `zero_grad`.
         methods.turns(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, ends_fit=ends_fit)
         if any(_overrides(callback, "on_optimizer_step") for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
@@ -109,7 +109,7 @@ class TransformersWatch:
                 self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
 
     def _carry(self, directory: object) -> None:
-        """Write our counters into the directory of a checkpoint, in which the trainer has just saved the model."""
+        """Write our counters into a checkpoint directory in which the trainer has just saved the model."""
         if isinstance(directory, str | os.PathLike) and self._recorder.run.rank == 0:
             path = Path(directory)
             if path.name == checkpoint_name(self._trainer.state) and path.is_dir():
