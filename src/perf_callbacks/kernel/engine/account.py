@@ -1,4 +1,4 @@
-"""Account of a fit's wall time, in which each second belongs to one part. Sums over the fit's garbage collections."""
+"""Split a fit's wall time into parts, so that each second belongs to one part. Add up the fit's garbage collections."""
 
 from collections import Counter
 
@@ -120,7 +120,7 @@ class Pauses:
         self._longest = max(self._longest, pause.seconds)
 
     def summary(self) -> GcSummary:
-        """Return the collections so far."""
+        """Return the sums over the collections so far."""
         return GcSummary(
             collections=tuple(self._collections),
             seconds=self._seconds,

@@ -44,7 +44,7 @@ LATE_SECONDS = 3.0
 MOST_MARKS = 16384
 """If the tape has more entries than this, the engine reads the tape before the step ends.
 
-If the tape has more than twice this number, collections are written to the journal at once.
+If the tape has more than twice as many entries, garbage collections are written to the journal at once.
 """
 
 SEVERAL = 16
@@ -125,7 +125,7 @@ class Engine:
         """Takes over the finished steps."""
         self.ended = self.step_reader.ended
         self.work = self.step_reader.work
-        """The source of FLOPs. `use` changes it."""
+        """The source of FLOPs, which `use` replaces."""
         self.flush_at = 0.0
         """After this time, the end of any step hands out the finished steps."""
         self._due = 0
@@ -228,7 +228,7 @@ class Engine:
         self.excluded = None
         self.batches = []
         if self._device is not None:
-            self.step_reader.collect()  # the device's events are used again
+            self.step_reader.collect()  # so that the device's events can be reused
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
@@ -298,7 +298,7 @@ class Engine:
 
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
         flops = self.work.metrics(totals)
-        # The last window covers about as many steps as a row, not a whole fit, which therefore gets no window's rates.
+        # A window covers about as many steps as a row, so a row gets the window's rates. The whole fit does not.
         window = self._windows.latest if kind == "row" else None
         metrics = ratios.metrics(totals, self._shown, window, flops, self.baseline_rate)
         if metrics:
@@ -324,7 +324,7 @@ class Engine:
             )
 
     def _all(self, *, interim: bool = False) -> tuple[int, Amounts, int]:
-        """Return the read steps of this attempt, their amounts, and the number of lost steps.
+        """Return the number of steps read so far in this attempt, their amounts, and the number of lost steps.
 
         Steps whose times are still on the device are included.
         """
@@ -344,7 +344,7 @@ class Engine:
     def interim_summary(self, now: float) -> Summary | None:
         """Return the summary of the steps that were read so far. A thread beside the training may call this.
 
-        None: the training thread is busy with reading steps.
+        None: another thread is reading steps.
         """
         with self.step_reader.alone() as held:
             if not held:

@@ -77,8 +77,8 @@ class Ledger:
     def included(self, *, interim: bool = False) -> Totals:
         """Return the sums over all included steps.
 
-        `interim`: True if a thread beside the training asks. Then only steps that are added up already count. No device
-        is asked either, so useful tokens may be unknown.
+        `interim`: True if a thread beside the training asks. Then the sums lack the steps that were not added up yet,
+        and the device is not queried, so useful tokens may be unknown.
         """
         if not interim:
             self.add_up()

@@ -55,13 +55,13 @@ class Observer:
         """Handle the end of the innermost span. Time spent here is still part of the span."""
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Handle the exit of the loop from its loader, maybe within a step. Training may be over, without notice."""
+        """Handle the exit of the loop from its loader, maybe within a step. This may be the last event of training."""
 
     def epoch_ended(self) -> None:
         """Handle the end of a trainer's epoch. A plain loop calls `loader_left` instead."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Handle measured steps, some time after their end. The collections of a step come with the step or earlier."""
+        """Handle measured steps, some time after their end. `pauses`, the collections of a step, may arrive earlier."""
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Handle marks and times, in pairs, before the tape is read. `numbers` are the steps that end in `pairs`.
@@ -90,7 +90,7 @@ class Observer:
         """Handle a record that any thread has written."""
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Handle an event that a person may want to hear of at once, such as "stall". Any thread may report it.
+        """Handle an event that a person may want to hear of at once, such as "stall". Any thread may call this.
 
         `details` has a sentence `text`, and values for JSON.
         """

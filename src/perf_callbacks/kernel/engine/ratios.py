@@ -22,10 +22,10 @@ def metrics(
 ) -> dict[str, float]:
     """Compute the metrics of some steps, by name. Unknown metrics are left out. Without steps there are no metrics.
 
-    If a single process trains, rates of the job come from these steps. Otherwise they come from the last complete
-    window of all ranks, and so does the use of the machines. Rates per device come from these steps, and are left out
-    if a single device trains. `flops` are the metrics of the steps whose FLOPs are
-    known. `baseline_rate`: samples per second and device of the baseline.
+    If a single process trains, the rates of the job come from these steps. If several processes train, these rates and
+    the use of the machines come from `window`, the newest window of all ranks. Rates per device come from these steps,
+    and are left out if a single device trains. `flops`: metrics of the steps whose FLOPs are known. `baseline_rate`:
+    samples per second and device of the baseline.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

@@ -66,4 +66,4 @@ def packed(resources: Mapping[str, float]) -> "array[float]":
 
 def _all_known(values: Sequence[float]) -> bool:
     possible = min(values) >= 0 and max(values) < LARGEST  # the bytes of another rank may hold anything
-    return possible and isfinite(sum(values))  # NaN compares with nothing
+    return possible and isfinite(sum(values))  # `min` and `max` may overlook a NaN

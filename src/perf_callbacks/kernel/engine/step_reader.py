@@ -24,8 +24,8 @@ MOMENT_SECONDS = 0.05
 """Longest time that a thread waits for another thread that reads steps."""
 
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Longest wait for the device's last events at the end of a fit: these seconds, or if longer, the time of so many
-longest steps. After a failure, no longer than these seconds."""
+"""Longest wait for the device's last events at the end of a fit: `DRAIN_SECONDS`, or `DRAIN_STEPS` times the longest
+step if that is longer. After a failure, always `DRAIN_SECONDS`."""
 
 
 class DeviceTimeline(Protocol):
@@ -73,7 +73,7 @@ class StepReader:
         """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
         self.longest_timed = 0.0
         """Seconds of the longest step so far, with the first step."""
-        self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by observers
+        self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
         self._batch = Batch(None, None, None, ())
@@ -99,8 +99,8 @@ class StepReader:
     def collect(self, *, show: bool = True) -> bool:
         """Read the finished steps.
 
-        Return True if the device has reported the times of all finished steps. Observers see no steps if a loader's
-        thread calls this, or if the call comes in the middle of a step.
+        Return True if the device has reported the times of all finished steps. With `show=False`, which a call in the
+        middle of a step passes, the observers see these steps at a later call.
         """
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
@@ -133,9 +133,9 @@ class StepReader:
     def write_early(self, emit: Callable[[Record], None]) -> None:
         """Write the finished steps that were not handed out yet. Called outside the training thread.
 
-        No state changes: a copy of the tape is read, and the FLOPs of steps on the tape stay unknown. Only the training
-        thread queries the device, at the end of a step. A query by this thread might spoil the capture of a graph in
-        the training thread, and this thread might hang with the device.
+        Tape and sums don't change: this reads a copy of the tape, and the FLOPs of steps on the tape stay unknown. This
+        also doesn't query the device. A query might spoil the capture of a graph in the training thread, and might hang
+        with the device.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -158,7 +158,7 @@ class StepReader:
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Enter the steps whose times are still on the device into the ledger, as lost steps. No time is read again."""
+        """Enter the steps whose times are still on the device into the ledger, as lost steps. Forget the device."""
         self._enter(self._timed(["lost"] * len(self.passed)))
         self._device = None
 
@@ -221,7 +221,7 @@ class StepReader:
         )
 
     def _wait(self, past: Past) -> None:
-        """Queue steps whose marks were read until the device gives their times. Mostly this is a single step."""
+        """Queue the steps whose marks were read, mostly a single step. The device gives their times later."""
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
@@ -239,7 +239,7 @@ class StepReader:
     def _timed(self, times: Sequence[tuple[float, ...] | str]) -> Columns | None:
         """Take the first queued steps, with their times from the device, or the reasons why there are none.
 
-        After an interrupt the device may give times of steps that were never queued. The earliest are dropped.
+        After an interrupt the device may give times of steps that were never queued. Then drop the earliest times.
         """
         times = times[max(0, len(times) - len(self.passed)) :]
         return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
@@ -250,13 +250,13 @@ class StepReader:
         steps, last = [], self._batch
         for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
             last = batches[0] if batches else last
-            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # no number that is on a device
+            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # useful tokens may be on a device
             samples, tokens = known if batches else _without(last, calls)[:2]
             steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
         return Columns.of(steps) if steps else None
 
     def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
-        """Return the amounts of a step."""
+        """Return the amounts of a step. Store its first batch, for later steps without a batch."""
         if not batches:
             return _without(self._batch, calls)
         self._batch = batches[0]

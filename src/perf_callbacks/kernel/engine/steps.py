@@ -13,8 +13,7 @@ UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. Adding seconds turns it into a float."""
 
 BLOCK = 256
-"""Number of steps that are kept one by one before they are added up. If a second has passed, fewer steps are added up
-too."""
+"""Most steps that are kept one by one before they are added up, which also happens once a second."""
 
 WATCHED_BLOCK = 64
 """Size of a block while an observer wants to see the steps."""
@@ -26,7 +25,7 @@ NEVER = sys.maxsize
 """Number of a step that is never reached."""
 
 COUNTED = "counted"
-"""Reason that excludes the step in which FLOPs are counted, the same step on all ranks."""
+"""Reason that excludes the step of the first FLOP count, the same step on all ranks."""
 
 RECOUNTED = "recounted"
 """Reason that excludes a step in which FLOPs are counted after the first count, for example for a new shape.
@@ -61,7 +60,7 @@ class Step(NamedTuple):
     effort: StepFlops | None
     """FLOPs of the step; None: unknown."""
     pause_seconds: float
-    """Seconds of garbage collection, on either timeline."""
+    """Seconds of garbage collection, by the host's clock."""
     longest_pause: float
     seconds: Sequence[float] | None
     """Seconds by stage; None: the times were lost."""
@@ -268,7 +267,7 @@ class KnownParts:
     gc_staged: bool
     """True: the time of collections is a separate stage. On a device's clock, collections are no stage."""
     waits_timed: bool
-    """True: waits in collectives are measured. On a device, the stream that trains waits."""
+    """True: waits in collectives are measured. On a device's clock, these are waits of the stream that trains."""
     staged: bool = True
     """False: the device computes asynchronously, and has no clock. Then only whole steps have times."""
     processes: int

@@ -1,4 +1,4 @@
-"""The windows that ranks exchange: offers this rank's part of each window, and takes the windows of all ranks."""
+"""Offer this rank's part of each window to the other ranks, and take the windows of all ranks."""
 
 from array import array
 from collections.abc import Callable

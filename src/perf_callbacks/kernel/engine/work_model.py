@@ -9,7 +9,7 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 LOOK_STEPS = 50
-"""The engine calls `look` at least once in this many steps, unless `look_after` says otherwise."""
+"""With a device timeline, the engine calls `look` at least once in this many steps."""
 
 
 class WorkModel:

@@ -27,7 +27,7 @@ class Chain:
     first_unix: float | None
     """Wall clock at the start of the first attempt's process."""
     elapsed_seconds: float | None
-    """Seconds from there to the beginning of the current attempt."""
+    """Seconds from that start to the beginning of the current attempt."""
     productive_seconds: float | None
     """Seconds of the steps that the checkpoint holds."""
 
@@ -47,7 +47,7 @@ class Chain:
         }
 
     def ettr(self, seconds: float, productive: float) -> float | None:
-        """Return the share of the time since the first start that surviving steps took. Arguments: as for `state`."""
+        """Return the time of surviving steps as a share of the time since the first start. Arguments as for `state`."""
         elapsed, steps = _plus(self.elapsed_seconds, seconds), _plus(self.productive_seconds, productive)
         return None if not elapsed or steps is None else min(1.0, steps / elapsed)
 
@@ -82,7 +82,7 @@ def number(carried: Mapping[str, Any], name: str) -> float | None:
 
 
 def process_seconds() -> float | None:
-    """Return the age of the process, at its first fit. None: a later fit, or the age says nothing, as in a notebook."""
+    """Return the age of the process at its first fit. None: a later fit, or a meaningless age, as in a notebook."""
     first = os.getpid() not in _processes
     _processes.add(os.getpid())
     by_hand = hasattr(sys, "ps1") or "ipykernel" in sys.modules

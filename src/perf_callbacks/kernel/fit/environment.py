@@ -20,17 +20,17 @@ class Environment:
     """Machine and interpreter as they were when a fit began. None: unknown."""
 
     gc_enabled: bool
-    """True: the process collects garbage automatically, or would do so without fits."""
+    """True: the process collects garbage automatically, or would if no fit had turned this off."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int
-    """Number of objects that the program froze, without objects frozen by fits. The interpreter itself freezes some
+    """Number of objects that the program froze; 0 while a fit has frozen objects. The interpreter itself freezes some
     hundreds."""
     gc_generational: bool
     """True: young objects can be collected separately."""
     accelerator: str | None
     """Kind of accelerator in use, by its name in torch. None: no accelerator."""
     pinned_copies: bool | None
-    """True: copies from pinned memory go on beside the accelerator's work. None: unknown, or no accelerator."""
+    """True: copies from pinned memory overlap with the accelerator's work. None: unknown, or no accelerator."""
     cpus: int | None
     """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine, and no more than its
     mask has."""
@@ -110,12 +110,12 @@ def _cpus(ranks: int, root: Path) -> int | None:
 
 
 def _processes_on_cpus(ranks: int, root: Path) -> int:
-    """Return the number of equal processes that share the mask's CPUs: all, or the mask's part of them."""
+    """Return the number of ranks that share the mask's CPUs: all ranks, times the mask's share of the job's CPUs."""
     together = _of_the_job(root)
     return max(1, round(ranks * len(processes.cpu_mask()) / together)) if together else ranks
 
 
 def _of_the_job(root: Path) -> int:
-    """Return the number of CPUs in the mask of this process or its parent's. 0: unknown."""
+    """Return the number of CPUs in the masks of this process and its parent together. 0: unknown."""
     mask = processes.cpu_mask()
     return len(mask | (topology.mask_of(root, os.getppid()) or mask))

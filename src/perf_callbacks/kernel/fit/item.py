@@ -61,7 +61,7 @@ class Fit:
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context whose time is part of no step."""
     progress: Progress | None = None
-    """Progress of the fit, for the watchdog. None: the watchdog doesn't ask."""
+    """Progress of the fit, by which the watchdog detects an abandoned fit. None: the watchdog doesn't check."""
     proving: bool = False
     """True: items are tried first if possible."""
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from perf_callbacks.kernel.records.metric_table import METRICS, PREFIX, RUN
 
 MAIN = tuple([metric.name for metric in METRICS if metric.main])
-"""Metrics that a console shows: samples only where tokens are unknown."""
+"""Metrics that a console shows: samples only if tokens are unknown."""
 
 ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
-"""Constants of a run with their usual values. The usual peak is the first one."""
+"""Constants of a run with their usual values. The first peak of a run counts as its usual value."""
 
 
 def main(names: Iterable[str]) -> list[str]:
@@ -45,7 +45,7 @@ def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
 class Logged:
     """Metrics of the rows of one fit that go to loggers, by the setting `metrics`.
 
-    Constants are logged only where they change, and `mfu_mixed` where it differs from `mfu`.
+    A constant is logged only in rows in which it changes, and `mfu_mixed` only if it differs from `mfu`.
     """
 
     def __init__(self, which: str) -> None:

@@ -1,4 +1,4 @@
-"""Place of a fit (directory, device, rank), and the record that opens it."""
+"""Place of a fit (directory, device, rank), and the record that opens the fit."""
 
 import logging
 import os
@@ -98,7 +98,8 @@ def run_id(place: Place) -> str:
 def earlier(place: Place) -> Amounts:
     """Return the amounts of this rank's earlier attempts: 0 if there were none, unknown if no checkpoint has amounts.
 
-    A checkpoint may contain the counters of an earlier checkpoint, if training went on without the callback.
+    A checkpoint may contain the counters of an earlier checkpoint, if training went on without the callback. Then the
+    amounts are unknown.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
@@ -117,7 +118,7 @@ def data_parallel(accelerator: Any) -> int | None:
 
 
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
-    """Return the place. If the framework gave no data-parallel size, the meshes of the parameters give it."""
+    """Return the place. If the framework gave no data-parallel size, the meshes of the parameters give the size."""
     if place.world_size == 1 or place.data_parallel is not None:
         return place
     try:

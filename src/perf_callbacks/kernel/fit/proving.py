@@ -84,7 +84,7 @@ class Proving(ActiveItem):
         return [*self._item.news(), *super().news()]
 
     def closed(self) -> None:
-        """End the trial, and put everything back."""
+        """End the trial, and undo the item's changes."""
         self._end()
         self._item.closed()
 

@@ -1,7 +1,7 @@
-"""Record one fit: the engine on the real clock, the collector observed, the records on disk.
+"""Record one fit: connect the engine to the real clock, to the garbage collector, and to the journal.
 
 A recorder never ends, stalls or skews training. Its first error is logged, and ends the measuring. All changes are
-undone then, or when the recorder is closed, or when the interpreter exits.
+undone after this error, or when the recorder is closed, or when the interpreter exits.
 """
 
 import atexit
@@ -219,9 +219,9 @@ class Recorder:
         """Begin a span: evaluation, checkpointing or the like."""
         self.engine.begin_span(kind, self.clock())
         self.observers.span_began(kind, self.engine.step)
-        if kind == "checkpoint":  # a run that goes on from there finds in the journal what came before
+        if kind == "checkpoint":  # an attempt that resumes from this checkpoint then finds all earlier records
             self._journal.flush()
-            self.engine.flush_at = 0.0  # Lightning's checkpoint lies within its step, which is written when it ends
+            self.engine.flush_at = 0.0  # Lightning saves within a step: this step is written when the step ends
 
     @fails_open
     def end_span(self) -> None:
@@ -258,7 +258,7 @@ class Recorder:
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics since the last row that go to loggers."""
+        """Return the metrics of the steps since the last row, as loggers get them."""
         metrics = self.engine.row(step)
         why_empty = None if metrics else self.engine.why_empty
         self._empty_rows = 0 if metrics else self._empty_rows + (why_empty is not None)

@@ -25,8 +25,8 @@ FEWEST = 11
 """Fewest complete pairs for an outcome. A turn in which most steps are excluded makes its pair incomplete."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs. If the means of all
-pairs of differences are sorted, a value says how many of them are cut off at each end to get the 99.9 % interval.
+"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs. For the 99.9 % interval,
+sort the means of all pairs of differences, and cut this number of means off at each end.
 """
 
 
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Trial:
-    """Turns from the step after `after` on. With `collecting`, the change is in the times of garbage collections."""
+    """Turns from the step after `after` on. With `collecting`, the time of garbage collections also counts."""
 
     def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
@@ -84,7 +84,7 @@ class Trial:
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
         """Add finished steps, and collections that fell in these or in later steps."""
         for pause in pauses:
-            # The program calls this collection whether the change is on or off.
+            # The program's own calls of `gc.collect` are left out: they come whether the change is on or off.
             if pause.stage != "aside" and (pause.automatic or pause.ours is not None):
                 self._pauses[pause.step].append(pause)
         for step in steps:
@@ -100,8 +100,8 @@ class Trial:
         Other processes on the machine may delay single steps: `LONGEST` limits how much such a step counts. Other
         processes may also delay whole turns: a median of differences (Hodges and Lehmann's) ignores such turns. For the
         same reasons, a long pause of another rank counts for little. So if ranks wait for each other, the true saving
-        may be larger. If collections are on trial, their time is added to the median as measured, because 16
-        differences can't prove a pause that is long and rare.
+        may be larger. If collections are on trial, their time is added to the median as measured, because a median of
+        16 differences can't show a pause that is long and rare.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -125,7 +125,7 @@ class _Mean(NamedTuple):
 def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
     """Return the mean step of a turn.
 
-    A collection counts at most by what its step is longer than the median: on a device's clock, a collection may delay
+    A collection counts at most as much as its step exceeds the median step: on a device's clock, a collection may delay
     nothing.
     """
     if not seen:

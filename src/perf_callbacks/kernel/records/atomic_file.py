@@ -15,7 +15,7 @@ def replace(path: Path, data: bytes, mode: int | None = None) -> None:
         mode: Permissions of the file, whatever the process's umask is. None: those of any new file.
     """
     part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)  # of a killed run, or a link to any file of the user
+    part.unlink(missing_ok=True)  # left by a killed run, or a link to a file of the user
     try:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:

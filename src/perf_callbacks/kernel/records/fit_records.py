@@ -85,7 +85,7 @@ class Run:
     batch: int | None = None
     """Samples per batch, as the loader says."""
     started_unix: float
-    """Wall clock at the start. Only the time between attempts uses this field, and only without `uptime_seconds`."""
+    """Wall clock at the start. The time between attempts is computed from this field only without `uptime_seconds`."""
     process_seconds: float | None = None
     """Seconds from the start of the process to this record, in the first fit of a process. None: unknown, as in a
     notebook."""
@@ -147,7 +147,7 @@ class Steps:
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
     """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost",
-    "captured", "profiled"; None: the step is in a row."""
+    "captured", "profiled", "interrupted"; None: the step is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,8 +197,8 @@ class Finding:
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
     evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
     share: float | None
-    """Part of the fit's wall time after startup that the change could save, from 0 to 1. Of cause startup, the
-    time until the callback was set up is a part of all wall time. None: unknown."""
+    """Part of the fit's wall time after startup that the change could save, from 0 to 1. For the cause startup: time
+    until the callback was set up, as a part of all wall time. None: unknown."""
     low: float | None = None
     """Lower end of `share`, by the variation between steps and the error of estimates. None: unknown, or an older
     journal."""
@@ -265,7 +265,7 @@ class Summary:
     steps: int
     """Optimizer steps of this attempt."""
     included_steps: int
-    """Steps in rows: without the first step, and without steps during an evaluation or a checkpoint."""
+    """Steps in rows: all steps without a reason in `Steps.excluded`."""
     lost_steps: int = 0
     """Steps without a time: their device events were lost, or a graph was captured."""
     included_seconds: float
@@ -282,7 +282,7 @@ class Summary:
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
     own_work, other. The parts sum to the wall time."""
     samples: int | None
-    """Samples of all steps of this attempt, like `tokens`."""
+    """Samples of all steps of this attempt. `tokens` are those of the same steps."""
     tokens: int | None
     included_samples: int | None
     """Samples of the included steps. This field and the next two are used for rates."""
@@ -342,7 +342,7 @@ class Summary:
 
     @property
     def long_enough(self) -> bool:
-        """True: there are enough steps for findings that depend on times. In shorter fits, shares are chance."""
+        """True: the fit is long enough for findings that depend on times. In shorter fits, shares are due to chance."""
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 
     def _repr_html_(self) -> str | None:

@@ -58,7 +58,7 @@ class FollowedJournal:
         self._lines: list[Line] = []
         """Lines near the end of the last fit."""
         self._owner: int | None = None
-        """Process that has locked the journal, or had at an earlier reading."""
+        """Process that holds the journal's lock, or held the lock at an earlier reading."""
 
     def read(self, locks: Locks) -> list[FitEnds]:
         """Read the new bytes of the journal, and return the ends of its fits. Raise `OSError` if the file is gone."""
@@ -81,11 +81,11 @@ class FollowedJournal:
         return self._fits
 
     def _live(self, alive: Signs, *, damaged: bool) -> None:
-        """Set what changes without a new byte."""
+        """Update the signs of life and the damage of the summary, which change without a new byte in the journal."""
         last = self._fits[-1]
         owner = self._owner if last.final is None else None
         self._owner = alive.pid or owner
-        if alive.pid is None and owner is not None:  # a full disk ends a journal, too, and not its process
+        if alive.pid is None and owner is not None:  # a full disk ends the journal, not the process
             alive = replace(alive, pid=owner) if exists(owner) else replace(alive, gone=owner)
         if (last.signs, last.damaged_summary) != (alive, damaged):
             self._fits = [*self._fits[:-1], replace(last, signs=alive, damaged_summary=damaged)]
@@ -107,7 +107,7 @@ class FollowedJournal:
             return False
         size, begin = version[2], self._lines[-1].start  # the last line may have been torn
         opened = self._fits[-1].last(Steps) is not None or old[2] - start >= END_BYTES
-        usual = self._lines[0].start >= max(start, old[2] - END_BYTES)  # else a line was longer
+        usual = self._lines[0].start >= max(start, old[2] - END_BYTES)  # False: a line was longer
         if not opened or not usual or not old[2] < size <= begin + END_BYTES:
             return False
         with self._journal.open("rb") as file:
@@ -132,7 +132,7 @@ class FollowedJournal:
 
 
 def _without_old_steps(lines: Iterable[Line], ends: FitEnds) -> list[Line]:
-    """Return lines without the records that the ends of the fit don't hold. Of many journals, they need much memory."""
+    """Drop the records that the ends of the fit don't hold: with many journals, these records need much memory."""
     held = {id(entry) for entry in ends.latest}
     return [
         line if id(line.entry) in held else replace(line, entry=None, blank=line.entry is not None or line.blank)

@@ -40,10 +40,10 @@ def latest(journal: Path) -> Entry | None:
 
 
 def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of an attempt from the file; None: there is none, or it belongs to another attempt.
+    """Return the summary of an attempt from the file; None: there is no summary, or that of another attempt.
 
     All attempts that resume from the same checkpoint have the same number. So a file that was last written before the
-    attempt began is that of an earlier attempt.
+    attempt began belongs to an earlier attempt.
     """
     entry = latest(journal)
     summary = None if entry is None else entry.record

@@ -20,13 +20,13 @@ END_BYTES = 65_536
 
 SEARCH_BYTES = 4_000_000
 """Bytes at the end of a file that are searched for the beginnings of fits, if the file holds several fits. If no fit
-begins there, as many bytes before are searched, and so on."""
+begins there, the search goes on in the same number of bytes before, and so on."""
 
 MOST_SEARCHED_BYTES = 600_000_000
 """Most bytes that are searched. Twice the default size of a journal fits in."""
 
 KEPT_STEPS = 50
-"""Older steps are dropped from the end of a fit, because a list of many runs would need much memory."""
+"""Number of steps that are kept from the end of a fit. More would need much memory in a list of many runs."""
 
 OPENING = b'\n{"type":"run",'
 """Beginning of a line that opens a fit."""
@@ -43,9 +43,9 @@ class FitEnds:
     first: tuple[Entry, ...]
     """Records before the first steps, such as the checklist."""
     latest: tuple[Entry, ...]
-    """Last records, in order, with only the last `KEPT_STEPS` steps. They may overlap with `first`."""
+    """Last records, in order, with about the last `KEPT_STEPS` steps. `first` may contain some of these records."""
     interim: Entry | None
-    """Summary in the file beside the journal. None: there is none of this attempt."""
+    """Summary in the file beside the journal. None: the file has no summary of this attempt."""
     unreadable: int
     """Number of lines near the end that hold no record, except a last line that is being written."""
     signs: Signs | None = None
@@ -54,7 +54,7 @@ class FitEnds:
     """True: the file beside the journal holds no summary."""
 
     def last(self, kind: type[T]) -> T | None:
-        """Return the last record of a class. None: there is none near the end."""
+        """Return the last record of a class. None: no such record is near the end."""
         return next((one.record for one in reversed(self.latest) if isinstance(one.record, kind)), None)
 
     @property
@@ -104,7 +104,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FitEnds:
     """Ends of a fit, and the lines from which its last records are known."""
 
     start: int
@@ -130,7 +130,7 @@ def read(journal: Path, locks: Locks) -> list[FitEnds]:
 
 
 def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
-    """Return the ends of a fit whose last lines and summary are these."""
+    """Return the ends of a fit with other last lines, and with the summary beside the journal."""
     return replace(
         ends,
         latest=tuple(_without_old_steps([line.entry for line in lines if line.entry is not None])),
@@ -157,7 +157,7 @@ def with_summary(ends: FitEnds, beside: Entry | None) -> FitEnds:
 
 
 def lines_of(data: bytes, start: int) -> list[Line]:
-    """Decode lines that begin at a place of the file. The last line may be torn or empty."""
+    """Decode lines that begin at the place `start` of the file. The last line may be torn or empty."""
     found, place = [], start
     for text in data.split(b"\n"):
         found.append(Line(place, _entry(text), text.strip() == b""))
@@ -173,7 +173,7 @@ class EndReader:
         self.beside = interim.latest(journal)
         self.size = file.seek(0, os.SEEK_END)
 
-    def fits(self) -> list[Fit]:
+    def fits(self) -> list[FitEnds]:
         """Read the ends of the fits in the journal, oldest first."""
         starts = self.openings()
         found = [self.fit(*place) for place in pairwise([*starts, self.size])]
@@ -194,7 +194,7 @@ class EndReader:
                 found = self._search(start, end)
         return sorted({*(first if start == 0 or not found else ()), *found})
 
-    def fit(self, start: int, end: int) -> Fit | None:
+    def fit(self, start: int, end: int) -> FitEnds | None:
         """Read the ends of the fit between two places. None: the `run` record can't be read."""
         near = max(start, end - END_BYTES)
         tail = self._lines(near, end)
@@ -213,7 +213,7 @@ class EndReader:
             return None
         first = tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries))
         ends = FitEnds(journal=self._journal, run=run, first=first, latest=(), interim=None, unreadable=0)
-        return Fit(start, with_lines(ends, tail, self.beside), tuple(tail))
+        return FitEnds(start, with_lines(ends, tail, self.beside), tuple(tail))
 
     def _ends_with(self, run: Run, near: int) -> bool:
         """Return True if the file ends with the attempt of this `run` record."""
@@ -237,7 +237,7 @@ class EndReader:
         return lines_of(*self._data(start, end))
 
     def _data(self, start: int, end: int) -> tuple[bytes, int]:
-        """Read the bytes of these lines, and return them with their place."""
+        """Read the bytes between two places, without a line that begins before. Return the bytes and their place."""
         before = max(0, start - 1)
         self._file.seek(before)
         data = self._file.read(end - before)

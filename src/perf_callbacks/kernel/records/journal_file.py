@@ -28,11 +28,11 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory, OutOfMemory, Profile)
-"""Rare records, which are on disk when `write` returns."""
+"""Rare records, which `write` writes at once."""
 
 SPACING_SECONDS = 0.1
-"""Records of other classes wait if such a record was written less than this many seconds ago, because some loops write
-records in every step, for example of evaluations."""
+"""Shortest time between two writes for records of other classes, because some loops write a record in every step, for
+example of an evaluation."""
 
 PENDING = 256
 """Number of held-back records that triggers a write."""
@@ -125,9 +125,9 @@ class FileJournal(Journal):
     with its first record and locked. If another writer holds `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so
     on.
 
-    Two threads may write at once, and a collection may write in the middle of a write. So no thread waits for the lock.
-    A thread that doesn't get the lock leaves its record to the thread that has it, which checks for more records before
-    it returns.
+    Two threads may write at once, and a garbage collection may write in the middle of a write. So no `write` waits for
+    the lock. A thread that doesn't get the lock leaves its record to the thread that holds the lock, which checks for
+    more records before it returns.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class FileJournal(Journal):
         _all.add(self)
 
     def write(self, record: Record) -> None:
-        """Accept a record. Records of collections wait for the next write of another record, or for `flush`."""
+        """Accept a record. Records of garbage collections wait for the next write of another record, or for `flush`."""
         if self._closing or self._done or not self._lasts(record):
             return
         now = self._clock()
         self._pending.append(encode(Entry(now - self._began, record)) + "\n")
         soon = not isinstance(record, Gc) and now - self._written_at >= SPACING_SECONDS
-        if soon:  # other writes don't count: a step that ended just after a tick would wait for the next tick
+        if soon:  # a `flush` doesn't count: a step that ended just after the watchdog's would wait for its next tick
             self._written_at = now
         if soon or isinstance(record, AT_ONCE) or len(self._pending) >= PENDING:
             self.flush()

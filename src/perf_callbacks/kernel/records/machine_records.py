@@ -37,7 +37,7 @@ class Use:
     tensor_activity: float | None = None
     """Share of time in which tensor cores worked since the previous record, from 0 to 1. Hopper and later chips."""
     memory_bandwidth_activity: float | None = None
-    """Share of the GPU memory's bandwidth that was used since the previous record, from 0 to 1. As above."""
+    """Share of the GPU memory's bandwidth that was used since the previous record, from 0 to 1. Hopper and later."""
     throttled_by: tuple[str, ...] = ()
     """Reasons for a lower clock, such as "power cap" or "heat". Empty: not lowered, or unknown."""
 
@@ -86,8 +86,8 @@ class HeldMemory:
     path: str
     """Path as in `ModuleWork`."""
     kind: str
-    """One of weights, gradients, optimizer; activations, which an earlier step was measured to keep; or failed call:
-    local variables of the functions in which the allocation failed."""
+    """One of weights, gradients, optimizer, activations, failed call. Activations are those of an earlier, measured
+    step. A failed call stands for local variables of the functions in which the allocation failed."""
     gb: float
 
 
@@ -124,8 +124,8 @@ class OutOfMemory:
     fitting_micro_batch: int | None = None
     """Largest micro-batch that would have fitted, by the memory of an earlier step. None: no such step was measured."""
     about_micro_batch: int | None = None
-    """Without a measured step: micro-batch that would have fitted, by the layers that had run. Such a failure is one in
-    the forward on a device whose allocator has statistics."""
+    """Estimate of the micro-batch that would have fitted, by the layers that had run, if no step was measured. Known
+    only for a failure in the forward, on a device whose allocator has statistics."""
     layers: int | None = None
     """Number of layers in the list of layers with most activations, or in the list that had run in part."""
     layers_to_checkpoint: int | None = None

@@ -9,7 +9,7 @@ PREFIX = "perf/"
 """Begins the key of each metric."""
 
 RUN = "run/"
-"""Begins the rest of the key of an average over a whole run, `perf/run/…`. Under the key of a row, a plot would show
+"""Follows the prefix in the key of an average over a whole run, `perf/run/…`. Under the key of a row, a plot would show
 the average as one more step."""
 
 

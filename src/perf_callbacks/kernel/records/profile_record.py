@@ -46,7 +46,7 @@ class Profile:
 
     `busy_seconds` and all `idle_seconds` sum to `span_seconds`. Each moment of busy time is counted once, also if
     kernels ran on several streams: computation comes before communication, communication before copies by the
-    device's copy engines, and kernels of the same rank share the moment equally.
+    device's copy engines, and kernels of equal priority share the moment equally.
     """
 
     timeline: str
@@ -61,7 +61,7 @@ class Profile:
     first_step: int | None = None
     """Number of the first step, as the profiler counts. None: the trace does not mark steps."""
     span_seconds: float
-    """Time from the begin of the first step to the end of the last step, and of the work that the steps launched."""
+    """Time from the beginning of the first step to the end of the last step and of the work that the steps launched."""
     busy_seconds: float
     """Time in which the device ran a kernel, a copy or a collective."""
     idle_seconds: Mapping[str, float]

@@ -11,8 +11,8 @@ class Stall:
     """Number of the last step that ended."""
     rank: int
     stage: str
-    """Stage that the training thread is in: "data", "forward", "backward", "optimizer", "other", "evaluation" or
-    "checkpoint"."""
+    """Stage that the training thread is in: "data", "forward", "backward", "optimizer", "communication", "other",
+    "evaluation" or "checkpoint"."""
     since_seconds: float
     """Time in this stage."""
     stack: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Straggler:
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
-    """Seconds that the affected steps together would have been shorter without the cause."""
+    """Seconds by which the cause made the affected steps longer, in total."""
     steps: int = 1
     """Number of affected steps up to `step`; more than 1 for ranks that are slow for long."""
     ranks: tuple[int, ...] = ()

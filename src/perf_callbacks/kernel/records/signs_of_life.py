@@ -12,7 +12,7 @@ Locks = Mapping[tuple[int, int, int], int]
 """Processes that hold a lock, by major and minor number of the device and number of the file."""
 
 _WORDS = 8
-"""Number of words in a line about a lock that a process holds. A process that waits for a lock has one more."""
+"""Number of words in a line about a lock that a process holds. If the process waits, the line has one word more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,11 @@ class Signs:
     written_unix: float
     """Time of the last write to the journal or the summary beside the journal."""
     pid: int | None
-    """Process on this machine that has locked the journal, and so is alive. None: not known to this machine."""
+    """Living process on this machine that holds the journal's lock, or held the lock at an earlier reading. None:
+    unknown."""
     gone: int | None = None
-    """Process that had locked the journal at an earlier reading, and has no longer. None: there is none, or the journal
-    was read once."""
+    """Process that held the journal's lock at an earlier reading, and has ended since. None: there is no such process,
+    or the journal was read once."""
 
 
 def signs(journal: Path, locks: Locks) -> Signs:

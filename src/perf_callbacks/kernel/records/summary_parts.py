@@ -70,8 +70,8 @@ class GcSummary:
     """Seconds of all collections; `longest` is the maximum."""
     longest: float
     scheduled_seconds: float | None = None
-    """Seconds of the collections by the checklist's schedule. The other collections are the program's. None, here
-    and in the next field: unknown."""
+    """Seconds of the collections by the checklist's schedule. Python or the program ran the other collections. None,
+    here and in the next field: unknown."""
     startup_seconds: float | None = None
     """Seconds of the checklist's first full collection, which no other field includes."""
     scheduled_made: int | None = None
