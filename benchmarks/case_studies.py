@@ -26,8 +26,6 @@ from pathlib import Path
 import others
 from others import NANOGPT_AT, PERF, TRL_AT, Program
 
-FORECASTING_AT = "sktime/pytorch-forecasting", "062aeb47b75d589dcce621c04572181e3584a301"
-TRANSFORMERS_AT = "huggingface/transformers", "005c23ae8f6dca810fa2a0e5cecabe0cfb24aaf3"
 TRL = "--per_device_train_batch_size 8 --bf16 False --eos_token '</s>' --report_to none --max_steps 2000"
 SMALL = "--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
 LEFT_OUT = {"startup", "first_step", "flop_counting", "own_work"}
@@ -68,12 +66,7 @@ CASES = {
         "--gradient_checkpointing False",
     ),
     "classification": Case(
-        Program(
-            *TRANSFORMERS_AT,
-            "examples/pytorch/text-classification/run_classification.py --model_name_or_path tiny --do_train "
-            "--train_file train.json --validation_file validation.json --text_column_names sentence "
-            "--metric_name accuracy --num_train_epochs 10 --report_to none --output_dir out/classification",
-        ),
+        others.PROGRAMS["classification"],
         "--pad_to_max_length False --train_sampling_strategy group_by_length",
     ),
     "nanoGPT": Case(
@@ -83,7 +76,7 @@ CASES = {
         seconds=120,  # the first step evaluates in any case
     ),
     "nbeats": Case(
-        Program(*FORECASTING_AT, "examples/nbeats.py"),
+        others.PROGRAMS["nbeats"],
         variables={"OMP_NUM_THREADS": "1"},
         lines={
             "batch_size=batch_size, num_workers=2": "batch_size=batch_size, num_workers=2, persistent_workers=True",

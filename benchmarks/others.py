@@ -48,6 +48,8 @@ LLAMA2C_AT = "karpathy/llama2.c", "350e04fe35433e6d2941dce5a1f53308f87058eb"
 LIGHTNING_AT = "Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414"
 NANOGPT_AT = "karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291"
 MINGPT_AT = "karpathy/minGPT", "37baab71b9abea1b76ab957409a1cc2fbfba8a26"
+FORECASTING_AT = "sktime/pytorch-forecasting", "062aeb47b75d589dcce621c04572181e3584a301"
+TRANSFORMERS_AT = "huggingface/transformers", "005c23ae8f6dca810fa2a0e5cecabe0cfb24aaf3"
 MAKEMORE_AT = "karpathy/makemore", "988aa59e4d8fefa526d06f3b453ad116258398d4"
 
 PROGRAMS = {
@@ -69,12 +71,24 @@ PROGRAMS = {
         writes=False,
     ),
     "lightning": Program(*LIGHTNING_AT, "examples/pytorch/basics/transformer.py"),
+    "classification": Program(
+        *TRANSFORMERS_AT,
+        "examples/pytorch/text-classification/run_classification.py --model_name_or_path tiny --do_train "
+        "--train_file train.json --validation_file validation.json --text_column_names sentence "
+        "--metric_name accuracy --num_train_epochs 10 --report_to none --output_dir out/classification",
+    ),
+    "nbeats": Program(*FORECASTING_AT, "examples/nbeats.py"),
     "makemore": Program(*MAKEMORE_AT, "makemore.py -i names.txt -o names"),
+    "makemore GRU": Program(*MAKEMORE_AT, "makemore.py -i names.txt -o gru --type gru"),
     "adder": Program(*MINGPT_AT, "projects/adder/adder.py"),
     "chargpt": Program(*MINGPT_AT, "projects/chargpt/chargpt.py --data.block_size=64 --trainer.batch_size=16"),
     "llama2.c": Program(
         *LLAMA2C_AT,
         f"train.py {SMALL} --batch_size=4 --max_seq_len=64 --dim=128 --n_layers=4 --n_heads=4 --n_kv_heads=4",
+    ),
+    "nanoGPT fresh": Program(
+        *NANOGPT_AT,
+        f"train.py --dataset=local {SMALL} --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128",
     ),
     "nanoGPT, resumed": Program(
         *NANOGPT_AT,
