@@ -86,7 +86,7 @@ def test_time_outside_of_forward_backward_and_optimizer_belongs_to_other_rules()
     (only,) = table.findings(CUDA, profiled(step=1.5, idle={"host": 0.5}), BETWEEN)
     assert only.evidence.startswith("Python code outside")
     both = table.findings(CUDA, profiled(step=1.5, idle={"host": 0.9}), BETWEEN)
-    assert [one.share for one in both] == pytest.approx([1.25 * 0.5 / 1.5, 0.4 / 1.5])
+    assert [one.share for one in both] == pytest.approx([1.4 * 0.5 / 1.5, 0.4 / 1.5])
 
 
 def test_casts_are_fused_and_counted_once():
@@ -146,7 +146,7 @@ def test_a_loader_that_the_callback_does_not_know_is_no_python_code():
     facts = profiled(step=1.5, idle={"data": 0.4, "host": 0.1})
     data, host = table.findings(CUDA, facts, BETWEEN)
     assert (data.cause, data.share) == ("data", pytest.approx(0.4 / 1.5))
-    assert (host.cause, host.share) == ("host", pytest.approx(1.25 * 0.1 / 1.5))
+    assert (host.cause, host.share) == ("host", pytest.approx(1.4 * 0.1 / 1.5))
     assert found("data", facts, summary(data=0.01, other=0.5), CUDA) is None
 
 
