@@ -22,7 +22,7 @@ from perf_callbacks.kernel.records.followed_journal import FollowedJournals
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report.rank_pace import Paces
 from perf_callbacks.report.styled_lines import plain
-from perf_callbacks.report.watch_frame import Size
+from perf_callbacks.report.watch_frame import TerminalSize
 
 NO_PROCESS = 2**22 + 1
 """Larger than all numbers of processes on Linux."""
@@ -39,7 +39,7 @@ class FakeDisplay:
     """A display that presses keys, or does something, after each frame. Ten seconds pass."""
 
     def __init__(self, *after):
-        self.after, self.frames, self.shape, self.clock = [*after], [], Size(columns=80, rows=24), FakeClock()
+        self.after, self.frames, self.shape, self.clock = [*after], [], TerminalSize(columns=80, rows=24), FakeClock()
 
     def size(self):
         return self.shape
@@ -125,7 +125,7 @@ def test_a_frame_has_the_size_of_the_terminal(tmp_path):
     display = FakeDisplay()
 
     def shrink():
-        display.shape = Size(columns=40, rows=10)
+        display.shape = TerminalSize(columns=40, rows=10)
 
     display.after = [shrink, ""]
     assert live(watched(tmp_path, display.clock), Paces(), display, "") == 0

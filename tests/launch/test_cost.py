@@ -14,9 +14,9 @@ from perf_callbacks.launch.cost.turns import (
     SETTLING,
     STEPS,
     Cost,
-    Interval,
+    MedianInterval,
     Stopwatch,
-    Turn,
+    TrainingTurn,
     interval,
     measure,
 )
@@ -25,10 +25,10 @@ COST = Cost(
     integration="loop",
     turns=24,
     step_seconds=196e-6,
-    step=Interval(median=30.7e-6, low=27.3e-6, high=34.3e-6),
-    control=Interval(median=-0.8e-6, low=-3.5e-6, high=4.6e-6),
-    cpu=Interval(median=66e-6, low=61.4e-6, high=72.7e-6),
-    run=Interval(median=0.0565, low=0.05, high=0.06),
+    step=MedianInterval(median=30.7e-6, low=27.3e-6, high=34.3e-6),
+    control=MedianInterval(median=-0.8e-6, low=-3.5e-6, high=4.6e-6),
+    cpu=MedianInterval(median=66e-6, low=61.4e-6, high=72.7e-6),
+    run=MedianInterval(median=0.0565, low=0.05, high=0.06),
 )
 
 
@@ -42,7 +42,9 @@ def test_the_first_steps_and_the_ends_of_a_turn_are_not_compared():
     stopwatch = Stopwatch(clock_of([0.0, *ends, ends[-1] + 7.0]), clock_of([100.0, 100.0 + COUNTED]))
     for _ in range(STEPS):
         stopwatch.step_ended()
-    assert stopwatch.turn() == Turn(quiet_seconds=2.0, cpu_seconds=1.0, other_seconds=10.0 + 5.0 * (SETTLING - 1) + 7.0)
+    assert stopwatch.turn() == TrainingTurn(
+        quiet_seconds=2.0, cpu_seconds=1.0, other_seconds=10.0 + 5.0 * (SETTLING - 1) + 7.0
+    )
 
 
 def test_turns_with_the_callback_are_compared_with_the_turns_around_them():
@@ -50,7 +52,7 @@ def test_turns_with_the_callback_are_compared_with_the_turns_around_them():
 
     def turn(*, armed):
         drift = next(count) * 1e-6  # the machine becomes slower all the time
-        return Turn(
+        return TrainingTurn(
             quiet_seconds=1e-3 + drift + 2e-5 * armed, cpu_seconds=1e-3 + 5e-5 * armed, other_seconds=1.0 + 0.25 * armed
         )
 
@@ -62,7 +64,7 @@ def test_turns_with_the_callback_are_compared_with_the_turns_around_them():
 
 
 def test_three_turns_are_taken_however_long_they_last():
-    same = Turn(quiet_seconds=1.0, cpu_seconds=1.0, other_seconds=1.0)
+    same = TrainingTurn(quiet_seconds=1.0, cpu_seconds=1.0, other_seconds=1.0)
     assert measure("loop", lambda *, armed: same, 1.0, clock_of(range(0, 1000, 10))).turns == 3
 
 

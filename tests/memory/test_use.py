@@ -6,7 +6,7 @@ import random
 import pytest
 
 from perf_callbacks.kernel.records.summary_parts import MemorySummary
-from perf_callbacks.memory.use import FEWEST, MOST, MemoryUse, Point, Series, leak, slope
+from perf_callbacks.memory.use import FEWEST, MOST, MemoryReading, MemoryUse, Series, leak, slope
 
 SHAPES = {
     "flat": (lambda _: 4.0, False),
@@ -24,7 +24,8 @@ SHAPES = {
 def points(shape, *, length=60, noise=0.0, seed=0):
     rng = random.Random(seed)
     return [
-        Point(10.0 * place, 5 * place, shape(place / length) + noise * rng.gauss(0.0, 1.0)) for place in range(length)
+        MemoryReading(10.0 * place, 5 * place, shape(place / length) + noise * rng.gauss(0.0, 1.0))
+        for place in range(length)
     ]
 
 
@@ -60,13 +61,13 @@ def test_too_few_points_have_no_slope():
     assert slope(points(lambda share: share, length=fewest - 1)) is None
     assert leak(points(lambda share: 1 + share, length=fewest - 1)) is None
     assert slope(points(lambda share: share, length=fewest)) is not None
-    assert slope([Point(1.0, 1, 4.0)] * 60) is None
+    assert slope([MemoryReading(1.0, 1, 4.0)] * 60) is None
 
 
 def test_a_series_of_any_length_keeps_a_few_points_evenly():
     series = Series()
     for place in range(100_000):
-        series.add(Point(10.0 * place, place, 4.0 + place / 100_000))
+        series.add(MemoryReading(10.0 * place, place, 4.0 + place / 100_000))
     assert MOST / 2 <= len(series.points) <= MOST
     gaps = {second.step - first.step for first, second in zip(series.points, series.points[1:], strict=False)}
     assert len(gaps) == 1

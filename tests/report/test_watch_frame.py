@@ -17,7 +17,7 @@ from perf_callbacks.report import watch_frame
 from perf_callbacks.report.rank_pace import Paces
 from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.styled_lines import plain
-from perf_callbacks.report.watch_frame import Size
+from perf_callbacks.report.watch_frame import TerminalSize
 
 SNAPSHOTS = Path(__file__).with_name("frames")
 
@@ -26,7 +26,7 @@ LATER = {"kill": 90.0}
 
 def seen(case, columns, rows=None, footer=""):
     run = RecordedRun(tuple(CASES[case]()), BEGAN + LASTS + LATER.get(case, 1.5))
-    return watch_frame.frame(run, Paces().of(run), Size(columns=columns, rows=rows), footer)
+    return watch_frame.frame(run, Paces().of(run), TerminalSize(columns=columns, rows=rows), footer)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -72,7 +72,7 @@ def test_the_slow_rank_is_first_and_marked():
 def test_a_single_pause_makes_no_rank_slow():
     pause = Entry(290.0, Straggler(step=960, rank=2, cause="gc", seconds_lost=0.06))
     run = RecordedRun(tuple(ends(*[pause] * (not rank), rank=rank, ranks=4) for rank in range(4)), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
     assert "rank 2 cost 60.0 ms: garbage collection" in text[-1]
     assert not any("slow" in line or line.startswith(">") for line in text)
 
@@ -88,7 +88,9 @@ def test_of_many_ranks_the_worst_are_shown():
     slow = Entry(299.0, Straggler(step=1000, rank=40, cause="data", seconds_lost=3.75, steps=50))
     many = [ends(*[slow] * (rank == 0), rank=rank, ranks=64) for rank in range(64)]
     run = RecordedRun(tuple(many), BEGAN + LASTS + 1.0)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80, rows=30), "q quit")]
+    text = [
+        plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80, rows=30), "q quit")
+    ]
     first = next(place for place, line in enumerate(text) if line.lstrip().startswith("rank  "))
     assert text[first + 1].startswith(">   40  slow: waiting for data")
     shown = 1 + sum(line[:6].strip().isdigit() for line in text)
@@ -99,7 +101,7 @@ def test_a_gone_process_is_said_at_once():
     run = RecordedRun((replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711)),), BEGAN + LASTS + 1.0)
     assert run.state == "silent"
     assert "process 4711 is gone, killed or crashed" in " ".join(
-        plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=200))
+        plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=200))
     )
 
 
@@ -107,7 +109,7 @@ def test_a_rank_that_died_is_marked():
     ranks = straggler()
     ranks[1] = replace(ranks[1], signs=Signs(BEGAN + LASTS - 100.0, None))
     run = RecordedRun(tuple(ranks), BEGAN + LASTS + 1.5)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
     assert any(line.startswith(">    1  silent for 102 s") for line in text)
     assert "Note: ranks without a summary and without a sign of life: 1." in text
 
@@ -115,7 +117,7 @@ def test_a_rank_that_died_is_marked():
 def test_ranks_that_no_record_names_are_not_called_slow():
     ranks = [ends(ranks=2, so_far=so_far(findings=())), ends(rank=1, ranks=2, wait=0.15)]
     run = RecordedRun(tuple(ranks), BEGAN + LASTS)
-    lines = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    lines = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
     assert not any(line.startswith(">") for line in lines)
     assert not any("slow" in line for line in lines)
 
@@ -131,13 +133,13 @@ def test_the_pace_of_an_unchanged_rank_is_kept():
 def test_a_full_journal_has_no_last_steps():
     rank = ends(so_far=so_far(step=50_000))
     run = RecordedRun((replace(rank, latest=(Entry(9.0, rank.latest[0].record),)),), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), Size(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
     assert any(line.startswith("  the last steps are not on disk, whole run 250 ms") for line in text)
     assert not any("no new step" in line or "stages" in line for line in text)
 
 
 def test_without_a_run_the_place_is_said():
-    lines = watch_frame.waiting("out\x1b[2J", Size(columns=80, rows=10), "q quit")
+    lines = watch_frame.waiting("out\x1b[2J", TerminalSize(columns=80, rows=10), "q quit")
     assert plain(lines[0]) == "no run yet in out?[2J; waiting. A run writes perf_callbacks/rank<k>.jsonl."
     assert len(lines) == 10
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.trials.plan import Change, Outcome
+from perf_callbacks.trials.plan import ProgramChange, TrialOutcome
 from perf_callbacks.trials.remedies import GROUPS, REMEDIES, candidates, of_finding, settings
 
 WORDINGS = Path(__file__).parents[1] / "advice" / "wordings.txt"
@@ -55,7 +55,7 @@ def finding(line, cause="data", share=0.5):
 
 
 def probe(*lines, **found):
-    return Outcome(steps=60, seconds=1.0, findings=tuple(map(finding, lines)), **found)
+    return TrialOutcome(steps=60, seconds=1.0, findings=tuple(map(finding, lines)), **found)
 
 
 def names(found):
@@ -127,6 +127,6 @@ def test_the_settings_of_a_trial():
         return {f"PERF_CALLBACKS_{name}": value for name, value in (bare | changed).items()}
 
     assert settings((), own_callback=False) == variables()
-    changes = [Change(name=name) for name in ("gc", "affinity", "pinning")]
+    changes = [ProgramChange(name=name) for name in ("gc", "affinity", "pinning")]
     assert settings(changes, own_callback=False) == variables(GC="sync", AFFINITY="auto", LOADERS="apply")
-    assert settings([Change(name="threads", value=3)], own_callback=True) == {"OMP_NUM_THREADS": "3"}
+    assert settings([ProgramChange(name="threads", value=3)], own_callback=True) == {"OMP_NUM_THREADS": "3"}

@@ -9,9 +9,9 @@ from fakes import a_run
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.report import cards
 from perf_callbacks.trials import results
-from perf_callbacks.trials.plan import Change, Identity, Outcome
+from perf_callbacks.trials.plan import Identity, ProgramChange, TrialOutcome
 from perf_callbacks.trials.remedies import REMEDIES, Candidate
-from perf_callbacks.trials.text import BASE, Result
+from perf_callbacks.trials.text import BASE, TrialResults
 
 RUN = a_run(program="train.py", directory="/home/a", model="Net", parameters=7, batch=4)
 WORKERS = next(remedy for remedy in REMEDIES if remedy.name == "workers")
@@ -25,13 +25,15 @@ def cache(tmp_path, monkeypatch):
 
 
 def result(rounds, identity=None):
-    candidate = Candidate(remedy=WORKERS, change=Change(name="workers", value=2), line=LINE)
+    candidate = Candidate(remedy=WORKERS, change=ProgramChange(name="workers", value=2), line=LINE)
 
     def outcome(seconds):
-        return Outcome(steps=10, seconds=10 * seconds)
+        return TrialOutcome(steps=10, seconds=10 * seconds)
 
     times = [{BASE: outcome(1.31 * one), candidate.title: outcome(1.0)} for one in rounds]
-    return Result(program="train.py", candidates=(candidate,), rounds=times, identity=identity or Identity.of(RUN))
+    return TrialResults(
+        program="train.py", candidates=(candidate,), rounds=times, identity=identity or Identity.of(RUN)
+    )
 
 
 def measured(run, finding=FINDING):

@@ -9,16 +9,16 @@ import pytest
 from snapshots import matches
 
 from perf_callbacks.trials import text
-from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Change, Outcome
+from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, ProgramChange, TrialOutcome
 from perf_callbacks.trials.remedies import REMEDIES, Candidate
-from perf_callbacks.trials.text import BASE, TOGETHER, Result
+from perf_callbacks.trials.text import BASE, TOGETHER, TrialResults
 
 LOSSES = (1.0, 0.5)
 KINDS = {remedy.name: remedy for remedy in REMEDIES}
 
 
 def candidate(name, value=None, line="the line to write"):
-    return Candidate(remedy=KINDS[name], change=Change(name=name, value=value), line=line)
+    return Candidate(remedy=KINDS[name], change=ProgramChange(name=name, value=value), line=line)
 
 
 WORKERS = candidate("workers", 2, "DataLoader(num_workers=2)")
@@ -28,7 +28,7 @@ CANDIDATES = (WORKERS, FUSED, PRECISION)
 
 
 def outcome(seconds, losses=LOSSES):
-    return Outcome(steps=100, seconds=100 * seconds, losses=losses)
+    return TrialOutcome(steps=100, seconds=100 * seconds, losses=losses)
 
 
 def a_round(factor=1.0):
@@ -42,26 +42,26 @@ def a_round(factor=1.0):
 
 
 TITLES = tuple(one.title for one in CANDIDATES)
-WHOLE = Result(
+WHOLE = TrialResults(
     program="train.py --lr 1", candidates=CANDIDATES, rounds=[a_round(), a_round(1.01), a_round(0.98)],
     together=TITLES, launches=15, seconds=300.0,
 )  # fmt: skip
-ONE_ROUND = Result(program="train.py", candidates=CANDIDATES, rounds=[a_round()], together=TITLES)
-INTERRUPTED = Result(
+ONE_ROUND = TrialResults(program="train.py", candidates=CANDIDATES, rounds=[a_round()], together=TITLES)
+INTERRUPTED = TrialResults(
     program="train.py", candidates=CANDIDATES, partial={BASE: outcome(2.0), WORKERS.title: outcome(1.0)},
     interrupted=True,
 )  # fmt: skip
-AT_ONCE = Result(program="train.py", interrupted=True)
-SLOWER = Result(
+AT_ONCE = TrialResults(program="train.py", interrupted=True)
+SLOWER = TrialResults(
     program="train.py",
     candidates=(WORKERS,),
     rounds=[{BASE: outcome(0.1 * one), WORKERS.title: outcome(0.15)} for one in (1.0, 1.01)],
 )
-NO_CHANGE = Result(
+NO_CHANGE = TrialResults(
     program="train.py", candidates=(WORKERS, FUSED), rounds=[{BASE: outcome(0.0001)}] * 2,
     failed={WORKERS.title: text.NOT_APPLIED, FUSED.title: "no end after 120 s"},
 )  # fmt: skip
-UNSTEADY = Result(
+UNSTEADY = TrialResults(
     program="train.py",
     candidates=(WORKERS,),
     rounds=[{BASE: outcome(0.2, (one,)), WORKERS.title: outcome(0.1, (one,))} for one in (1.0, 2.0)],
@@ -117,4 +117,4 @@ def test_the_json_object_of_an_interrupted_result():
     ],
 )
 def test_a_refusal(why, sentence):
-    assert text.refused(Outcome(why=why, place="a.log, at train.py:3")).startswith(sentence)
+    assert text.refused(TrialOutcome(why=why, place="a.log, at train.py:3")).startswith(sentence)

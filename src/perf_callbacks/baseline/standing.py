@@ -55,7 +55,7 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
     known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
     if _seconds(run) is None or not known:
         return None
-    kept = [known[place] for place in machine_load.choose([one.load for one in known], [run.load]).first]
+    kept = [known[place] for place in machine_load.undisturbed([[one.load for one in known], [run.load]])[0]]
     if len(kept) < 2:  # noqa: PLR2004 two runs have a spread
         return None
     change = change_between_runs([_estimate(one) for one in kept], [_estimate(run)])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import ConventionWork, Job, Result, compare
+from perf_callbacks.flops.calculator.conventions import ConventionFigures, ConventionWork, Job, compare
 from perf_callbacks.flops.peaks import peak_rates as peaks
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import convention_table as report
@@ -148,7 +148,7 @@ def _check(**values: float | None) -> None:
             raise ConfigError(f"{name}: got {value}, wanted a number from {LEAST:g} to {LARGEST:g}.")
 
 
-def _check_shares(results: Iterable[Result]) -> None:
+def _check_shares(results: Iterable[ConventionFigures]) -> None:
     """Raise `ConfigError` if MFU is above 1 by every convention.
 
     A correct MFU may be above 1 by some conventions, because they count work that kernels skip.

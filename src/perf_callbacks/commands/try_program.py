@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 
 if TYPE_CHECKING:
-    from perf_callbacks.trials.text import Result
+    from perf_callbacks.trials.text import TrialResults
 
 Number = TypeVar("Number", int, float)
 
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     return INTERRUPTED if result.interrupted else status
 
 
-def _shown(lines: Iterable[str], result: "Result") -> Iterable[str]:
+def _shown(lines: Iterable[str], result: "TrialResults") -> Iterable[str]:
     if result.candidates or result.interrupted:
         yield from lines
     else:

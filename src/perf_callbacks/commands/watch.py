@@ -19,7 +19,7 @@ from perf_callbacks.report import prometheus, watch_frame
 from perf_callbacks.report.rank_pace import Paces
 from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.styled_lines import Line, encodable, plain
-from perf_callbacks.report.watch_frame import Size
+from perf_callbacks.report.watch_frame import TerminalSize
 
 NAME: str = "watch"
 SUMMARY: str = "watch a run live in a terminal, from its files alone, or write its figures for Prometheus"
@@ -45,7 +45,7 @@ UNENDED = {"running", "hangs", "silent"}
 class Display(Protocol):
     """A terminal that shows frames and has keys."""
 
-    def size(self) -> Size:
+    def size(self) -> TerminalSize:
         """Return the size of the terminal."""
         ...
 
@@ -122,7 +122,7 @@ def write(path: Path, run: RecordedRun, paces: Paces) -> None:
 
 def live(watched: WatchedRun, paces: Paces, screen: Display, place: str) -> int:
     """Show frames until the user quits."""
-    drawn: tuple[Size, list[Line]] | None = None
+    drawn: tuple[TerminalSize, list[Line]] | None = None
     while True:
         found, size = watched.look(), screen.size()
         footer = keys(watched.count)
@@ -169,7 +169,7 @@ def _redraws() -> bool:
 
 def _print(run: RecordedRun, paces: Paces) -> None:
     """Print one frame, with colours if stdout is a terminal."""
-    lines = watch_frame.frame(run, paces.of(run), Size(columns=shutil.get_terminal_size().columns))
+    lines = watch_frame.frame(run, paces.of(run), TerminalSize(columns=shutil.get_terminal_size().columns))
     if not sys.stdout.isatty():
         print("\n".join(map(plain, encodable(lines, sys.stdout.encoding or "utf-8"))))
         return

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.report.styled_lines import Line, encodable
-from perf_callbacks.report.watch_frame import Size
+from perf_callbacks.report.watch_frame import TerminalSize
 
 try:
     import termios
@@ -111,13 +111,13 @@ class Screen:
         attributes[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the shell on the alternate screen
         termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
-    def size(self) -> Size:
+    def size(self) -> TerminalSize:
         """Return the size of the terminal."""
         columns, rows = USUAL_SIZE
         with suppress(OSError, ValueError):
             columns, rows = os.get_terminal_size(sys.stdout.fileno())
         self._console.size = ConsoleDimensions(columns or USUAL_SIZE[0], rows or USUAL_SIZE[1])
-        return Size(columns=self._console.size.width, rows=self._console.size.height)
+        return TerminalSize(columns=self._console.size.width, rows=self._console.size.height)
 
     def draw(self, lines: Sequence[Line]) -> None:
         """Draw a frame over the last frame."""

@@ -20,9 +20,9 @@ from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.launch import run
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import FAILED, Change, Outcome, Plan, outcome_path, write
+from perf_callbacks.trials.plan import FAILED, Plan, ProgramChange, TrialOutcome, outcome_path, write
 from perf_callbacks.trials.remedies import candidates, settings
-from perf_callbacks.trials.text import BASE, NO_TIME, NOT_APPLIED, TOGETHER, Result, refused
+from perf_callbacks.trials.text import BASE, NO_TIME, NOT_APPLIED, TOGETHER, TrialResults, refused
 from perf_callbacks.trials.writes import TRACKERS
 
 POLL_SECONDS = 0.02
@@ -86,7 +86,7 @@ class Tries:
             show: Shows progress: the part that is done, and the current run.
         """
         self._wish, self._cpus, self._say, self._show = wish, cpus, say, show
-        self.result = Result(program=" ".join(_shown(wish.command)))
+        self.result = TrialResults(program=" ".join(_shown(wish.command)))
         self._longest = 0.0
         self._own_callback = False
 
@@ -124,7 +124,7 @@ class Tries:
     def _round(self, scratch: Path, number: int) -> None:
         """Run each setting once, in an order that differs from round to round."""
         result = self.result
-        done: dict[str, Outcome] = {}
+        done: dict[str, TrialOutcome] = {}
         result.partial = done
         plans = {BASE: (), **{one.title: (one.change,) for one in result.candidates if one.title not in result.failed}}
         if number and result.together and TOGETHER not in result.failed:
@@ -145,7 +145,9 @@ class Tries:
         result.rounds.append(done)
         result.partial = {}
 
-    def _setting(self, scratch: Path, name: str, changes: tuple[Change, ...], done: dict[str, Outcome]) -> None:
+    def _setting(
+        self, scratch: Path, name: str, changes: tuple[ProgramChange, ...], done: dict[str, TrialOutcome]
+    ) -> None:
         result = self.result
         total = self._wish.rounds * (len(result.candidates) + 1 + bool(result.together))
         where = f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches + 1} of {total}"
@@ -161,7 +163,7 @@ class Tries:
         else:
             done[name] = outcome
 
-    def _choose_together(self, first: Mapping[str, Outcome]) -> None:
+    def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
         """Choose the remedies to try together: remedies that didn't slow the program down in the first round."""
         base = first[BASE].step_seconds or 0.0 if BASE in first else 0.0
         titles = [
@@ -171,10 +173,10 @@ class Tries:
         ]
         self.result.together = tuple(titles) if len(titles) > 1 else ()
 
-    def _together(self) -> tuple[Change, ...]:
+    def _together(self) -> tuple[ProgramChange, ...]:
         return tuple([one.change for one in self.result.candidates if one.title in self.result.together])
 
-    def _trial(self, scratch: Path, changes: tuple[Change, ...], *, probe: bool = False) -> Outcome:
+    def _trial(self, scratch: Path, changes: tuple[ProgramChange, ...], *, probe: bool = False) -> TrialOutcome:
         """Launch the program once."""
         self.result.launches += not probe
         name = "probe" if probe else f"{self.result.launches}"
@@ -197,7 +199,7 @@ class Tries:
         self._longest = max(self._longest, monotonic() - began)
         return outcome
 
-    def _environment(self, path: Path, own: Path, changes: tuple[Change, ...], *, probe: bool) -> dict[str, str]:
+    def _environment(self, path: Path, own: Path, changes: tuple[ProgramChange, ...], *, probe: bool) -> dict[str, str]:
         checklist = settings(changes, own_callback=self._own_callback)
         if probe:  # the checklist applies its items except gc; applied items become remedies to try
             checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}
@@ -227,7 +229,7 @@ def launched(
     environ: Mapping[str, str],
     patience: float | None,
     stopped: Callable[[], bool] = bool,
-) -> Outcome:
+) -> TrialOutcome:
     """Run the program until its outcome exists, it ends, or `patience` seconds are over. Then kill all its processes.
 
     Raises `KeyboardInterrupt` once `stopped` returns True.
@@ -248,13 +250,13 @@ def launched(
                 if stopped():
                     raise KeyboardInterrupt
                 if patience is not None and monotonic() - began > patience:
-                    return Outcome(why=FAILED, place=f"no end after {patience:.0f} s")
+                    return TrialOutcome(why=FAILED, place=f"no end after {patience:.0f} s")
                 sleep(POLL_SECONDS)
         finally:
             kill(process, str(path))
     if answer.exists():
-        return msgspec.json.decode(answer.read_bytes(), type=Outcome)
-    return Outcome(why=FAILED, place=_without_outcome(process.returncode, output))
+        return msgspec.json.decode(answer.read_bytes(), type=TrialOutcome)
+    return TrialOutcome(why=FAILED, place=_without_outcome(process.returncode, output))
 
 
 def _without_outcome(status: int, output: Path) -> str:

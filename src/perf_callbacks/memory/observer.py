@@ -37,7 +37,7 @@ from perf_callbacks.memory.out_of_memory import (
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
 from perf_callbacks.memory.rank_use import RankUse
 from perf_callbacks.memory.step_memory import StepMemory
-from perf_callbacks.memory.use import GB, MB, MemoryUse, Point, Series, leak, slope
+from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, leak, slope
 
 PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
@@ -209,10 +209,10 @@ class MemoryWatch(Observer):
             if self._noted is not None:
                 cores, read_mb = _between(self._noted, (now, found))
             self._noted = now, found
-            self._resident.add(Point(seconds, step, found.resident_bytes / GB))
+            self._resident.add(MemoryReading(seconds, step, found.resident_bytes / GB))
             memory.gb_per_hour = slope(self._resident.points)
             if found.anonymous_bytes is not None:
-                self._anonymous.add(Point(seconds, step, found.anonymous_bytes / GB))
+                self._anonymous.add(MemoryReading(seconds, step, found.anonymous_bytes / GB))
                 memory.leak = leak(self._anonymous.points)
         cpus = processes.allowed_cpus()
         self._rank_use.add(

@@ -35,7 +35,7 @@ LEAST_RISE = 0.05
 """Least growth from the first part to the last, relative to the memory in the first part. Less is noise."""
 
 
-class Point(NamedTuple):
+class MemoryReading(NamedTuple):
     """Resident memory at a moment, either in total or only the anonymous part."""
 
     seconds: float
@@ -123,10 +123,10 @@ class Series:
     """Points of a run. A long run's points are thinned out evenly."""
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[MemoryReading] = []
         self._stride, self._skipped = 1, 0
 
-    def add(self, point: Point) -> None:
+    def add(self, point: MemoryReading) -> None:
         """Add a point, or skip the point to thin out the series."""
         self._skipped += 1
         if self._skipped < self._stride:
@@ -138,13 +138,13 @@ class Series:
             self._stride *= 2
 
 
-def after_warm_up(points: Sequence[Point]) -> Sequence[Point]:
+def after_warm_up(points: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
     """Return the points after warm-up. Empty: there are too few points to judge growth."""
     warm = points[int(len(points) * WARM_UP) :]
     return warm if len(warm) >= FEWEST else ()
 
 
-def slope(points: Sequence[Point]) -> float | None:
+def slope(points: Sequence[MemoryReading]) -> float | None:
     """Return the GB per hour by which memory grows: the median slope of all pairs (Theil and Sen).
 
     A few points that are far off, for example during an evaluation, change the slope little. Raises `OverflowError` for
@@ -165,7 +165,7 @@ def slope(points: Sequence[Point]) -> float | None:
     return per_hour
 
 
-def leak(points: Sequence[Point]) -> Leak | None:
+def leak(points: Sequence[MemoryReading]) -> Leak | None:
     """Return the leak that the points of anonymous memory show. None: the points show no leak.
 
     The run after warm-up is cut into quarters. In a leak, the least memory of a quarter grows from each quarter to the

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from perf_callbacks.profiles import host as hosts, kernel_classes
-from perf_callbacks.profiles.host import NOWHERE, Call, Host, Origin
+from perf_callbacks.profiles.host import NOWHERE, Call, CallSite, Host
 from perf_callbacks.profiles.intervals import Interval
-from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, Event, number
+from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, TraceEvent, number
 
 _WORK = {
     "kernel": False,
@@ -29,7 +29,7 @@ MOST_MICROSECONDS = 1e18
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class DeviceWork:
     """Kernel, copy or collective on a device. On a CPU: a part of an operation without inner operations."""
 
     start: float
@@ -37,7 +37,7 @@ class Work:
     name: str
     by_copy_engine: bool = False
     stream: tuple[str, str] = ("", "")
-    origin: Origin = NOWHERE
+    origin: CallSite = NOWHERE
     launch: Call | None = None
     first: bool = False
     """True: the trace shows no earlier work of the stream."""
@@ -62,13 +62,13 @@ class Work:
 class Timelines:
     """Work by device, and calls of the host. In a trace of several processes, devices may have the same number."""
 
-    devices: dict[tuple[str, str], list[tuple[Work, Event]]] = field(default_factory=dict)
+    devices: dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     span: Interval | None = None
     """Time of all events. None: there is no event."""
 
 
-def split(events: Iterable[Event]) -> Timelines:
+def split(events: Iterable[TraceEvent]) -> Timelines:
     """Sort the events of a trace by timeline. Events with impossible times are left out."""
     found = Timelines()
     low, high = float("inf"), float("-inf")
@@ -82,7 +82,7 @@ def split(events: Iterable[Event]) -> Timelines:
         if category in _WORK:
             arguments = event.args or NO_ARGUMENTS
             device = (str(event.pid), str(event.pid if arguments.device is None else arguments.device))
-            work = Work(start, start + duration, name, _WORK[category], (str(event.pid), str(event.tid)))
+            work = DeviceWork(start, start + duration, name, _WORK[category], (str(event.pid), str(event.tid)))
             found.devices.setdefault(device, []).append((work, event))
         else:
             kind = _HOST.get(category) or ("runtime" if category.endswith(("runtime", "driver")) else None)
@@ -102,12 +102,12 @@ def split(events: Iterable[Event]) -> Timelines:
     return found
 
 
-def on_device(work: Iterable[tuple[Work, Event]], host: Host) -> list[Work]:
+def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list[DeviceWork]:
     """Link the work of a device to the launching calls, and find the class of the work."""
     launches = {call.correlation: call for call in host.calls if call.kind == "runtime" and call.correlation}
     operations = [call for call in host.calls if call.kind == "operation"]
     by_id = {_id(call.arguments.external_id) or 0: call for call in operations}
-    linked = list[Work]()
+    linked = list[DeviceWork]()
     for one, event in work:
         arguments = event.args or NO_ARGUMENTS
         one.launch = launches.get(_id(arguments.correlation) or 0)
@@ -126,21 +126,21 @@ def on_device(work: Iterable[tuple[Work, Event]], host: Host) -> list[Work]:
     return linked
 
 
-def on_cpu(host: Host) -> list[Work]:
+def on_cpu(host: Host) -> list[DeviceWork]:
     """Return the operations of all threads as work, without operations that load data."""
-    seen, found = set[int](), list[Work]()
+    seen, found = set[int](), list[DeviceWork]()
     for call, (start, end) in host.self_times:
         origin = host.of(call)
         if origin.in_data:
             continue
-        one = Work(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
+        one = DeviceWork(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
         seen.add(id(call))
         one.kind = _kind(one)
         found.append(one)
     return sorted(found, key=attrgetter("order"))
 
 
-def _kind(work: Work) -> str:
+def _kind(work: DeviceWork) -> str:
     if work.by_copy_engine:
         return kernel_classes.COPY
     names = [call.name for call in work.origin.operations]

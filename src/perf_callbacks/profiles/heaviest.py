@@ -6,7 +6,7 @@ from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import ProfiledCopy, ProfiledOperation
 from perf_callbacks.profiles import kernel_classes, operation_flops
-from perf_callbacks.profiles.device import MICROSECOND, Work
+from perf_callbacks.profiles.device import MICROSECOND, DeviceWork
 from perf_callbacks.profiles.host import Call
 
 MOST = 10
@@ -33,7 +33,7 @@ _FORMATS = {
 _LONGEST = 200
 
 
-def operations(work: Iterable[Work]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
+def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
     """Return the operations with the most time, by name and shapes, and the FLOPs of all operations."""
     found, counted = list[ProfiledOperation](), set[int]()
     groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(one), one) for one in work])]
@@ -56,7 +56,7 @@ def operations(work: Iterable[Work]) -> tuple[tuple[ProfiledOperation, ...], flo
     return tuple([one for one in found if one.seconds > 0][:MOST]), sum(flops) if flops else None
 
 
-def _flops(group: Iterable[Work], counted: set[int]) -> float | None:
+def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
     """Return the FLOPs of some work. An operation counts once, for the heaviest group with a part of its kernels."""
     total: float | None = None
     for one in group:
@@ -67,7 +67,7 @@ def _flops(group: Iterable[Work], counted: set[int]) -> float | None:
     return total
 
 
-def copies(work: Iterable[Work]) -> tuple[ProfiledCopy, ...]:
+def copies(work: Iterable[DeviceWork]) -> tuple[ProfiledCopy, ...]:
     """Return the copies with the most time, by kind, operation and line."""
     keyed = [(_copy(one), one) for one in work]
     found = [
@@ -78,22 +78,22 @@ def copies(work: Iterable[Work]) -> tuple[ProfiledCopy, ...]:
     return tuple([one for one in found if one.seconds > 0][:MOST])
 
 
-def _groups(keyed: Iterable[tuple[tuple[str, ...], Work]]) -> list[tuple[tuple[str, ...], list[Work]]]:
-    groups: dict[Hashable, tuple[tuple[str, ...], list[Work]]] = {}
+def _groups(keyed: Iterable[tuple[tuple[str, ...], DeviceWork]]) -> list[tuple[tuple[str, ...], list[DeviceWork]]]:
+    groups: dict[Hashable, tuple[tuple[str, ...], list[DeviceWork]]] = {}
     for key, one in keyed:
         groups.setdefault(key, (key, []))[1].append(one)
     return [*groups.values()]
 
 
-def _calls(group: Sequence[Work]) -> int:
+def _calls(group: Sequence[DeviceWork]) -> int:
     return max(1, sum([not one.continued for one in group]))
 
 
-def _seconds(group: Iterable[Work]) -> float:
+def _seconds(group: Iterable[DeviceWork]) -> float:
     return sum([one.share for one in group]) * MICROSECOND
 
 
-def _operation(work: Work) -> tuple[str, str]:
+def _operation(work: DeviceWork) -> tuple[str, str]:
     """Return the name and the shapes of the operation behind some work."""
     if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
         return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
@@ -114,7 +114,7 @@ def _shape(shape: list[Any]) -> str:
     return "x".join(map(str, shape))
 
 
-def _copy(work: Work) -> tuple[str, str, str] | None:
+def _copy(work: DeviceWork) -> tuple[str, str, str] | None:
     """Return kind, operation and line of a copy. None: the work is no copy of a tensor."""
     if work.kind != kernel_classes.COPY:
         return None

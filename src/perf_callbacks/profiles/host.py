@@ -55,7 +55,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Origin:
+class CallSite:
     """Place in the program from which a call was made."""
 
     operations: tuple[Call, ...] = ()
@@ -74,7 +74,7 @@ class Origin:
         return [one for one in self.operations if one.name.startswith(_BACKWARD)]
 
 
-NOWHERE = Origin()
+NOWHERE = CallSite()
 
 
 @dataclass(slots=True)
@@ -82,13 +82,13 @@ class Host:
     """Calls of all threads, in order, each with its origin. The origin of an operation includes the operation."""
 
     calls: list[Call]
-    origins: dict[int, Origin] = field(default_factory=dict)
+    origins: dict[int, CallSite] = field(default_factory=dict)
     """Origin by `id` of the call. Python functions have none."""
     self_times: list[tuple[Call, Interval]] = field(default_factory=list)
     """Parts of operations and collectives in which no inner operation ran on the thread."""
     has_modules: bool = False
 
-    def of(self, call: Call | None) -> Origin:
+    def of(self, call: Call | None) -> CallSite:
         """Return the origin of a call."""
         return NOWHERE if call is None else self.origins.get(id(call), NOWHERE)
 
@@ -103,7 +103,7 @@ class _Forward:
         self._first: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
         self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
 
-    def add(self, call: Call, origin: Origin, *, again: bool) -> None:
+    def add(self, call: Call, origin: CallSite, *, again: bool) -> None:
         """Add an operation. `again`: the operation ran within a backward, as in activation checkpointing."""
         sequence = number(call.arguments.sequence)
         if sequence is not None:
@@ -141,7 +141,7 @@ def read(calls: Iterable[Call]) -> Host:
 
 def _walk(host: Host, thread: Sequence[Call], forward: _Forward, backward: list[tuple[Call, list[Call]]]) -> None:
     """Follow the calls of a thread with a stack."""
-    stack = list[tuple[Call, Origin]]()
+    stack = list[tuple[Call, CallSite]]()
     inner: dict[int, list[Interval]] = {}
     for call in thread:
         while stack and stack[-1][0].end <= call.start:
@@ -183,7 +183,7 @@ def is_work(call: Call) -> bool:
     return call.kind == "annotation" and call.name.startswith(("gloo:", "mpi:", "ucc:"))
 
 
-def _within(outer: Origin, call: Call) -> Origin:
+def _within(outer: CallSite, call: Call) -> CallSite:
     """Return the origin of calls within a call."""
     if call.kind == "python":
         return _in_function(outer, call.name)
@@ -192,7 +192,7 @@ def _within(outer: Origin, call: Call) -> Origin:
     if call.kind == "runtime":
         return outer
     if STEP.match(call.name):  # our loops end a step within the optimizer's step, and the next step begins there
-        outer = Origin(line=outer.line)
+        outer = CallSite(line=outer.line)
     optimizer = outer.in_optimizer or call.name.startswith(_OPTIMIZER)
     data = outer.in_data or DATA.match(call.name) is not None
     if call.kind == "annotation":
@@ -205,10 +205,10 @@ def _within(outer: Origin, call: Call) -> Origin:
     backward = call.name.startswith(_BACKWARD)
     optimizer = optimizer and not backward and number(call.arguments.sequence) is None
     modules = None if backward else outer.modules  # a module may run a backward in its forward
-    return Origin((call, *outer.operations[:_DEPTH]), optimizer, data, line, modules)
+    return CallSite((call, *outer.operations[:_DEPTH]), optimizer, data, line, modules)
 
 
-def _in_function(outer: Origin, name: str) -> Origin:
+def _in_function(outer: CallSite, name: str) -> CallSite:
     """Return the origin of calls within a function of Python, which may be a module."""
     if name.startswith(MODULE):
         modules = outer.modules or ()

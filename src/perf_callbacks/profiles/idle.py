@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perf_callbacks.profiles import kernel_classes
-from perf_callbacks.profiles.device import Work
+from perf_callbacks.profiles.device import DeviceWork
 from perf_callbacks.profiles.host import DATA, Call, Cover, Host
 from perf_callbacks.profiles.intervals import Interval, length, union, without
 
@@ -39,7 +39,7 @@ class Idle:
             self.by_cause[cause] = self.by_cause.get(cause, 0.0) + time
 
 
-def explain(gaps: Sequence[Interval], work: Sequence[Work], busy: Sequence[Interval], host: Host) -> Idle:
+def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host) -> Idle:
     """Divide the gaps between the work of a device by cause. `work` is in order of start.
 
     In the part of a gap before the launch of the next work, the device waited for the host. The host was in the

@@ -8,7 +8,7 @@ from perf_callbacks.kernel.records.module_records import OPTIMIZER, OTHERS, OUTS
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles import host as hosts, idle, kernel_classes
-from perf_callbacks.profiles.device import MICROSECOND, Timelines, Work, on_cpu, on_device, split
+from perf_callbacks.profiles.device import MICROSECOND, DeviceWork, Timelines, on_cpu, on_device, split
 from perf_callbacks.profiles.heaviest import copies, operations
 from perf_callbacks.profiles.host import STEP, Call
 from perf_callbacks.profiles.intervals import Interval, length, shares, union, without
@@ -76,13 +76,13 @@ def reduce(trace: Trace) -> Profile:
     )
 
 
-def _module(work: Work) -> str:
+def _module(work: DeviceWork) -> str:
     if work.origin.in_optimizer:
         return OPTIMIZER
     return "/".join(work.origin.modules) if work.origin.modules else OUTSIDE
 
 
-def _by_module(work: Sequence[Work]) -> list[tuple[str, Work]]:
+def _by_module(work: Sequence[DeviceWork]) -> list[tuple[str, DeviceWork]]:
     """Return work with its module. Of many modules, the modules with the least time share a line."""
     found = [(_module(one), one) for one in work]
     kept = dict(_descending(_sums([(path, one.share) for path, one in found]))[:MOST_MODULES])
@@ -115,7 +115,7 @@ def _number(step: Call) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _window(steps: Sequence[Call], work: Sequence[Work], span: Interval) -> tuple[Interval, list[Work]]:
+def _window(steps: Sequence[Call], work: Sequence[DeviceWork], span: Interval) -> tuple[Interval, list[DeviceWork]]:
     """Return the time of the steps and of the work that the steps launched, and the work within, cut to this time.
 
     A device may still do the work of earlier steps when the first step begins. The time begins when this work is done,

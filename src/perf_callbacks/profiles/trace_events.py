@@ -43,7 +43,7 @@ class Arguments(msgspec.Struct, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """Event of a trace. Times in microseconds."""
 
     ph: str = ""
@@ -56,7 +56,7 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = None
 
 
-class Device(msgspec.Struct, gc=False):
+class TraceDevice(msgspec.Struct, gc=False):
     """Device as the trace describes it."""
 
     id: Scalar = None
@@ -66,8 +66,8 @@ class Device(msgspec.Struct, gc=False):
 class Trace(msgspec.Struct):
     """The parts of a trace that matter."""
 
-    traceEvents: list[Event]  # noqa: N815 the name in the file
-    deviceProperties: list[Device] = []  # noqa: N815 as above
+    traceEvents: list[TraceEvent]  # noqa: N815 the name in the file
+    deviceProperties: list[TraceDevice] = []  # noqa: N815 as above
 
 
 def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
@@ -93,13 +93,13 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
 def decode(data: bytes | bytearray) -> Trace:
     """Decode a trace: an object with `traceEvents`, or a list of events."""
     try:
-        found = msgspec.json.decode(data, type=Trace | list[Event])
+        found = msgspec.json.decode(data, type=Trace | list[TraceEvent])
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Kineto does not escape all names: control characters, bytes that aren't UTF-8, NaN
         lenient = json.loads(data.decode(errors="replace"), strict=False)
-        found = msgspec.convert(lenient, type=Trace | list[Event])
+        found = msgspec.convert(lenient, type=Trace | list[TraceEvent])
     return found if isinstance(found, Trace) else Trace(traceEvents=found)
 
 

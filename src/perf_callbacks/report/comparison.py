@@ -89,7 +89,7 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
     """
     every = [[ComparedRun.of(ranks) for ranks in side] for side in (first, second)]
     loads = ([run.load for run in every[0]], [run.load for run in every[1]])
-    chosen = machine_load.choose(*loads)
+    chosen = machine_load.undisturbed(loads)
     a, b = [[side[place] for place in places] for side, places in zip(every, chosen, strict=True)]
     metrics = [_metric(name, a, b, fail_over) for name in ESTIMATORS]
     not_compared = {}

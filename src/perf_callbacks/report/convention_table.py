@@ -3,7 +3,14 @@
 from collections.abc import Iterable, Mapping
 
 from perf_callbacks.flops.calculator.architecture import Architecture
-from perf_callbacks.flops.calculator.conventions import CLOSE, ConventionWork, Job, Result, differences, share
+from perf_callbacks.flops.calculator.conventions import (
+    CLOSE,
+    ConventionFigures,
+    ConventionWork,
+    Job,
+    differences,
+    share,
+)
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH, duration, percent, speed
@@ -13,7 +20,12 @@ _COLUMNS = ("model FLOPs", "hardware FLOPs", "model TFLOPS/GPU", "hardware TFLOP
 
 
 def render(
-    model: Architecture, work: ConventionWork, job: Job, results: Mapping[str, Result], *, peak: str | None = None
+    model: Architecture,
+    work: ConventionWork,
+    job: Job,
+    results: Mapping[str, ConventionFigures],
+    *,
+    peak: str | None = None,
 ) -> str:
     """Render the table."""
     lines = [_model(model), _run(work, job, peak), "", *_table(results, job), "", *_apart(model, work, results)]
@@ -50,7 +62,7 @@ def _run(work: ConventionWork, job: Job, peak: str | None) -> str:
     return "run: " + ", ".join(part for part in parts if part)
 
 
-def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
+def _table(results: Mapping[str, ConventionFigures], job: Job) -> Iterable[str]:
     rows = [(" " * 17, *[column.rjust(11) for column in _COLUMNS])]
     for name, result in results.items():
         cells = (
@@ -66,7 +78,7 @@ def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
     return aligned(rows, right=range(1, 7))
 
 
-def _apart(model: Architecture, work: ConventionWork, results: Mapping[str, Result]) -> Iterable[str]:
+def _apart(model: Architecture, work: ConventionWork, results: Mapping[str, ConventionFigures]) -> Iterable[str]:
     """Yield lines about the differences between the conventions' model FLOPs, and the reasons."""
     known = {name: result.model_flops_per_step for name, result in results.items() if result.model_flops_per_step}
     ours = known.get(OURS)

@@ -77,18 +77,6 @@ class Load(NamedTuple):
 MOST_CPUS = 1_000_000
 
 
-class Choice(NamedTuple):
-    """Places of the compared runs among the runs of each side."""
-
-    first: list[int]
-    second: list[int]
-
-
-def choose(first: Sequence[Load], second: Sequence[Load]) -> Choice:
-    """Choose the runs to compare: the undisturbed runs if there are enough, or else all."""
-    return Choice(*undisturbed([first, second]))
-
-
 def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
     """Return the places of the undisturbed runs on each side if there are enough, or else of all runs."""
     quiet = [[place for place, load in enumerate(side) if not load.disturbed] for side in sides]

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.estimate import fitting_micro_batch, headroom_gb, layers_of, layers_to_checkpoint
-from perf_callbacks.memory.use import PARTS, Point, known, leak, slope
+from perf_callbacks.memory.use import PARTS, MemoryReading, known, leak, slope
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
@@ -102,7 +102,7 @@ def _fitting(found: Mapping[str, int | None]) -> Iterable[str]:
             yield f"for micro-batch {wanted}, checkpointing {number} of {found['layers']} layers is enough"
 
 
-def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:
+def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -> Iterable[str]:
     if not points:
         return
     growth, own, found = slope(points), slope(anonymous), leak(anonymous)
@@ -124,8 +124,8 @@ def _sizes(parts: Memory) -> dict[str, float]:
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 
-def _points(fit: Attempt, field: str) -> list[Point]:
+def _points(fit: Attempt, field: str) -> list[MemoryReading]:
     """Return the known values of a field of the `use` records."""
     uses = [(entry.t, entry.record) for entry in fit.entries if isinstance(entry.record, Use)]
-    points = [Point(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
+    points = [MemoryReading(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
     return [point for point in points if possible(point.gb)]

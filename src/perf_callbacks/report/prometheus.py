@@ -15,7 +15,7 @@ LONGEST_LABEL = 200
 Labels = Mapping[str, str]
 
 
-class _Family(NamedTuple):
+class _MetricFamily(NamedTuple):
     """A metric with its samples."""
 
     name: str
@@ -56,16 +56,18 @@ def _escaped(text: str) -> str:
     return clean(text, LONGEST_LABEL).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
+def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
     """Yield all metrics of a run, but metrics of the present moment only while the run gives signs of life."""
     lives = run.state in {"running", "hangs"}
-    yield _Family("up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)])
+    yield _MetricFamily(
+        "up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
+    )
     states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
-    yield _Family("run_state", "gauge", "1 for the state of the run.", states)
-    yield _Family("run_info", "gauge", "Always 1. The labels say what runs where.", [(_about(run), 1.0)])
+    yield _MetricFamily("run_state", "gauge", "1 for the state of the run.", states)
+    yield _MetricFamily("run_info", "gauge", "Always 1. The labels say what runs where.", [(_about(run), 1.0)])
     started = run.lead.run.started_unix
-    yield _Family("start_timestamp_seconds", "gauge", "Unix time of the start of the attempt.", [({}, started)])
-    yield _Family(
+    yield _MetricFamily("start_timestamp_seconds", "gauge", "Unix time of the start of the attempt.", [({}, started)])
+    yield _MetricFamily(
         "last_sign_of_life_timestamp_seconds",
         "gauge",
         "Unix time of the last write to the journal of a rank or to the summary beside the journal.",
@@ -88,18 +90,18 @@ def _rank(ends: FitEnds) -> Labels:
     return {"rank": str(ends.run.rank)}
 
 
-def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
+def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
     """Yield the metrics of the present moment, of ranks that have not ended and give signs of life."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
     by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
-    yield _Family(
+    yield _MetricFamily(
         "step_time_seconds",
         "gauge",
         "Mean duration of the last optimizer steps on disk, up to 256.",
         [(labels, one.step_seconds) for labels, one in by_rank],
     )
-    yield _Family(
+    yield _MetricFamily(
         "stage_time_seconds",
         "gauge",
         "Mean time of a stage in the last optimizer steps on disk, up to 256.",
@@ -109,7 +111,7 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
             for name, seconds in one.stages.items()
         ],
     )
-    yield _Family(
+    yield _MetricFamily(
         "stall_seconds",
         "gauge",
         "Seconds for which no step has ended, in a stall under way that was reported. 0 without a stall.",
@@ -125,16 +127,16 @@ def _stalled(ends: FitEnds) -> float | None:
     return None if ends.so_far is not None and ends.so_far.stalls is None else 0.0
 
 
-def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
+def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
     """Yield counters, and ratios over the attempt."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
     steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
-    yield _Family("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)
+    yield _MetricFamily("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)
     amounts = [(labels, one.total_samples) for labels, one in known]
-    yield _Family("samples_total", "counter", "Samples of all attempts, of this rank.", amounts)
+    yield _MetricFamily("samples_total", "counter", "Samples of all attempts, of this rank.", amounts)
     amounts = [(labels, one.total_tokens) for labels, one in known]
-    yield _Family("tokens_total", "counter", "Tokens of all attempts, of this rank.", amounts)
-    yield _Family(
+    yield _MetricFamily("tokens_total", "counter", "Tokens of all attempts, of this rank.", amounts)
+    yield _MetricFamily(
         "stage_seconds_total",
         "counter",
         "Seconds of each stage in the measured steps. Stage data: waiting for data.",
@@ -144,7 +146,7 @@ def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
             for name, seconds in one.stage_seconds.items()
         ],
     )
-    yield _Family(
+    yield _MetricFamily(
         "wall_seconds_total",
         "counter",
         "Seconds of each part of the wall time of the attempt.",
@@ -156,34 +158,38 @@ def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_Family]:
     )
     at_least = " A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
     ratios = [(labels, one.mfu) for labels, one in known]
-    yield _Family("mfu_ratio", "gauge", f"Model FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios)
+    yield _MetricFamily(
+        "mfu_ratio", "gauge", f"Model FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios
+    )
     ratios = [(labels, one.hfu) for labels, one in known]
-    yield _Family("hfu_ratio", "gauge", f"Hardware FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios)
+    yield _MetricFamily(
+        "hfu_ratio", "gauge", f"Hardware FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios
+    )
     bounds = [(labels, float(one.flops.lower_bound)) for labels, one in known if one.flops is not None]
-    yield _Family("mfu_is_lower_bound", "gauge", "1 if a step has more FLOPs than were counted.", bounds)
+    yield _MetricFamily("mfu_is_lower_bound", "gauge", "1 if a step has more FLOPs than were counted.", bounds)
     pauses = [(labels, one.gc.seconds) for labels, one in known if one.gc is not None]
-    yield _Family("gc_seconds_total", "counter", "Seconds of all garbage collections.", pauses)
+    yield _MetricFamily("gc_seconds_total", "counter", "Seconds of all garbage collections.", pauses)
     counts = [(labels, float(sum(one.gc.collections))) for labels, one in known if one.gc is not None]
-    yield _Family("gc_collections_total", "counter", "Garbage collections.", counts)
+    yield _MetricFamily("gc_collections_total", "counter", "Garbage collections.", counts)
     counts = [(labels, float(one.stalls.count)) for labels, one in known if one.stalls is not None]
-    yield _Family("stalls_total", "counter", "Stalls that were reported.", counts)
+    yield _MetricFamily("stalls_total", "counter", "Stalls that were reported.", counts)
     seconds = [(labels, one.stalls.seconds) for labels, one in known if one.stalls is not None]
-    yield _Family("stalled_seconds_total", "counter", "Seconds without a step in these stalls.", seconds)
+    yield _MetricFamily("stalled_seconds_total", "counter", "Seconds without a step in these stalls.", seconds)
 
 
-def _stragglers(run: RecordedRun) -> Iterator[_Family]:
+def _stragglers(run: RecordedRun) -> Iterator[_MetricFamily]:
     """Yield metrics of the time that the job lost to slow ranks."""
     summary = run.lead.final or run.lead.so_far
     found = None if summary is None else summary.stragglers
     if found is None or not found.steps:
         return
     causes = [({"cause": clean(cause)}, seconds) for cause, seconds in found.seconds_by_cause.items()]
-    yield _Family("straggler_lost_seconds_total", "counter", "Seconds that the job lost to slow ranks.", causes)
+    yield _MetricFamily("straggler_lost_seconds_total", "counter", "Seconds that the job lost to slow ranks.", causes)
     worst: dict[tuple[int, str], float] = {}
     for ranks, cause, seconds, _ in found.named():
         for rank in ranks:
             worst[rank, clean(cause)] = worst.get((rank, clean(cause)), 0.0) + seconds
-    yield _Family(
+    yield _MetricFamily(
         "straggler_rank_lost_seconds",
         "gauge",
         "Seconds that the job lost to this rank, alone or in a set of ranks. Only the costliest ranks are listed.",
@@ -191,4 +197,4 @@ def _stragglers(run: RecordedRun) -> Iterator[_Family]:
     )
     if found.slowdown is not None:
         text = "Duration of a step, divided by its duration with healthy ranks and even work."
-        yield _Family("straggler_slowdown_ratio", "gauge", text, [({}, found.slowdown)])
+        yield _MetricFamily("straggler_slowdown_ratio", "gauge", text, [({}, found.slowdown)])

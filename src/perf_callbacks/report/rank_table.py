@@ -7,7 +7,7 @@ from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import COSTLY, RankPace, RecentLoss
 from perf_callbacks.report.recorded_run import RecordedRun, finite, own_stall, sign
-from perf_callbacks.report.styled_lines import NARROW, Line, Span, Style, cut, cut_left
+from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left
 from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES
 
@@ -73,10 +73,10 @@ def _places(run: RecordedRun, columns: int) -> list[Line]:
             place = clean(stall.stack[-1], 500) if stall.stack else place
         hangs = rank in hanging
         text = f"{MARK if hangs else '  '}{rank:>4}  {stage:<10}" + ("" if narrow else f"{_GAP}{since:>7}")
-        line = cut((Span(f"{text}{_GAP}{cut_left(place, room)}".rstrip(), _BAD if hangs else _PLAIN),), columns)
+        line = cut((StyledText(f"{text}{_GAP}{cut_left(place, room)}".rstrip(), _BAD if hangs else _PLAIN),), columns)
         rows.append(((not hangs, found is not None, rank), line))
     rows.sort(key=lambda row: row[0])
-    return [cut((Span(f"{heading}{_GAP}innermost line", "dim"),), columns), *[line for _, line in rows]]
+    return [cut((StyledText(f"{heading}{_GAP}innermost line", "dim"),), columns), *[line for _, line in rows]]
 
 
 def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int) -> list[Line]:
@@ -99,12 +99,12 @@ def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentL
     note = longest
     heading = f"{'rank':>{len(MARK) + ranks}}" + (_GAP + " " * note if note else "")
     heading += "".join([_GAP + headings[place].rjust(widths[place]) for place in shown])
-    lines: list[Line] = [cut((Span(heading, "dim"),), columns)]
+    lines: list[Line] = [cut((StyledText(heading, "dim"),), columns)]
     for row in rows:
         begin = f"{MARK if row.style else '  '}{row.rank:>{ranks}}"
         begin += _GAP + clean(row.note, max(1, note)).ljust(note) if note else ""
         cells = "".join([_GAP + row.cells[place].rjust(widths[place]) for place in shown])
-        lines.append(cut((Span(begin + cells, row.style),), columns))
+        lines.append(cut((StyledText(begin + cells, row.style),), columns))
     return lines
 
 

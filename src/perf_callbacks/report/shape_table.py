@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from perf_callbacks.flops.calculator.product_shapes import Size, Uneven
+from perf_callbacks.flops.calculator.product_shapes import ProductSize, Uneven
 from perf_callbacks.report.layout import aligned
 
 HEADER = (" " * 8, "size", "take", "weights with it")
 
 
-def render(sizes: Sequence[Size], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
+def render(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
     """Render the table, followed by the products with a wave that is nearly empty.
 
     >>> print(render([Size("MLP", 10922, 10944, (134209536, 134479872)), Size("head", 128, 128)], [], None))
@@ -25,7 +25,7 @@ def render(sizes: Sequence[Size], waves: Sequence[Uneven], multiprocessors: int 
     return "\n".join(lines)
 
 
-def _cells(one: Size) -> tuple[str, str, str, str]:
+def _cells(one: ProductSize) -> tuple[str, str, str, str]:
     before, after = one.weights
     if one.better == one.size:
         return one.name, f"{one.size:,}", "as is", ""

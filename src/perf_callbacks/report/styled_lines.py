@@ -12,14 +12,14 @@ NARROW = 60
 """On a narrower terminal, `watch` leaves out some figures."""
 
 
-class Span(NamedTuple):
+class StyledText(NamedTuple):
     """Part of a line in one style."""
 
     text: str
     style: Style = ""
 
 
-Line = tuple[Span, ...]
+Line = tuple[StyledText, ...]
 
 
 def plain(line: Line) -> str:
@@ -37,12 +37,12 @@ def cut(line: Line, columns: int) -> Line:
         return line
     found, left = [], columns - 1
     for span in line:
-        found.append(Span(span.text[:left], span.style))
+        found.append(StyledText(span.text[:left], span.style))
         left -= len(span.text)
         if left < 0:
             break
     last = found[-1]
-    return (*found[:-1], Span(f"{last.text}…", last.style))
+    return (*found[:-1], StyledText(f"{last.text}…", last.style))
 
 
 def cut_left(text: str, columns: int) -> str:
@@ -66,6 +66,6 @@ def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
         return lines
     texts = [[span.text.translate(_ASCII).encode(encoding, errors="replace") for span in line] for line in lines]
     return [
-        tuple([Span(text.decode(encoding), span.style) for span, text in zip(line, encoded, strict=True)])
+        tuple([StyledText(text.decode(encoding), span.style) for span, text in zip(line, encoded, strict=True)])
         for line, encoded in zip(lines, texts, strict=True)
     ]

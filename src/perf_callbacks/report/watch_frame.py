@@ -16,7 +16,7 @@ from perf_callbacks.report.layout import INDENT, clean, joined, wrapped
 from perf_callbacks.report.rank_pace import RankPace, RecentLoss, recent_losses
 from perf_callbacks.report.rank_table import rank_table
 from perf_callbacks.report.recorded_run import RecordedRun, finite
-from perf_callbacks.report.styled_lines import NARROW, Line, Span, Style, cut, cut_left
+from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left
 from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
 
@@ -54,22 +54,22 @@ STATE_STYLES: dict[str, Style] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class TerminalSize:
     """Size of a terminal. `rows` is None for output that may be of any length."""
 
     columns: int
     rows: int | None = None
 
 
-def frame(run: RecordedRun, paces: Sequence[RankPace], size: Size, footer: str = "") -> list[Line]:
+def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, footer: str = "") -> list[Line]:
     """Render a run within a number of columns and rows. A terminal narrower than `LEAST_COLUMNS` cuts the lines."""
-    size = Size(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
+    size = TerminalSize(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
     losses = recent_losses(run)
     top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *_notes(run, size.columns)]
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
     stages, events = [*_stages(run, _shown(paces, losses), size.columns)], [*_events(run, paces, size.columns)]
-    bottom = [cut((Span(footer, "dim"),), size.columns)] if footer else []
+    bottom = [cut((StyledText(footer, "dim"),), size.columns)] if footer else []
     free = None if size.rows is None else max(0, size.rows - len(top) - len(bottom))
     stacks = [*_stacks(run, size, free)]
     table = _Block(ranks, 6, counted="ranks")
@@ -84,12 +84,12 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: Size, footer: str =
     return [*lines, *[()] * (size.rows - len(lines) - len(bottom)), *bottom]
 
 
-def waiting(place: str, size: Size, footer: str = "") -> list[Line]:
+def waiting(place: str, size: TerminalSize, footer: str = "") -> list[Line]:
     """Render a frame without a run."""
-    size = Size(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
+    size = TerminalSize(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
     text = f"no run yet in {clean(place, 200)}; waiting. A run writes perf_callbacks/rank<k>.jsonl."
-    lines: list[Line] = [(Span(line, "strong"),) for line in wrapped(text, width=size.columns)]
-    bottom: list[Line] = [(Span(footer, "dim"),)] if footer else []
+    lines: list[Line] = [(StyledText(line, "strong"),) for line in wrapped(text, width=size.columns)]
+    bottom: list[Line] = [(StyledText(footer, "dim"),)] if footer else []
     return [*lines, *[()] * (max(0, size.rows - len(lines) - len(bottom)) if size.rows else 0), *bottom]
 
 
@@ -107,7 +107,7 @@ class _Block(NamedTuple):
         if number >= len(self.lines) or not self.counted:
             return self.lines[:number]
         left_out = len(self.lines) - number + 1
-        return [*self.lines[: number - 1], (Span(f"  and {left_out:,} {self.counted} more", "dim"),)]
+        return [*self.lines[: number - 1], (StyledText(f"  and {left_out:,} {self.counted} more", "dim"),)]
 
 
 def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
@@ -138,9 +138,9 @@ def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
     rest: Style = "strong" if style == "bad" else ""
     first, *others = wrapped(f"{run_card.state(run)}.", width=columns)
     word = "no sign of life" if run.state == "silent" else first.split(" ")[0]
-    yield cut((Span(word, style), Span(first[len(word) :], rest)), columns)
+    yield cut((StyledText(word, style), StyledText(first[len(word) :], rest)), columns)
     for line in others:
-        yield cut((Span(line, rest),), columns)
+        yield cut((StyledText(line, rest),), columns)
 
 
 def _sentences(run: RecordedRun, losses: Sequence[RecentLoss], columns: int) -> Iterator[Line]:
@@ -169,7 +169,7 @@ def _notes(run: RecordedRun, columns: int) -> Iterator[Line]:
         yield from _wrapped(f"Note: {note}.", columns, "warning")
 
 
-def _stacks(run: RecordedRun, size: Size, free: int | None) -> Iterator[Line]:
+def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[Line]:
     """Yield the stacks of the ranks that hang, each line cut at its left end. If rows are few, drop outer lines."""
     shown = max(1, min(len(run.hanging), run_card.MOST_STACKS))
     frames = run_card.MOST_FRAMES
@@ -180,18 +180,18 @@ def _stacks(run: RecordedRun, size: Size, free: int | None) -> Iterator[Line]:
         inner = line.startswith(" ")
         text = cut_left(f"  {line}", size.columns) if inner else f"  {line}"
         style: Style = "dim" if any(place in line for place in LIBRARIES) else ""
-        yield cut((Span(text, style if inner else "bad"),), size.columns)
+        yield cut((StyledText(text, style if inner else "bad"),), size.columns)
 
 
 def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
     """Yield the pace, the title and details of the run, and its directory."""
     record, lead = run.lead.run, paces[0]
     for line in wrapped(joined(_figures(run, lead)), width=columns - INDENT):
-        yield cut((Span(f"  {line}"),), columns)
+        yield cut((StyledText(f"  {line}"),), columns)
     ranks = max(record.world_size, len(run.ranks))
     title, details = clean(run_title.title(record), 500), clean(run_title.details(record, ranks), 500)
-    yield cut((Span(f"  {title} · {details}", "dim"),), columns)
-    yield cut((Span(f"  {clean(run.directory, 500)}, run {clean(record.run_id)}", "dim"),), columns)
+    yield cut((StyledText(f"  {title} · {details}", "dim"),), columns)
+    yield cut((StyledText(f"  {clean(run.directory, 500)}, run {clean(record.run_id)}", "dim"),), columns)
 
 
 def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
@@ -230,11 +230,11 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
     whole = fsum(lead.stages.values())
     if not lead.steps or not whole:
         if run.lead.run.unstaged:
-            yield cut((Span(f"  stages are not timed: {clean(run.lead.run.unstaged, 200)}", "dim"),), columns)
+            yield cut((StyledText(f"  stages are not timed: {clean(run.lead.run.unstaged, 200)}", "dim"),), columns)
         return
     number = "step" if lead.steps == 1 else f"{lead.steps:,} steps"
     who = f"the last {number} of rank {lead.rank}" if run.lead.run.world_size > 1 else f"the last {number}"
-    yield cut((Span(f"  stages of {who}", "dim"),), columns)
+    yield cut((StyledText(f"  stages of {who}", "dim"),), columns)
     narrow = columns < NARROW
     most = max(0, min(LONGEST_BAR, columns - (25 if narrow else 34)))
     for name, seconds in lead.stages.items():
@@ -244,7 +244,7 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
         stage = clean(name.removesuffix("_time"))
         bar = ("█" * round(share * most)).ljust(most)
         took = "" if narrow else f"{duration(seconds):>9}"
-        yield cut((Span(f"  {stage:<14}"), Span(bar, "good"), Span(f"{took}{share:>9.1%}")), columns)
+        yield cut((StyledText(f"  {stage:<14}"), StyledText(bar, "good"), StyledText(f"{took}{share:>9.1%}")), columns)
 
 
 def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
@@ -261,14 +261,14 @@ def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterat
     latest = sorted(found, key=lambda one: one[0], reverse=True)
     shown = [*islice(latest, MOST_EVENTS)]
     if shown:
-        yield (Span("  last events", "dim"),)
+        yield (StyledText("  last events", "dim"),)
     for moment, event in shown:
         age = f"{long_duration(max(0.0, finite(run.now - started - moment) or 0.0))} ago"
         text = clean(event.text, 200)
         step = "" if columns < NARROW else f"  step {event.step:<8,}"
-        yield cut((Span(f"  {age:>12}{step}", "dim"), Span(f"  {text}")), columns)
+        yield cut((StyledText(f"  {age:>12}{step}", "dim"), StyledText(f"  {text}")), columns)
 
 
 def _wrapped(text: str, columns: int, style: Style) -> Iterator[Line]:
     for line in wrapped(text, width=columns):
-        yield cut((Span(line, style),), columns)
+        yield cut((StyledText(line, style),), columns)

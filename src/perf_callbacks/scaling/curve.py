@@ -32,7 +32,7 @@ FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
+class PartGrowth:
     """Growth of a part of the step, in seconds for the mean work of a device in a step of the baseline."""
 
     part: str
@@ -67,7 +67,7 @@ class Point:
     """Work per second and device, divided by that of the baseline."""
     interval: tuple[float, float] | None
     """Ends of the 95 % interval. None: the runs are the baseline itself."""
-    growth: tuple[Growth, ...]
+    growth: tuple[PartGrowth, ...]
     """All parts, the largest growth first. Empty: unknown, or the runs are the baseline itself."""
     slowest: tuple[int, float]
     """The rank that is most often the slowest, and its share of the steps."""
@@ -75,7 +75,7 @@ class Point:
     """Load of the machine in each run."""
 
     @property
-    def grown(self) -> Growth | None:
+    def grown(self) -> PartGrowth | None:
         """The part that grows most. None: it doesn't surely grow, or by less than 1 % of the step."""
         least = SMALL * self.per_step / self.per_device
         return next((one for one in self.growth[:1] if one.low > 0 and one.seconds >= least), None)
@@ -159,7 +159,7 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
     )
 
 
-def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, changed: Change) -> list[Growth]:
+def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, changed: Change) -> list[PartGrowth]:
     """Return the growth of all parts, the largest first. Empty: the stages of a run were not timed."""
     work = _per_step(baseline, unit)
     before = work / (mean_of_runs([_rate(run, unit) for run in baseline]) or 1.0)
@@ -175,7 +175,9 @@ def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, chang
             fmean([run.excess[part] * work / (run.per_step(unit) or 1.0) for run in runs]) for runs in (baseline, side)
         ]
         share = min(1.0, max(0.0, seconds / lost)) if lost > 0 else None
-        found.append(Growth(part=part, seconds=seconds, low=low, high=high, share=share, excess=excess[1] - excess[0]))
+        found.append(
+            PartGrowth(part=part, seconds=seconds, low=low, high=high, share=share, excess=excess[1] - excess[0])
+        )
     return sorted(found, key=lambda one: one.seconds, reverse=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.layout import INDENT, aligned, wrapped
 from perf_callbacks.report.units import DASH, duration, percent, rate
-from perf_callbacks.scaling.curve import Curve, Growth, Point
+from perf_callbacks.scaling.curve import Curve, PartGrowth, Point
 
 GOOD = 0.8
 """Efficiency from which scaling is good."""
@@ -84,7 +84,7 @@ def _amount(point: Point) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _why(point: Point, grown: Growth) -> Iterator[str]:
+def _why(point: Point, grown: PartGrowth) -> Iterator[str]:
     name, ends = named(grown.part), f"{duration(grown.low)} to {duration(grown.high)}"
     share = "" if grown.share is None else f", {percent(grown.share)} of the lost time"
     yield (

@@ -16,7 +16,7 @@ SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class ProgramChange:
     """Change to a program, made from outside."""
 
     name: str
@@ -31,7 +31,7 @@ class Plan:
 
     scratch: str
     """Directory for everything that the trial writes."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ProgramChange, ...] = ()
     steps: int = 60
     """Least number of measured steps."""
     seconds: float = 10.0
@@ -69,7 +69,7 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """Result of a trial: times, losses and findings, or the reason why there is no time."""
 
     steps: int = 0
@@ -111,7 +111,7 @@ def outcome_path(plan_path: Path) -> Path:
     return plan_path.with_suffix(".outcome")
 
 
-def write(path: Path, content: Plan | Outcome) -> None:
+def write(path: Path, content: Plan | TrialOutcome) -> None:
     """Write a plan or an outcome, atomically."""
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_bytes(msgspec.json.encode(content))

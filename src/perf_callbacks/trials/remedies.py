@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.trials.plan import Change, Outcome
+from perf_callbacks.trials.plan import ProgramChange, TrialOutcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class Candidate:
     """Remedy that a trial applies to a program."""
 
     remedy: Remedy
-    change: Change
+    change: ProgramChange
     line: str
     """Line to write."""
     promised: tuple[float, float] | None = None
@@ -122,7 +122,7 @@ def of_finding(finding: Finding) -> Candidate | None:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:
             value = int(match[1]) if match.re.groups and match[1] is not None else None
-            change = Change(name=remedy.name, value=value)
+            change = ProgramChange(name=remedy.name, value=value)
             return Candidate(remedy=remedy, change=change, line=finding.remedy, promised=_promised(finding))
     return None
 
@@ -133,7 +133,7 @@ def _promised(finding: Finding) -> tuple[float, float] | None:
     return 1 / (1 - (finding.low or 0.0)), 1 / (1 - finding.share)
 
 
-def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candidate]:
+def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Candidate]:
     """Return the remedies to try: remedies that the findings of a probe call for, and remedies of `--only`.
 
     Args:
@@ -146,7 +146,7 @@ def candidates(probe: Outcome, only: Collection[str], cpus: int) -> list[Candida
     for remedy in REMEDIES:
         if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
             number = max(1, cpus - 1) if remedy.name in NUMBERED else None
-            change = Change(name=remedy.name, value=number)
+            change = ProgramChange(name=remedy.name, value=number)
             line = remedy.line.format(number)
             found[remedy.name] = Candidate(remedy=remedy, change=change, line=line, called_for=False)
     if probe.own_callback:
@@ -165,7 +165,7 @@ def _allowed(only: Collection[str]) -> set[str]:
     return {one.name for one in REMEDIES if one.group in only or not (only or one.asked)}
 
 
-def _called_for(probe: Outcome) -> Iterator[Candidate]:
+def _called_for(probe: TrialOutcome) -> Iterator[Candidate]:
     for finding in probe.findings:
         candidate = of_finding(finding)
         if candidate is not None:
@@ -173,10 +173,10 @@ def _called_for(probe: Outcome) -> Iterator[Candidate]:
     checklist = {"pinning": probe.pinned, "affinity": probe.bound}
     for remedy in REMEDIES:
         if checklist.get(remedy.name):
-            yield Candidate(remedy=remedy, change=Change(name=remedy.name), line=remedy.line)
+            yield Candidate(remedy=remedy, change=ProgramChange(name=remedy.name), line=remedy.line)
 
 
-def settings(changes: Iterable[Change], *, own_callback: bool) -> dict[str, str]:
+def settings(changes: Iterable[ProgramChange], *, own_callback: bool) -> dict[str, str]:
     """Return the environment variables of a trial, which turn off items of the checklist that are not on trial."""
     changes = tuple(changes)
     names = {change.name for change in changes}

@@ -15,7 +15,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Run
 from perf_callbacks.trials.plan import Identity
 from perf_callbacks.trials.remedies import of_finding
-from perf_callbacks.trials.text import Result
+from perf_callbacks.trials.text import TrialResults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ def _path(identity: Identity) -> Path:
     return cache_directory() / f"try-{hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]}.json"
 
 
-def store(result: Result) -> None:
+def store(result: TrialResults) -> None:
     """Store the gains of a result. If the file can't be written, nothing is stored."""
     found = result.gains()
     gains = [

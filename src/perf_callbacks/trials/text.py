@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perf_callbacks.trials.gains import CLOSE, OTHER, SAME, Gain, compared, gains
-from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, Outcome
+from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, TrialOutcome
 from perf_callbacks.trials.remedies import Candidate
 
 BASE, TOGETHER = "as it is", "together"
@@ -22,14 +22,14 @@ REFUSED = {
 
 
 @dataclass(kw_only=True, slots=True)
-class Result:
+class TrialResults:
     """Outcomes of the trials of a program so far."""
 
     program: str
     candidates: Sequence[Candidate] = ()
-    rounds: list[dict[str, Outcome]] = field(default_factory=list)
+    rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
     """Outcomes of each complete round, by setting."""
-    partial: dict[str, Outcome] = field(default_factory=dict)
+    partial: dict[str, TrialOutcome] = field(default_factory=dict)
     """Outcomes of a round that was interrupted."""
     failed: dict[str, str] = field(default_factory=dict)
     """By setting, the reason why the setting has no time."""
@@ -77,7 +77,7 @@ class Result:
         return sorted(helps, key=lambda one: -found[one.title].factor)
 
 
-def lines(result: Result) -> Iterable[str]:
+def lines(result: TrialResults) -> Iterable[str]:
     """Yield the lines of the table, the lines to write, and the settings without a time."""
     found = result.gains()
     base = [one[BASE].step_seconds or 0.0 for one in result.rounds or [result.partial] if BASE in one]
@@ -97,7 +97,7 @@ def lines(result: Result) -> Iterable[str]:
         yield "No change helps for sure." if len(result.rounds) > 1 else "One round shows no interval: nothing is sure."
 
 
-def _table(result: Result, found: Mapping[str, Gain], base_seconds: float) -> Iterable[str]:
+def _table(result: TrialResults, found: Mapping[str, Gain], base_seconds: float) -> Iterable[str]:
     width = max([len(name) for name in [BASE, *found]])
     yield f"{'':<{width}}  {'step time':>9}  {'faster':>6}  {'95 % interval':<14}  loss"
     yield f"{BASE:<{width}}  {_milliseconds(base_seconds):>9}"
@@ -113,12 +113,12 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
 
 
-def refused(outcome: Outcome) -> str:
+def refused(outcome: TrialOutcome) -> str:
     """Return the sentence for a trial that ended without a time."""
     return REFUSED.get(outcome.why or FAILED, "{}").format(outcome.place)
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: TrialResults) -> dict[str, Any]:
     """Return the JSON object of a result. Times are in seconds, gains are factors."""
     found = result.gains()
     by_title = {one.title: one for one in result.candidates}

@@ -17,7 +17,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import FAILED, Change, Identity, Outcome, Plan, current, outcome_path, write
+from perf_callbacks.trials.plan import FAILED, Identity, Plan, ProgramChange, TrialOutcome, current, outcome_path, write
 
 if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
@@ -63,7 +63,7 @@ class Turn:
         """Items of the checklist that are applied."""
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
-    def change(self, name: str) -> Change | None:
+    def change(self, name: str) -> ProgramChange | None:
         """Return the change of this name. None: the plan has no such change."""
         return next((change for change in self.plan.changes if change.name == name), None)
 
@@ -146,23 +146,23 @@ class Turn:
                 f"the program made only {self._steps} {'step' if self._steps == 1 else 'steps'}, and the first "
                 f"{SKIPPED_STEPS}, or {SKIPPED_SECONDS:g} s, don't count"
             )
-        outcome = Outcome(why=why, place=printable(place))
+        outcome = TrialOutcome(why=why, place=printable(place))
         if why is None:
             try:
                 outcome = self._outcome(steps)
             except Exception as error:  # noqa: BLE001 the trial reports the error
                 let_pass(error)
-                outcome = Outcome(why=FAILED, place=describe(error))
+                outcome = TrialOutcome(why=FAILED, place=describe(error))
         write(outcome_path(self.path), outcome)
         os._exit(0)
 
-    def _outcome(self, steps: int) -> Outcome:
+    def _outcome(self, steps: int) -> TrialOutcome:
         recorder = self.recorder()
         findings: tuple[Finding, ...] = ()
         if self.plan.probe and recorder is not None:
             summary = recorder.summary
             findings = summary.findings if summary is not None else ()
-        return Outcome(
+        return TrialOutcome(
             steps=steps,
             seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
             losses=tuple([float(loss) for loss in self._losses]),

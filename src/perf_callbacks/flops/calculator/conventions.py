@@ -169,7 +169,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class ConventionFigures:
     """Figures of a step by a convention. None: not defined by the convention. Ratios are 0 to 1."""
 
     model_flops_per_step: int | None
@@ -180,13 +180,13 @@ class Result:
     hfu: float | None
 
 
-def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, Result]:
+def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, ConventionFigures]:
     """Compute the figures of a step by each convention. The keys are the conventions' names."""
     return {convention.name: _result(step_flops(convention, architecture, work), job) for convention in CONVENTIONS}
 
 
-def _result(flops: ModelStepFlops, job: Job) -> Result:
-    return Result(
+def _result(flops: ModelStepFlops, job: Job) -> ConventionFigures:
+    return ConventionFigures(
         model_flops_per_step=flops.model,
         hardware_flops_per_step=flops.hardware,
         model_tflops_per_gpu=share(flops.model, job, TERA),

@@ -144,7 +144,7 @@ def _elements(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -
     )
 
 
-class Size(NamedTuple):
+class ProductSize(NamedTuple):
     """Size in the products of a model, and the nearest size that tensor cores use well."""
 
     name: str
@@ -154,7 +154,7 @@ class Size(NamedTuple):
     """Elements of the weights with this size, and with the better size. Zeros: no weight has this size."""
 
 
-def sizes(model: Architecture, tokens: int | None = None) -> list[Size]:
+def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
     """Return the sizes that the author of a model chooses.
 
     >>> [(one.name, one.size, one.better) for one in sizes(Architecture(layers=12, hidden=768, heads=12, vocab=50257))]
@@ -165,11 +165,13 @@ def sizes(model: Architecture, tokens: int | None = None) -> list[Size]:
         weights[shape] += number
     weights[known(model.vocab, "vocab"), model.width] += model.outputs is not None or not model.tied
     chosen = {"width": model.width, "MLP": model.mlp_width, "vocabulary": known(model.vocab, "vocab")}
-    found = [Size(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()]
+    found = [
+        ProductSize(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()
+    ]
     if model.heads:
         head = model.attention_width // model.heads
-        found.append(Size("head", head, better(head)))
-    return [*found, *([Size("tokens", tokens, better(tokens))] if tokens else [])]
+        found.append(ProductSize("head", head, better(head)))
+    return [*found, *([ProductSize("tokens", tokens, better(tokens))] if tokens else [])]
 
 
 def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]]:

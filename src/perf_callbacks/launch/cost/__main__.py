@@ -11,7 +11,7 @@ from io import StringIO
 from json import dumps
 
 from perf_callbacks.kernel.clock import monotonic, perf_counter, process_time
-from perf_callbacks.launch.cost.turns import Stopwatch, Turn, measure
+from perf_callbacks.launch.cost.turns import Stopwatch, TrainingTurn, measure
 
 
 def main(name: str, seconds: str) -> None:
@@ -20,7 +20,7 @@ def main(name: str, seconds: str) -> None:
     warnings.simplefilter("ignore")
     train = importlib.import_module(f"perf_callbacks.launch.cost.{name}").train
 
-    def turn(*, armed: bool) -> Turn:
+    def turn(*, armed: bool) -> TrainingTurn:
         with tempfile.TemporaryDirectory() as directory:
             stopwatch = Stopwatch(perf_counter, process_time)
             train(directory, stopwatch, armed=armed)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import msgspec
 
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.launch.cost.turns import Cost, Interval
+from perf_callbacks.launch.cost.turns import Cost, MedianInterval
 from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import duration
 
@@ -97,5 +97,5 @@ def table(costs: Sequence[Cost]) -> list[str]:
     return aligned([heading, *rows], right={1, 2, 3, 4, 5, 6})
 
 
-def _micro(interval: Interval) -> str:
+def _micro(interval: MedianInterval) -> str:
     return f"{interval.median * 1e6:.1f} [{interval.low * 1e6:.1f}, {interval.high * 1e6:.1f}] us"

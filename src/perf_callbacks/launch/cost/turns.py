@@ -20,7 +20,7 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class TrainingTurn:
     """One turn of a training."""
 
     quiet_seconds: float
@@ -32,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class MedianInterval:
     """Median of the turns, with its 95 % interval."""
 
     median: float
@@ -49,13 +49,13 @@ class Cost:
     """Turns with the callback."""
     step_seconds: float
     """Duration of a quiet step without the callback."""
-    step: Interval
+    step: MedianInterval
     """Seconds that the callback adds to a quiet step."""
-    control: Interval
+    control: MedianInterval
     """Difference between two turns without the callback. Zero is inside, unless other programs disturb."""
-    cpu: Interval
+    cpu: MedianInterval
     """Seconds of CPU time that the callback adds to the mean step, including work in every 64th or 256th step."""
-    run: Interval
+    run: MedianInterval
     """Seconds that the callback adds once per run: at the start, in the first 320 steps, and at the end."""
 
 
@@ -74,18 +74,18 @@ class Stopwatch:
         if len(self._ends) in {SETTLING, STEPS}:
             self._cpu.append(self._cpu_clock())
 
-    def turn(self) -> Turn:
+    def turn(self) -> TrainingTurn:
         """Return the times of the turn."""
         ends, (start, end) = self._ends[SETTLING - 1 : STEPS], self._cpu
         steps = sorted([after - before for before, after in itertools.pairwise(ends)])
-        return Turn(
+        return TrainingTurn(
             quiet_seconds=steps[len(steps) // 10],
             cpu_seconds=(end - start) / COUNTED,
             other_seconds=self._clock() - self._began - (ends[-1] - ends[0]),
         )
 
 
-def measure(integration: str, turn: Callable[..., Turn], seconds: float, clock: Callable[[], float]) -> Cost:
+def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float, clock: Callable[[], float]) -> Cost:
     """Take turns without, with and without the callback for some seconds; at least three turns with the callback.
 
     Args:
@@ -96,7 +96,7 @@ def measure(integration: str, turn: Callable[..., Turn], seconds: float, clock: 
     """
     turn(armed=True)  # a first turn pays for imports and caches
     end = clock() + seconds
-    plain, armed = [turn(armed=False)], list[Turn]()
+    plain, armed = [turn(armed=False)], list[TrainingTurn]()
     while len(armed) < 3 or clock() < end:  # noqa: PLR2004 fewer turns have no interval
         armed.append(turn(armed=True))
         plain += [turn(armed=False), turn(armed=False)]
@@ -112,14 +112,18 @@ def measure(integration: str, turn: Callable[..., Turn], seconds: float, clock: 
     )
 
 
-def _added(plain: Sequence[Turn], armed: Sequence[Turn], part: Callable[[Turn], float]) -> Interval:
+def _added(
+    plain: Sequence[TrainingTurn], armed: Sequence[TrainingTurn], part: Callable[[TrainingTurn], float]
+) -> MedianInterval:
     """Return the difference between each turn with the callback and the mean of the turns before and after."""
     pairs = zip(armed, plain[::2], plain[1::2], strict=False)
     return interval([part(ours) - (part(before) + part(after)) / 2 for ours, before, after in pairs])
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float]) -> MedianInterval:
     """Return the median of values with its 95 % bootstrap interval."""
     draw = random.Random(0)  # noqa: S311 resamples are no secret
     medians = sorted([statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)])
-    return Interval(median=statistics.median(values), low=medians[RESAMPLES // 40], high=medians[-1 - RESAMPLES // 40])
+    return MedianInterval(
+        median=statistics.median(values), low=medians[RESAMPLES // 40], high=medians[-1 - RESAMPLES // 40]
+    )
