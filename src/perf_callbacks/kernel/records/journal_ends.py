@@ -104,7 +104,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class FitEnds:
+class FitLines:
     """Ends of a fit, and the lines from which its last records are known."""
 
     start: int
@@ -173,7 +173,7 @@ class EndReader:
         self.beside = interim.latest(journal)
         self.size = file.seek(0, os.SEEK_END)
 
-    def fits(self) -> list[FitEnds]:
+    def fits(self) -> list[FitLines]:
         """Read the ends of the fits in the journal, oldest first."""
         starts = self.openings()
         found = [self.fit(*place) for place in pairwise([*starts, self.size])]
@@ -194,7 +194,7 @@ class EndReader:
                 found = self._search(start, end)
         return sorted({*(first if start == 0 or not found else ()), *found})
 
-    def fit(self, start: int, end: int) -> FitEnds | None:
+    def fit(self, start: int, end: int) -> FitLines | None:
         """Read the ends of the fit between two places. None: the `run` record can't be read."""
         near = max(start, end - END_BYTES)
         tail = self._lines(near, end)
@@ -213,7 +213,7 @@ class EndReader:
             return None
         first = tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries))
         ends = FitEnds(journal=self._journal, run=run, first=first, latest=(), interim=None, unreadable=0)
-        return FitEnds(start, with_lines(ends, tail, self.beside), tuple(tail))
+        return FitLines(start, with_lines(ends, tail, self.beside), tuple(tail))
 
     def _ends_with(self, run: Run, near: int) -> bool:
         """Return True if the file ends with the attempt of this `run` record."""
