@@ -120,7 +120,7 @@ def test_a_share_that_varies_has_a_lower_end():
 def test_workers_are_advised_where_steps_wait_for_data():
     facts = Facts(workers=0, widths=EXACT | {"data": 0.1})
     finding = found("data", facts, summary(data=1.0))
-    assert (finding.share, "num_workers=2" in finding.remedy) == (1.4 * 0.5, True)
+    assert (finding.share, "num_workers=2" in finding.remedy) == (1.25 * 0.5, True)
     assert finding.low == pytest.approx(0.449 * 0.7 * 0.9)
 
 
@@ -369,8 +369,8 @@ def test_an_accelerator_updates_many_tensors_at_once():
 @pytest.mark.parametrize(
     ("setting", "asked", "scheduled", "promise"),
     [
-        ("sync", 60.0, 0.0, ((0.425, 0.625), "gc.collect()")),
-        ("observe", 60.0, 0.0, ((0.425, 0.625), "gc.collect()")),
+        ("sync", 60.0, 0.0, ((0.375, 0.7), "gc.collect()")),
+        ("observe", 60.0, 0.0, ((0.375, 0.7), "gc.collect()")),
         ("observe", 40.0, 0.0, ((None, 0.5), "PerfConfig")),
         ("sync", 60.0, 90.0, ((None, 0.5), "cycles")),
     ],

@@ -296,7 +296,7 @@ def interrupting(share: float, most: float = INTERRUPTED[1]) -> tuple[float, flo
         most: Most time that is saved, relative to the time of these interruptions.
 
     >>> [round(end, 3) for share in (0.2, 0.95) for end in interrupting(share)]
-    [0.15, 0.28, 0.713, 0.975]
+    [0.15, 0.28, 0.712, 0.975]
     """
     return INTERRUPTED[0] * share, min(most * share, (share + 1) / 2)
 

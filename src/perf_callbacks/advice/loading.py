@@ -41,6 +41,9 @@ CALM = 0.75
 LOW, HIGH = 0.7, 1.4
 """Least and most gain of workers, relative to the estimate, in 30 of 32 pairs of runs: see `docs/verdict.md`."""
 
+MOST_UNLOADED = 1.25
+"""Most gain on a CPU if the training thread no longer loads batches, relative to the waits for batches."""
+
 MOST_RESTARTED = 1.6
 """Most gain of workers that persist, relative to the waits for their starts.
 
@@ -92,7 +95,7 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
         if not workers:
             promised, most = measured.with_cpu(promised), measured.with_cpu(most)
             if not machine.accelerator:  # the model gets faster, too, if its thread no longer loads batches
-                _, most = interrupting(most)
+                _, most = interrupting(most, MOST_UNLOADED)
         share, low = min(HIGH * promised, most), measured.low(LOW * promised, "data")
         return finding("data", share, took, _workers(facts, wanted), low=low, line=line)
     if useful <= workers:

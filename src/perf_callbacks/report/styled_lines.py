@@ -30,7 +30,7 @@ def plain(line: Line) -> str:
 def cut(line: Line, columns: int) -> Line:
     """Cut the end of a line.
 
-    >>> plain(cut((Span("rank 3"), Span(" is slow")), 10)), plain(cut((Span("rank 3"),), 10))
+    >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut((StyledText("rank 3"),), 10))
     ('rank 3 is…', 'rank 3')
     """
     if sum([len(span.text) for span in line]) <= columns:
@@ -59,7 +59,7 @@ def cut_left(text: str, columns: int) -> str:
 def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
     """Return lines that an encoding can represent.
 
-    >>> plain(encodable([(Span("data ██ 中"),)], "ascii")[0])
+    >>> plain(encodable([(StyledText("data ██ 中"),)], "ascii")[0])
     'data ## ?'
     """
     if encoding.lower().replace("-", "") in {"utf8", "utf16"}:
