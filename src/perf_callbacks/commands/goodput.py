@@ -28,7 +28,7 @@ JSON_SCHEMA = 1
 """Version of the printed JSON, incremented when a key is removed or changes its meaning."""
 
 SLACK_SECONDS = 1.0
-"""If a run starts more than this long before another run's last sign of life, it isn't a restart of the other run."""
+"""A restart may begin at most these seconds before the last sign of life of the run before."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
 
 
 def _ordered(fit: FitHistory) -> list[RecordedAttempt]:
-    """Return the attempts of a run, oldest first. They may come from several directories, in any order."""
+    """Return the attempts of a run, oldest first, from directories in any order."""
     return [one for _, one in in_order(fit.first)]
 
 

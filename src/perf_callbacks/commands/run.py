@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unparsed(words: Sequence[str]) -> Sequence[str]:
-    """Insert `--` before `--profile`, because argparse would refuse the option. `launch.run` reads it.
+    """Insert `--` before `--profile`: argparse would refuse this option, which `launch.run` reads.
 
     >>> unparsed(["run", "--profile", "train.py"])
     ['run', '--', '--profile', 'train.py']

@@ -12,7 +12,7 @@ from perf_callbacks.memory.simulated_step import Simulation
 
 
 def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, accelerator: bool) -> Simulation:
-    """Simulate the causal language model of a config.json. Python files beside it never run.
+    """Simulate the causal language model of a config.json, without running Python files beside the config.json.
 
     Raises `ConfigError` if transformers lacks such a model.
     """

@@ -80,7 +80,7 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Yield each kind of training, with a text: how this package measures it here, or why not."""
+    """Yield each kind of training, with a text that says if and how this package measures the kind here."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -97,7 +97,7 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Describe how programs that start here are armed. This process started like them, so its import hook shows it."""
+    """Describe how Python arms programs that start here, by the import hook of this process, which started alike."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

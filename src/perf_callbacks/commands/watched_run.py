@@ -45,7 +45,7 @@ class WatchedRun:
         return self._shown
 
     def choose(self, places: int) -> None:
-        """Show an older run, or with a negative number a newer run. If it is the newest run, later runs replace it."""
+        """Show an older run, or with a negative number a newer run. The newest run gives way to later runs."""
         if self._shown is None or not self._runs:
             return
         names = [one.lead.run.run_id for one in self._runs]

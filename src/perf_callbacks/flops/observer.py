@@ -39,12 +39,12 @@ MOST_OWED = 8
 """Maximum number of shapes that wait to be counted."""
 
 EAGER_MEMORY = 0.5
-"""A compiled model is not run eagerly if the peak memory exceeds this share of the device's memory."""
+"""Largest peak memory of a compiled model that a count may run eagerly, as a share of the device's memory."""
 
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
-"""If no operation runs for these seconds and for the time of these steps, the count is abandoned: the loop may have
-ended."""
+"""The watchdog abandons a count if no operation runs for these seconds and for the time of these steps, because the
+loop may have ended."""
 
 LOOPS = ("loop", "accelerate")
 """Integrations of plain loops, which may run a forward without announcing it."""

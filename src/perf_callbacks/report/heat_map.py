@@ -48,7 +48,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return the median seconds of each stage minus those of the median rank, by stage, rank and bucket."""
+    """Return the median seconds of each stage minus the seconds of the median rank, by stage, rank and bucket."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}

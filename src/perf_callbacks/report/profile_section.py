@@ -28,7 +28,7 @@ LONGEST = 200
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
-    """Return profiles of a fit, each with its rank and attempt: if there are too many, those of the highest ranks."""
+    """Return the last profiles of a fit, in the order of ranks and attempts, each with its rank and attempt."""
     return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
 
 

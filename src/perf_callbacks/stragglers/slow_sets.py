@@ -31,7 +31,7 @@ KEPT_SHARE = 0.02
 """A reported rank counts as slow until its level exceeds the healthy pace by less than this part of a step."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
-"""A slow rank is reported after this many windows in a row, with this many steps in all."""
+"""The search reports a slow rank after this many windows in a row, with this many steps in all."""
 
 MOST = 0.9
 """The named set saves at least this part of the seconds that all candidates together would save."""

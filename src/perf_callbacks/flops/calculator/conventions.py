@@ -52,7 +52,7 @@ class Convention:
     name: str
     forward: Callable[[Architecture, ConventionWork], Forward]
     remark: str
-    """Reason why the FLOPs of the matrices differ from those of the convention `matmul`."""
+    """Reason why the convention counts other FLOPs for the matrices than the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of extra forwards of the layers' matrices, and of their attention, by `ConventionWork.recompute`. The
     convention doesn't define missing keys."""

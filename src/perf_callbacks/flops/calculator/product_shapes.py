@@ -24,7 +24,7 @@ TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
-"""Share of the multiprocessors. If no tile of `TILES` keeps this share busy, the product is reported."""
+"""Share of the multiprocessors. The table lists products for which no tile of `TILES` keeps this share busy."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")

@@ -163,5 +163,5 @@ class _Weight:
 
     @property
     def counts(self) -> bool:
-        """Return True if the coverage includes the weight: it was multiplied, or should have been."""
+        """Return True if the coverage includes the weight: products with the weight were counted, or are missing."""
         return self.multiplied or not (self._optional or self.mixed)

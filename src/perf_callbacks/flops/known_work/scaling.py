@@ -131,7 +131,7 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if the counts of one size along this axis confirm a law, because the other counts can solve it."""
+    """Return True if the counts of one size along this axis confirm a law that the other counts solve alone."""
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
         if _solved(rest, law) is not None:

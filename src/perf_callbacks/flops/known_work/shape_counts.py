@@ -15,7 +15,7 @@ MOST_COUNTS = 32
 MOST_FAMILIES = 64
 
 MOST_REFUTATIONS = 3
-"""After this number of counts that contradict scaling, a family is no longer scaled."""
+"""Number of counts against scaling after which a family stops scaling."""
 
 SAME = 0.01
 """Counts of equal batches are taken as equal up to this relative difference."""

@@ -24,7 +24,7 @@ class PeakRow:
     fma: int | None
     """Multiply-adds of one multiprocessor in one clock, in bfloat16 or else float16."""
     called: str
-    """Example of a name that the driver reports. If one name stands for several devices, a word is added."""
+    """Example of a name that the driver reports. A further word distinguishes devices with the same name."""
     architecture: str | None = None
     """ROCm's name of the architecture. Architecture and multiprocessors identify an Instinct without a name."""
 

@@ -38,7 +38,7 @@ EVERY_BATCH = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Hooks that the trainer calls for every batch. In `LightningHooks` they do nothing."""
+"""Hooks that the trainer calls for every batch. In `LightningHooks` these hooks do nothing."""
 
 READS = ("_restore_modules_and_callbacks", "restore_training_state")
 """Methods of the trainer's checkpoint connector that read a checkpoint, after `setup`."""

@@ -19,7 +19,7 @@ from perf_callbacks.kernel.process.stacks import callers
 T = TypeVar("T")
 
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
-"""Hooks that the handler calls in every step. In `PerfCallback` they do nothing."""
+"""Hooks that the handler calls in every step. In `PerfCallback` these hooks do nothing."""
 
 READS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
 """Methods of a trainer that read a checkpoint before `on_train_begin`."""

@@ -282,7 +282,7 @@ class Summary:
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
     own_work, other. The parts sum to the wall time."""
     samples: int | None
-    """Samples of all steps of this attempt. `tokens` are those of the same steps."""
+    """Samples of all steps of this attempt. `tokens` counts the same steps."""
     tokens: int | None
     included_samples: int | None
     """Samples of the included steps. This field and the next two are used for rates."""

@@ -40,7 +40,7 @@ def latest(journal: Path) -> Entry | None:
 
 
 def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of an attempt from the file; None: there is no summary, or that of another attempt.
+    """Return the summary of an attempt from the file; None: no summary, or the summary of another attempt.
 
     All attempts that resume from the same checkpoint have the same number. So a file that was last written before the
     attempt began belongs to an earlier attempt.

@@ -86,7 +86,7 @@ class HeldMemory:
     path: str
     """Path as in `ModuleWork`."""
     kind: str
-    """One of weights, gradients, optimizer, activations, failed call. Activations are those of an earlier, measured
+    """One of weights, gradients, optimizer, activations, failed call. Activations were measured in an earlier
     step. A failed call stands for local variables of the functions in which the allocation failed."""
     gb: float
 
