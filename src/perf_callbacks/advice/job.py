@@ -1,7 +1,8 @@
 """The verdict of a job. Rank 0 reads the findings of all ranks when the fit ends and for each interim summary.
 
 Each rank writes its findings as notes into a channel between ranks. A rank writes the last note when its exchange ends.
-Rank 0 waits a moment for the last notes. If a note is missing, the verdict lacks the findings of that rank.
+Rank 0 waits a moment for the last notes. If the last note of a rank is missing, the
+verdict lacks the findings of this rank.
 """
 
 from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ class ProfiledSteps:
         self.on_cpu = profile.timeline == "cpu"
 
     def part(self, seconds: float) -> str:
-        """Render some time of the profile as its part of the profiled steps."""
+        """Render a time from the profile as a percentage of the time of the profiled steps."""
         steps = "a profiled step" if self.number == 1 else f"{self.number} profiled steps"
         return f"{seconds / self.profile.span_seconds:.0%} of {steps}"
 

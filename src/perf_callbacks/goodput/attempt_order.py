@@ -15,7 +15,7 @@ class RecordedAttempt(Protocol):
 
     @property
     def run(self) -> Run:
-        """Record that opened the attempt."""
+        """First record of the attempt."""
         ...
 
     @property

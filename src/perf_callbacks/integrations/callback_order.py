@@ -35,7 +35,7 @@ class LateCallbackList(list[C]):
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return the callbacks as an ordinary list, even if an exception ended the iteration over the running list."""
+    """Return an ordinary list of the callbacks, even after an exception in the midst of the trainer's iteration."""
     return callbacks.settle() if isinstance(callbacks, LateCallbackList) else callbacks
 
 

@@ -141,7 +141,7 @@ class PinnedLoading(ActiveItem):
         self._copies.go_on = False
 
     def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
-        """Make copies asynchronous or synchronous for a turn."""
+        """Make copies asynchronous or synchronous for one turn of the trial."""
         self._copies.go_on = done
 
     def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items

@@ -62,7 +62,7 @@ class MemoryUse:
     def __init__(self) -> None:
         self.parts: Memory | None = None
         self.data_parallel: int | None = None
-        """Number of groups of ranks with their own samples."""
+        """Number of groups of ranks that share their samples."""
         self.gb_per_hour: float | None = None
         self.leak: Leak | None = None
         self.retries = 0

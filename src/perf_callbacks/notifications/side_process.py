@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
-    """Return the lines until the training ends. A training that is killed with unread answers resets the socket."""
+    """Return the lines until the training process ends.
+
+    If that process is killed before it reads all answers, reading from the socket raises `ConnectionResetError`.
+    """
     try:
         yield from stdin
     except OSError:

@@ -60,7 +60,7 @@ def _known(values: Iterable[Any]) -> list[Any]:
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return the distinct values, in order. The values may be unhashable, as settings from a journal are."""
+    """Return the distinct values, ordered by first appearance. Settings from a journal may be unhashable."""
     found: list[Any] = []
     for value in values:
         if value not in found:

@@ -11,9 +11,11 @@ HEADER = (" " * 8, "size", "take", "weights with it")
 def render(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
     """Render the table, followed by the products with a wave that is nearly empty.
 
-    >>> print(render([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872))], [], None))
+    >>> print(render([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
+    ...               ProductSize("head", 128, 128)], [], None))
                 size  take    weights with it
     MLP       10,922  10,944  134,209,536 -> 134,479,872
+    head         128  as is
     """
     lines = aligned([HEADER, *map(_cells, sizes)], right={1})
     lines += [

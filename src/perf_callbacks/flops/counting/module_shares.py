@@ -2,8 +2,9 @@
 
 In the forward, and in recomputation, the Python frames that called an operation show the module: the innermost module
 of the model that is being called. Frames are right in hooks, in other threads and after exceptions. A stack kept by
-hooks of modules is wrong there. In the backward, the running node of autograd's graph shows the operation of the
-forward. So a gradient belongs to the module whose forward ran the operation, however often the module was called.
+hooks of modules is wrong there. In the backward, the running node of autograd's graph shows which operation of
+the forward created the node. So a gradient belongs to the module whose forward ran this operation, however often the
+module was called.
 """
 
 import sys

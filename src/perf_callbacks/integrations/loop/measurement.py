@@ -58,7 +58,7 @@ def measure(
             itself, and may report batches by `perf.data()` and `perf.batch(...)`.
         config: The settings. Environment variables override these settings.
         resume: The `perf.state()` that was saved with the checkpoint from which this loop continues.
-        data_parallel: Number of groups of ranks with their own samples. With tensor, pipeline or context parallelism,
+        data_parallel: Number of groups of ranks that share their samples. With tensor, pipeline or context parallelism,
             there are fewer groups than ranks. None: the number comes from the device meshes of the model's parameters.
             If the names of the meshes don't show the number, rates of the whole job are unknown.
         strays: Not accepted. Settings go into `config`.

@@ -46,9 +46,9 @@ class PerfCallback(CallbackBase, TrainerCallback):
     averages over the steps of all rows, `perf/run/*`.
 
     While `train` runs, the callback replaces methods of the trainer and its parts to see the stages. All methods
-    are restored when `train` ends, even after an exception. Between the trainer's construction and the beginning of
-    training, the callback times three methods of the trainer's class that read a checkpoint. If a trainer has several
-    of these callbacks, only one callback measures.
+    are restored when `train` ends, even after an exception. The trainer's class has three methods that read a
+    checkpoint. The callback measures their time from the trainer's construction until training begins. If a trainer has
+    several of these callbacks, only one callback measures.
     """
 
     __module__ = "perf_callbacks.transformers"  # the name in pickles and configurations

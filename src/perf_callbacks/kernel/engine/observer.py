@@ -73,7 +73,7 @@ class Observer:
         """Adopt `least`: by name, the least value that a rank proposed. All ranks do so at the end of `step`."""
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
-        """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""
+        """Return signals of the steps of a window. This rank sends them to rank 0, with its part of the window."""
         return {}
 
     def resources(self) -> Mapping[str, float]:

@@ -29,8 +29,8 @@ class Part:
     rank: int
     world_size: int
     data_parallel: int
-    """Number of groups of ranks with their own samples. Under tensor or pipeline parallelism several ranks process the
-    same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
+    """Number of groups of ranks that share their samples. Under tensor or pipeline parallelism several ranks process
+    the same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
     steps: int
     """Number of steps of the window that the next fields cover: the steps of rows, and steps that are in no row only
     because of a FLOP count after the first count."""

@@ -1,4 +1,4 @@
-"""Number of groups of ranks with their own samples, from the device meshes of a model's parameters."""
+"""Number of groups of ranks that share their samples, from the device meshes of a model's parameters."""
 
 from math import prod
 from typing import Any
@@ -16,11 +16,11 @@ ADVICE = "give the number of ranks with their own samples: measure(..., data_par
 
 
 class Ambiguous(Exception):  # noqa: N818 an answer, not an error
-    """The number of groups of ranks with their own samples is ambiguous; the text says why."""
+    """The number of groups of ranks that share their samples is ambiguous; the text says why."""
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """Count the groups of ranks with their own samples.
+    """Count the groups of ranks that share their samples.
 
     None: the parameters don't show any sharing, so each rank has its own samples.
 

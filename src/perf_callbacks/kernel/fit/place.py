@@ -43,7 +43,7 @@ class Place:
     devices: int = 1
     """Number of devices that this process drives."""
     data_parallel: int | None = None
-    """Number of groups of ranks with their own samples. None: each rank has its own samples."""
+    """Number of groups of ranks that share their samples. None: each rank has its own samples."""
     ambiguous: str | None = None
     """Reason why `data_parallel` is unknown. Then there are no rates of the job or per device."""
     step: int = 0
@@ -110,7 +110,7 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """Count the groups of ranks with their own samples, from the parallelism of an `accelerate.Accelerator`."""
+    """Count the groups of ranks that share their samples, from the parallelism of an `accelerate.Accelerator`."""
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
         return None

@@ -55,7 +55,7 @@ class Run:
     devices: int = 1
     """Number of devices that the rank drives. If there are several, the stages are those of the first."""
     data_parallel: int | None = None
-    """Number of groups of ranks with their own samples. None: unknown, or an older version wrote the journal."""
+    """Number of groups of ranks that share their samples. None: unknown, or an older version wrote the journal."""
     timeline: str
     """Clock behind steps and stages: "host" or "device"."""
     unstaged: str | None = None

@@ -61,7 +61,10 @@ class FollowedJournal:
         """Process that holds the journal's lock, or held the lock at an earlier reading."""
 
     def read(self, locks: Locks) -> list[FitEnds]:
-        """Read the new bytes of the journal, and return the ends of its fits. Raise `OSError` if the file is gone."""
+        """Read the new bytes of the journal, and return the beginning and end of each fit.
+
+        Raise `OSError` if the file is gone.
+        """
         found, beside = self._journal.stat(), None
         with suppress(OSError):
             beside = self._beside_path.stat()

@@ -107,7 +107,7 @@ class MemorySummary:
     micro_batches: int | None = None
     """Number of micro-batches of that step."""
     data_parallel: int | None = None
-    """Number of groups of ranks with their own samples."""
+    """Number of groups of ranks that share their samples."""
 
     @property
     def global_batch(self) -> int | None:
