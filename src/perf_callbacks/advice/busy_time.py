@@ -50,7 +50,7 @@ MOSTLY = 0.5
 
 @timed
 def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise torch.compile on a device, which fuses element-wise operations and casts.
+    """On a device, advise torch.compile, which fuses element-wise operations and casts.
 
     The time that fused attention and no recomputation would save belongs to other rules. On a CPU, compilation saved
     little or nothing: see `benchmarks/fusing.py`.

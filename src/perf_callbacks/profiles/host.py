@@ -227,7 +227,10 @@ def _line(outer: str | None, name: str) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _function(name: str) -> tuple[str | None, bool]:
-    """Return a Python function without the path of the installation, and True for a function of torch or Python."""
+    """Return the name of a function without the path of the installation, and True if torch or Python defines it.
+
+    None, instead of the name: the call has no such name.
+    """
     if not _FUNCTION.match(name):
         return None, True
     shown = _SITE.sub("", name)

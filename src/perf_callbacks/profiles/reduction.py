@@ -33,7 +33,7 @@ class NoWorkError(TraceError):
 
 
 def reduce(trace: Trace) -> Profile:
-    """Reduce a trace. Raise `NoWorkError` if the trace has no work, or several processes."""
+    """Reduce a trace. Raise `NoWorkError` if the trace has no work or is of several processes."""
     timelines = split(trace.traceEvents)
     processes = {call.thread[0] for call in timelines.calls if call.kind != "python"}  # some of these have process 0
     if len(processes) > 1:  # correlations, steps and threads of several ranks have the same numbers

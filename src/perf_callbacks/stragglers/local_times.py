@@ -176,8 +176,9 @@ class LocalTimes(Observer):
         """Return the waits of a step.
 
         Returns:
-            The end and the seconds of each wait; the seconds of waits within backwards; the last line of `schedstat`;
-            and the positions at which the last reduced backward and the last wait end, -1 without such an end.
+            Four values: the end and the seconds of each wait; the seconds of all waits within backwards; the last line
+            of `schedstat`; and two positions, the ends of the last backward that waited and of the last wait. A
+            position is -1 if there was none.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward

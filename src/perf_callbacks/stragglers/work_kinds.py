@@ -12,7 +12,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 PARTS = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 
 TRANSFERS = 1 << len(PARTS)
-"""Bit of a kind: the rank exchanges tensors with single ranks."""
+"""Bit of a kind: the rank exchanges tensors point to point, with one other rank at a time."""
 
 MOST_PARAMETERS = 1 << 48
 """A kind holds the number of parameters modulo this number, since a coordinate has 64 bits."""
@@ -36,7 +36,7 @@ def kind(stages: Sequence[Sequence[float | None]], parameters: int, *, transfers
     Args:
         stages: A column of seconds for each stage.
         parameters: Number of the model's parameters; 0: unknown.
-        transfers: The rank exchanged tensors with single ranks.
+        transfers: The rank exchanged tensors point to point.
     """
     done = [any(stages[stage]) for stage in PARTS]
     bits = sum([1 << place for place, found in enumerate([*done, transfers]) if found])
@@ -57,7 +57,7 @@ def kind_of(role: Mapping[str, int]) -> int | None:
     """Return the kind of work by which a rank is compared; None: the rank is compared with no other rank.
 
     The first and the last stage of a pipeline differ in kind, but a device mesh shows that both belong to one pipeline.
-    Ranks that exchange tensors with single ranks may be stages of a pipeline that no mesh shows.
+    Ranks that exchange tensors point to point may be stages of a pipeline that no mesh shows.
     """
     if layers(role):
         return 0

@@ -62,7 +62,7 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 
 
 class Calls(NamedTuple):
-    """Number of times that a step turns to the model's forward and to its backward.
+    """How often a step enters the model's forward, and how often it enters the backward.
 
     Two marks of the forward in a row count once: if a plain loop calls the model twice in a row, the second call is
     marked only sometimes.

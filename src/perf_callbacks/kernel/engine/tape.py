@@ -143,7 +143,10 @@ class Tape:
         return written
 
     def read(self, written: list[Any] | None = None) -> tuple[Past, list[PlacedPause]]:
-        """Read marks from `take`; by default, call `take` now. Return the steps that ended, and the pauses."""
+        """Return the steps that ended, and the pauses.
+
+        `written` has the marks, as `take` returned them. By default, `take` is called now.
+        """
         written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
         done = Past([[] for _ in STAGES], [], [], [])

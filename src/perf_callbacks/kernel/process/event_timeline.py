@@ -265,8 +265,9 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
 def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *, reliable: bool = False) -> str | None:
     """Return the reason why a device's events can't time steps; None if two events show that they can.
 
-    The call waits for the work that is queued on the device, at most two seconds. If the events are known to be
-    `reliable`, longer work is no reason: ranks that wait for rank 0 to send the weights queue such work.
+    The call waits for the work that is queued on the device, at most two seconds. If the work takes longer, the
+    events count as usable only if they are known to be `reliable`. Ranks that wait for the weights from rank 0 have
+    queued such long work.
     """
     with guard() as attempt:
         first, second = make(), make()
