@@ -19,7 +19,10 @@ from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.loop import Measurement, measure
 
 DENSE_BF16 = 989.5e12
-"""FLOP/s that the data sheets of H100 SXM and H200 promise: the peak of every table here."""
+"""FLOP/s in bfloat16 that the data sheets of H100 SXM and H200 promise."""
+
+PEAKS = {torch.bfloat16: DENSE_BF16, torch.float32: 67e12}
+"""FLOP/s that these data sheets promise, by the format of the weights. TF32 is off."""
 
 NEEDS_CUDA = "needs CUDA"
 NEEDS_TWO = "skipped: needs two GPUs"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 
 from gpu import stamps
-from gpu.bench import DENSE_BF16, NEEDS_CUDA, Bench, MissingError, Row, attempted, one_line, records, train
+from gpu.bench import DENSE_BF16, NEEDS_CUDA, PEAKS, Bench, MissingError, Row, attempted, one_line, records, train
 from gpu.models import Case, llama, small, stack, transformer
 from perf_callbacks.flops.peaks import matmul_peak
 from perf_callbacks.kernel.process import device
@@ -70,8 +70,9 @@ def _truth(bench: Bench, make: Callable[[Bench], Case]) -> Iterator[Row]:
     yield case.name, "not counted; lost; clock", "", f"{dict(counted.uncounted)}; {lost}; {stamps.clock(config)}"
     yield from stamps.times(bench, noted, config)
     step = statistics.fmean(stamps.true_times(bench, noted)["step_time"][stamps.FIRST - 1 :])
+    peak = PEAKS[next(case.model.parameters()).dtype] if bench.cuda else DENSE_BF16  # the latter: `Bench.config`
     for name, work in zip(("mfu", "hfu"), flops.values(), strict=True):
-        share = work / step / DENSE_BF16
+        share = work / step / peak
         ours = None if summary is None else getattr(summary, name)
         yield case.name, f"{name}, %", f"{share * 100:.5g}", *stamps.beside(share, ours, 100)
 
