@@ -16,6 +16,8 @@ def test_the_index_has_a_title_a_summary_and_lists_of_links():
 
 
 def test_the_index_lists_each_page_once_by_its_title():
-    titles = {path.name: path.read_text(encoding="utf-8").partition("\n")[0] for path in DOCS.glob("*.md")}
+    titles = {
+        str(path.relative_to(DOCS)): path.read_text(encoding="utf-8").partition("\n")[0] for path in DOCS.rglob("*.md")
+    }
     assert {page: f"# {title}" for title, page in LINKS} == titles
     assert len({*LINKS}) == len(LINKS)

@@ -1,8 +1,12 @@
 """Measure what a PyTorch training run does with its time, from inside the run.
 
-This module imports neither torch nor a framework. Each integration is a module: `perf_callbacks.transformers` for the
-Hugging Face `Trainer`, `perf_callbacks.lightning` and `perf_callbacks.pytorch_lightning` for the Lightning `Trainer`,
-`perf_callbacks.accelerate` for a loop with Accelerate, `perf_callbacks.loop` for a plain PyTorch loop.
+Importing this module imports neither torch nor a training framework. Each integration is a module of its own:
+
+- `perf_callbacks.transformers` is for the Hugging Face `Trainer`.
+- `perf_callbacks.lightning` is for the `Trainer` of `lightning.pytorch`.
+- `perf_callbacks.pytorch_lightning` is for the `Trainer` of `pytorch_lightning`.
+- `perf_callbacks.accelerate` is for a loop with Accelerate.
+- `perf_callbacks.loop` is for a plain PyTorch loop.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on demand, because every process of `perf-callbacks run` imports this package."""
+    """Import a public name only when it is used, so that importing this package is fast."""
     if name in {"ConfigError", "PerfConfig"}:
         from perf_callbacks.kernel.settings import config  # noqa: PLC0415 only on demand
 
@@ -46,5 +50,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _imports(frame: FrameType) -> bool:
-    """Return True if the frame runs `from perf_callbacks import name`, which hides the text of an `AttributeError`."""
+    """Return True if the frame runs `from perf_callbacks import name`.
+
+    For such an import, Python discards the text of an `AttributeError` that `__getattr__` raises.
+    """
     return frame.f_code.co_name == "_handle_fromlist"

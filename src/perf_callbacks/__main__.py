@@ -1,4 +1,4 @@
-"""Makes `python -m perf_callbacks` do the same as the command `perf-callbacks`, which may not be on the path."""
+"""Entry point of `python -m perf_callbacks`, which does the same as the command `perf-callbacks`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Integration for your own loop with Hugging Face Accelerate.
+"""Integration for a training loop with Hugging Face Accelerate.
 
 from perf_callbacks.accelerate import attach
 

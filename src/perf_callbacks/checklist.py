@@ -1,4 +1,7 @@
-"""Checklist of a fit: applies items when the fit begins, runs them during the fit, and undoes them at the end."""
+"""Checklist of changes that can speed up a fit, such as pinned memory.
+
+Each change is called an item. The items are applied when the fit begins, and undone when the fit ends.
+"""
 
 import dataclasses
 import functools
@@ -29,22 +32,25 @@ from perf_callbacks.loaders.item import Loaders
 log = logging.getLogger("perf_callbacks")
 
 EARLY: tuple[Item, ...] = (Loaders(), CpuAffinity())
-"""Items that have to be applied before the loaders start."""
+"""Checklist items that must be applied before the data loaders start."""
 
 ITEMS: tuple[Item, ...] = (Garbage(), *EARLY)
-"""Items of the checklist, in the order in which they are applied and shown."""
+"""All checklist items, in the order in which they are applied and shown."""
 
 NO_BATCHES = Batches()
 
 NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
-"""Values that a rank requests for items that it doesn't apply."""
+"""Values that a rank proposes to all ranks for checklist items that are not applied on this rank."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
-"""Statuses that need a person's attention."""
+"""Statuses of checklist items that need a person's attention."""
 
 
 class Startup(Observer):
-    """Applied items of a fit. If an item fails, this class undoes the item and writes a row. Other items go on."""
+    """Applies, runs and undoes the checklist items of a fit.
+
+    If an item fails, only this item is undone. The journal gets the error, and the other items go on.
+    """
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class Startup(Observer):
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
         rows = [done.get(item.slug) or self._start(item, fit) for item in items]
         self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
-        """One row per item, as decided at the beginning."""
+        """One checklist row per item, with the decision made when the fit began."""
         self._look_ahead()
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
@@ -74,7 +80,7 @@ class Startup(Observer):
         return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
 
     def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
-        """Put all items on trial that allow a trial, one after another."""
+        """Plan a trial for each item that allows one. The trials run one after another."""
         for place, row in enumerate(rows):
             item = self._applied.get(row.item)
             if item is not None and item.turns:
@@ -86,28 +92,28 @@ class Startup(Observer):
 
     @property
     def due(self) -> int:
-        """Next step at whose end an item acts."""
+        """Number of the next step at whose end an item has work to do."""
         return self._due
 
     @property
     def watching(self) -> bool:
-        """True: a trial needs measured steps."""
+        """Return True if a trial of an item needs the times of measured steps."""
         return any([trial.watching for trial in self._trials.values()])
 
     def announce(self) -> None:
-        """Write the rows that were decided at the beginning."""
+        """Write the checklist rows that were decided at the beginning of the fit."""
         for row in self.rows:
             self._note(row)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Pass measured steps on to the items."""
+        """Pass the measured steps on to all checklist items."""
         self._each(lambda item: item.steps_measured(steps, pauses))
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank requests of all ranks.
+        """Values that this rank proposes to all ranks, by name.
 
-        If an item failed on this rank, or is not on trial here, these values make all ranks drop the item.
+        If an item failed on this rank, or is not on trial on this rank, the proposal makes all ranks drop the item.
         """
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
@@ -116,27 +122,27 @@ class Startup(Observer):
         return asks
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Pass the agreed values on to the items. The values hold on all ranks from the end of `step` on."""
+        """Pass on to the items the values that all ranks adopt at the end of step `step`."""
         self._each(lambda item: item.agreed(least, step))
 
     def step_ended(self, step: int) -> None:
-        """Let the items act at the end of a step."""
+        """Let the checklist items do their work at the end of a step."""
         self._each(lambda item: item.step_ended(step))
 
     def span_began(self, kind: str, step: int) -> None:
-        """Inform the items that an evaluation, a checkpoint or the like has begun after `step`."""
+        """Tell the checklist items that an evaluation or a checkpoint has begun after step `step`."""
         self._each(lambda item: item.span_began(kind, step))
 
     def span_ended(self) -> None:
-        """Inform the items that the span is about to end."""
+        """Tell the checklist items that an evaluation or a checkpoint is about to end."""
         self._each(lambda item: item.span_ended())
 
     def summary(self) -> dict[str, dict[str, str]]:
-        """Return the items that were on trial, each with the latest result."""
+        """Return the latest result of each item that was on trial."""
         return {"proofs": dict(self._proofs)}
 
     def closed(self) -> None:
-        """Undo all items, last first. Idempotent."""
+        """Undo all checklist items, in reverse order. Idempotent."""
         applied, self._applied = self._applied, {}
         self._due = NEVER
         with ExitStack() as undo:
@@ -144,7 +150,7 @@ class Startup(Observer):
                 undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, ActiveItem]:
-        """Hand over the applied items to another checklist, which undoes them."""
+        """Return the applied items for another `Startup`, which then has to undo them."""
         applied, self._applied = self._applied, {}
         return applied
 
@@ -165,7 +171,7 @@ class Startup(Observer):
             self._note(row)
 
     def _note(self, row: Checklist) -> None:
-        """Write a row. For the summary, keep the latest result of a trial, and ignore later actions of the item."""
+        """Write a checklist row, and keep the latest result of a trial for the summary."""
         if row.status == TRIED:
             self._proofs[row.item] = TRIED
         elif row.item in self._proofs and (row.status != APPLIED or row.saved_seconds is not None):
@@ -183,7 +189,7 @@ def start(
     batches: Batches = NO_BATCHES,
     earlier: Startup | None = None,
 ) -> tuple[Checklist, ...]:
-    """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes the items."""
+    """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes all items."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
     startup = None
@@ -208,14 +214,14 @@ def start(
 def prepare(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Startup | None:
-    """Apply the items that must be applied before the loaders start. A later `start` takes these items over."""
+    """Apply the items that must precede the start of the loaders. A later call of `start` takes over these items."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
     return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
 
 
 def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Checklist, ...], environment.Environment]:
-    """Return the rows that a fit on this device would get, and the environment. Changes nothing."""
+    """Return the checklist rows that a fit on this device would get, and its environment. This changes nothing."""
     fit = _fit(settings, place_device, NO_BATCHES)
     if settings.config.checklist == "off" or not settings.config.enabled:
         return (), fit.environment
@@ -225,7 +231,10 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Check
 
 
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
-    """Return True if items go on trial. Several ranks need the exchange for this, because all ranks decide together."""
+    """Return True if the checklist items are tried before they are kept.
+
+    With several ranks, items are tried only if the ranks exchange data, because all ranks decide together.
+    """
     if config.checklist != "prove":
         return False
     if recorder.run.world_size == 1 or recorder.exchanging:
@@ -251,7 +260,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Subtract the time of the block from the step. The step still counts in rows."""
+    """Leave the time of the block out of the step. Metrics still include the step."""
     recorder = reference()
     began = 0.0
     if recorder is not None:
@@ -287,6 +296,6 @@ def _allocated(found: device.Device) -> int | None:
 
 
 def workers(loader: object) -> int:
-    """Return the number of a loader's worker processes; 0 if unknown."""
+    """Return the number of a loader's worker processes, or 0 if the number is unknown."""
     number = getattr(loader, "num_workers", 0)
     return number if isinstance(number, int) else 0

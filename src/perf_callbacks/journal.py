@@ -1,4 +1,6 @@
-"""Reader of journals: their records, checked and typed. Imports neither torch nor a framework.
+"""Reader of journals, the files to which a run writes its measurements.
+
+The reader checks and types each record. Importing this module imports neither torch nor a training framework.
 
 from perf_callbacks.journal import Steps, read
 
@@ -6,11 +8,11 @@ for entry in read("out"):
     if isinstance(entry.record, Steps):
         print(entry.t, entry.record.step[-1], entry.record.step_time[-1])
 
-All steps as columns for pandas, one value per step:
+A pandas table of all steps is made as follows:
 
 steps = pandas.DataFrame(columns("out"))
 
-A row for each run in and below a directory:
+A pandas table with one row per run is made as follows:
 
 table = pandas.DataFrame(runs("out"))
 """
@@ -93,13 +95,14 @@ __all__ = [
 
 
 def columns(path: Path | str) -> dict[str, list[Any]]:
-    """Put the steps of all fits, attempts and ranks into columns of equal length, by name. None: unknown.
+    """Return the steps of all fits, attempts and ranks as columns, by name. Each column has one value per step.
 
-    The columns are `run_id`, `attempt` and `rank` of the last `Run` before the steps, then the fields of `Steps`. The
-    first three are None if no `Run` comes before the steps, because the beginning of the file was cut off.
+    The columns `run_id`, `attempt` and `rank` come from the `Run` record before the steps. The other columns are the
+    fields of `Steps`. None stands for an unknown value. If the beginning of a journal was cut off, its steps have no
+    `Run` record, and their `run_id`, `attempt` and `rank` are None.
 
     Args:
-        path: One file, or an output directory, as for `read`.
+        path: One journal file, or an output directory.
     """
     names = [field.name for field in fields(Steps)]
     found: dict[str, list[Any]] = {name: [] for name in ("run_id", "attempt", "rank", *names)}
@@ -119,13 +122,14 @@ def columns(path: Path | str) -> dict[str, list[Any]]:
 
 
 def runs(directory: Path | str) -> list[dict[str, Any]]:
-    """Return a flat dictionary for each run in and below a directory, oldest first, for pandas. None: unknown.
+    """Return one flat dictionary for each run in a directory and its subdirectories, oldest run first.
 
-    The values come from the last attempt of the lowest rank: from its final or latest summary. Times such as
-    `step_seconds` and `data_time` are means of the measured steps. Directories that can't be read are left out.
+    The values come from the latest summary of the run's last attempt, on the lowest rank. None stands for an unknown
+    value. Times such as `step_seconds` and `data_time` are means over the measured steps. A directory that can't be
+    read is skipped.
 
     Args:
-        directory: Where to search. Links and hidden directories are not followed.
+        directory: Directory to search. The search skips links and hidden directories.
     """
     locks = read_locks()
     found = recorded_run.merge(one for folder in run_list.folders(Path(directory), []) for one in _in(folder, locks))
@@ -136,7 +140,7 @@ def runs(directory: Path | str) -> list[dict[str, Any]]:
 
 
 def _in(folder: Path, locks: Locks) -> list[RecordedRun]:
-    """Read the lowest rank of the runs in a directory."""
+    """Return the runs of a directory, read from the journals of the lowest rank."""
     ends: list[journal_ends.FitEnds] = []
     journals = [path for path in files(folder) if path.parent == folder]
     for path in journals:

@@ -13,23 +13,24 @@ __all__ = ["PerfCallback"]
 
 
 class PerfCallback(LightningHooks, Callback):
-    """Measures the stages of each optimizer step, and logs their times beside the loss.
+    """Measures the stages of each optimizer step, such as forward and backward, and logs their times beside the loss.
 
-    Metrics named `perf/*` go to every logger of the trainer every `log_every_n_steps` steps, at the step of the loss.
-    `perf/step_time` also goes to the progress bar. A row of metrics covers the steps since the previous row,
-    except the first step of the fit and steps with a validation or a checkpoint. Under manual optimization a step is a
-    batch.
+    Every `log_every_n_steps` steps, all loggers of the trainer get metrics named `perf/*`, at the step of the loss.
+    `perf/step_time` also goes to the progress bar. The metrics cover the steps since the previous log. The first step
+    of the fit is left out, and so is every step with a validation or a checkpoint. Under manual optimization, each
+    batch counts as a step.
 
-    Data is the wait for the loader and `batch_to_device`. Forward is `training_step`. Under manual optimization,
-    forward excludes `manual_backward` and the `step` and `zero_grad` of `self.optimizers()`, and includes a scheduler's
-    step.
+    The stage `data` is the wait for the loader, plus the time in `batch_to_device`. The stage `forward` is the time in
+    `training_step`. Under manual optimization, `forward` excludes `manual_backward`, and the optimizers' `step` and
+    `zero_grad`. A scheduler's step belongs to `forward` under manual optimization, and to `optimizer` otherwise.
 
-    Hooks of callbacks and of the module count as other. The exceptions are hooks that do the work of a stage: for
-    example, `optimizer_zero_grad`, `configure_gradient_clipping` and `lr_scheduler_step` count as optimizer.
+    The time in hooks of callbacks and of the module belongs to the stage `other`. But a hook that does the work of a
+    stage belongs to this stage. For example, `optimizer_zero_grad`, `configure_gradient_clipping` and
+    `lr_scheduler_step` belong to the stage `optimizer`.
 
-    While `fit` runs, the callback replaces methods of the trainer and its parts, the module and the optimizers to see
-    the stages. All methods are restored when `fit` ends, even after an exception. If a trainer has several of these
-    callbacks, only the first enabled callback measures.
+    While `fit` runs, the callback replaces methods of the trainer, the module and the optimizers. So the callback sees
+    when each stage begins and ends. All methods are restored when `fit` ends, even after an exception. If a trainer has
+    several callbacks of this class, only the first enabled one measures.
 
     For a trainer of `pytorch_lightning`, use `perf_callbacks.pytorch_lightning`.
     """

@@ -13,9 +13,9 @@ __all__ = ["PerfCallback"]
 
 
 class PerfCallback(LightningHooks, Callback):
-    """Measures the stages of each optimizer step, and logs their times beside the loss.
+    """Measures the stages of each optimizer step, such as forward and backward, and logs their times beside the loss.
 
-    Metrics, stages and rows are those of `perf_callbacks.lightning.PerfCallback`, which is for `lightning.pytorch`.
+    This callback works like `perf_callbacks.lightning.PerfCallback`, the callback for `lightning.pytorch`.
     """
 
     framework = "pytorch_lightning"

@@ -1,4 +1,4 @@
-"""Public name of `perf_callbacks.launch.run`, for `python -m perf_callbacks.run [-m] TARGET args…`."""
+"""Entry point of `python -m perf_callbacks.run [-m] TARGET args…`, which runs a program and measures it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Begin, show and end the fits of one integration, in the same order for all integrations."""
+"""Session of an integration, such as Lightning: begins, measures and ends each of its fits."""
 
 import atexit
 import multiprocessing
@@ -54,7 +54,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     ungrouped.begin,
     notifications.begin,
 )
-"""Factories of a fit's observers, one line per feature. A factory returns None if the fit needs no such observer."""
+"""Functions that make the observers of a fit, one per feature. A function returns None if its feature is off."""
 
 
 NO_EFFECT = (
@@ -65,29 +65,29 @@ NO_EFFECT = (
 
 
 class Watch(Protocol):
-    """Hooks and wrappers that show the stages and steps of a fit in the calls of a framework or a loop."""
+    """Hooks and wrappers by which an integration sees the stages and steps of a fit."""
 
     def install(self) -> None:
-        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
+        """Install the hooks and wrappers. Closing the fit's recorder removes all of them."""
 
 
 W = TypeVar("W", bound=Watch)
 
 
 def no_batches(_watch: object) -> Batches:
-    """Return the defaults: the path of batches to the device is unknown."""
+    """Return a `Batches` that says nothing about how batches get to the device."""
     return Batches()
 
 
 def checked(
     config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
 ) -> PerfConfig | None:
-    """Check the arguments of an integration, and return the configuration.
+    """Check the arguments that the user passed to an integration, and return `config`.
 
     Args:
-        config: The argument `config`. Raises `ConfigError` unless this is a `PerfConfig` or None.
-        strays: Unknown keyword arguments. The error shows where a setting goes.
-        call: Text of the integration's call, with `{}` in place of the settings.
+        config: Value of the argument `config`. `ConfigError` is raised unless it is a `PerfConfig` or None.
+        strays: Unknown keyword arguments. For these, an error shows how to pass settings in a `PerfConfig`.
+        call: Example call for the error message, with `{}` in place of the settings.
     """
     fields = [name for name in strays if name in rules()]
     if fields:
@@ -103,7 +103,7 @@ def checked(
 
 
 class Session:
-    """Measures fits, each from `begin` to `end`. An integration has a session and translates its framework's events."""
+    """Measures one fit at a time, from `begin` to `end`, which an integration calls at events of its framework."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class Session:
         atexit.unregister(say_no_effect)
         self.settings = config_file.in_force(checked(config, strays), os.environ)
         self.enabled = self.settings.config.enabled
-        """False: turned off by the configuration, or by an error of ours."""
+        """False means that the configuration, or an error of this package, has turned measuring off."""
         self.recorder: Recorder | None = None
-        """Recorder of the current fit, or of the last fit. None before the first fit."""
+        """Recorder of the current fit, or else of the last fit. None before the first fit."""
         self._show, self._armed = show, armed
         self._checklist: Sequence[Checklist] = ()
         for remark in self.settings.remarks:
@@ -130,12 +130,12 @@ class Session:
 
     @property
     def active(self) -> bool:
-        """True: a fit is being measured."""
+        """Return True while a fit is being measured."""
         return self.recorder is not None and self.recorder.active
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the current fit so far, or of the last fit. None before the first fit."""
+        """Summary of the current fit so far, or else of the last fit. None before the first fit."""
         return self.recorder.summary if self.recorder is not None else None
 
     def begin(
@@ -151,17 +151,16 @@ class Session:
     ) -> W:
         """Begin a fit: make the recorder, apply the checklist, watch calls, make the observers, show the opening card.
 
-        The checklist comes before the watched calls. So the checklist's replacements lie beneath the watched calls, and
-        are restored after them.
+        The checklist replaces methods before the watch wraps them. When the fit ends, the watch is removed first.
 
         Args:
-            place: Where the fit runs.
-            watch: Makes the watch for a recorder.
-            model: The model whose FLOPs are counted. None: no FLOPs are counted.
-            batches: Returns the path of batches to the device.
-            earlier: Items that had to be applied before the fit began.
-            setup: Returns the optimizers and loaders that the fit trains with.
-            before_seconds: Seconds since the trainer began the fit.
+            place: Device, rank and output directory of the fit.
+            watch: Function that makes the `Watch` of the fit, given its recorder.
+            model: Model whose FLOPs are counted. If None, no FLOPs are counted.
+            batches: Function that returns how batches get to the device.
+            earlier: Checklist items that were already applied before the fit.
+            setup: Function that returns the optimizers and loaders of the fit.
+            before_seconds: Seconds that the trainer has already spent on the fit.
         """
         self.end("another fit began")
         self.recorder = None
@@ -202,12 +201,12 @@ class Session:
         return watching
 
     def end(self, failure: str | None = None) -> None:
-        """End the fit and undo every change. Idempotent."""
+        """End the current fit and undo every change. Idempotent."""
         if self.recorder is not None:
             self.recorder.close(failure)
 
     def show_summary(self) -> None:
-        """Show the closing card of the fit that has ended, and write the report, on rank 0."""
+        """On rank 0, show the closing card of the last fit, and write its report."""
         recorder = self.recorder
         if recorder is None or recorder.run.rank != 0:
             return
@@ -218,7 +217,7 @@ class Session:
         self._report(recorder)
 
     def _report(self, recorder: Recorder) -> None:
-        """Write the report of the fit that has ended, if the configuration wants a report."""
+        """Write the report of the last fit if the setting `report` is on."""
         if not recorder.config.report or recorder.active:
             return
         with guard(logs(log.warning, "perf_callbacks: no report: %s", trace=True)):
@@ -228,7 +227,7 @@ class Session:
                 self._show(report_file.make(recorder.journal_path, recorder.run.run_id))
 
     def fail(self, error: Exception) -> None:
-        """Log our error once, stop measuring, and undo every change."""
+        """Log an error of this package once, stop measuring, and undo every change."""
         self.enabled = False
         if self.recorder is not None:
             self.recorder.fail(error)
@@ -238,36 +237,36 @@ class Session:
 
 
 def _takes_time_first(module: nn.Module) -> bool:
-    """Return True if a module takes sequences whose first dimension is time."""
+    """Return True if the first dimension of a module's input is time, and not the batch."""
     return isinstance(module, nn.RNNBase) and not module.batch_first
 
 
 class _Hinting(type):
-    """Metaclass of our callbacks, for better errors if a trainer gets a class instead of an instance."""
+    """Metaclass that gives a better error if a trainer gets a callback's class instead of an instance."""
 
     elsewhere: str
 
     def __getattr__(cls, name: str) -> Any:
-        """Raise an `AttributeError` with a hint, as `CallbackBase.__getattr__` does for instances."""
+        """Raise an `AttributeError`. For a hook of another framework, the error names the right callback."""
         raise AttributeError(_lacking(cls, name))
 
 
 class CallbackBase(metaclass=_Hinting):
-    """Base class of the frameworks' callbacks: holds the session and the summary, and ends measuring after an error."""
+    """Base class of the callbacks for the Hugging Face `Trainer` and for the Lightning `Trainer`."""
 
     _session: Session
     armed = False
-    """True: a launcher added the callback. If the program's own code adds a callback, this callback does nothing."""
+    """True means that a launcher added this callback, which does nothing if the program adds its own callback."""
     elsewhere: ClassVar[str]
-    """Hint for an error: another framework, and the module with the callback for it."""
+    """Hint for error messages, which names another framework and the callback for it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an `AttributeError`. If another framework asks for a hook, the error names the right callback."""
+        """Raise an `AttributeError`. For a hook of another framework, the error names the right callback."""
         raise AttributeError(_lacking(type(self), name))
 
     @property
     def enabled(self) -> bool:
-        """False: turned off by the configuration, or by an error of ours."""
+        """Return False if the configuration, or an error of this package, has turned measuring off."""
         return self._session.enabled
 
     @enabled.setter
@@ -278,11 +277,11 @@ class CallbackBase(metaclass=_Hinting):
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the current fit so far, or of the last fit. None before the first fit."""
+        """Summary of the current fit so far, or else of the last fit. None before the first fit."""
         return self._session.summary
 
     def fail(self, error: Exception) -> None:
-        """Log our error once, stop measuring, and undo every change."""
+        """Log an error of this package once, stop measuring, and undo every change."""
         self._session.fail(error)
 
 
@@ -292,7 +291,7 @@ def _lacking(callback: _Hinting, name: str) -> str:
 
 
 def say_no_effect(process: int) -> None:
-    """Log that PERF_CALLBACKS=1 had no effect. After a failure, log nothing: the line would look like the cause."""
+    """Warn that PERF_CALLBACKS=1 had no effect, unless the program ended with an exception."""
     if process == os.getpid() and not hasattr(sys, "last_value"):  # a fork inherits the registration
         log.warning(NO_EFFECT)
 

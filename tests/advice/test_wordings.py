@@ -15,6 +15,7 @@ from snapshots import matches
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Drift, Facts, Measured, SlowCode
+from perf_callbacks.flops.peaks.peak_rates import lookup
 from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.machine_records import Memory
@@ -97,6 +98,11 @@ EAGER = Facts(work=PLAIN, attention="eager", sdpa=True)
 ADAMW = Facts(optimizer="AdamW", tensors=1234, elements=4096.0, update_part=1.0)
 STARVED = Facts(workers=0, starved_share=0.4)
 DRIFT = Drift(first=0.04, last=0.06, share=0.2, stage="other")
+H200 = lookup("NVIDIA H200")
+GPT2_FP32, GPT2_TF32 = (replace(PLAIN, by_dtype={name: 7_000 * 10**9}) for name in ("float32", "tfloat32"))
+GPT2_RUN = replace(
+    summary(data=0.0007, forward=0.0577, backward=0.112, optimizer=0.0037, other=0.0024), flops=FlopsSummary(devices=1)
+)
 IN_TF32 = replace(PLAIN, by_dtype={"tfloat32": 100})
 TF32 = {"tf32_possible": True, "tf32": True, "device_type": "cuda"}
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -286,6 +292,8 @@ CASES = {
         "deterministic": (Facts(deterministic=True), None, CUDA),
         "deterministic, Lightning": (Facts(deterministic=True, **LIGHTNING), None, CUDA),
         "float32": (Facts(work=PLAIN, half="bf16", tf32_possible=True), RUN, CUDA),
+        "float32, H200": (Facts(work=GPT2_FP32, half="bf16", tf32_possible=True, peaks=H200), GPT2_RUN, CUDA),
+        "TF32, H200": (Facts(work=GPT2_TF32, half="bf16", peaks=H200, **TF32, **TRAINER), GPT2_RUN, CUDA),
         "TF32": (Facts(work=IN_TF32, half="bf16", **TF32), RUN, CUDA),
         "TF32, Trainer": (Facts(work=IN_TF32, half="bf16", **TF32, **TRAINER), RUN, CUDA),
         "TF32, Lightning": (Facts(work=IN_TF32, half="bf16", **TF32, **LIGHTNING), RUN, CUDA),

@@ -56,7 +56,7 @@ def test_the_best_checkpoint_loaded_at_the_end_begins_nothing(tmp_path, capsys):
     accelerator.end_training()
     assert numbers(tmp_path) == [(1, 0)]
     assert perf.summary.steps == 4
-    assert capsys.readouterr().out.count("perf_callbacks: 4 steps") == 1
+    assert capsys.readouterr().out.count("  4 steps, ") == 1
 
 
 def test_a_load_that_fails_is_the_users_and_changes_nothing(tmp_path):

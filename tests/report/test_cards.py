@@ -280,6 +280,18 @@ def test_threads_without_a_cpu_are_the_verdict_of_a_run_with_nothing_else():
     assert "to win" not in lines
 
 
+@pytest.mark.verdict_after_ten_seconds
+def test_a_run_that_is_too_short_says_what_a_verdict_needs():
+    lines = cards.closing(summary(wall_seconds={"steps": 9.9}, findings=(BLOCKING,)))
+    assert lines.startswith(
+        "perf_callbacks: No verdict: it needs 5 measured steps, and 10 s of steps.\n  also: CUDA_LAUNCH"
+    )
+
+
+def test_a_run_without_a_measured_step_says_nothing_of_a_verdict():
+    assert "erdict" not in cards.closing(summary(included_steps=0, wall_seconds=ACCOUNT))
+
+
 @pytest.mark.parametrize("changes", [{"included_steps": 4}, {"wall_seconds": {}}, {"stage_seconds": {}}])
 def test_the_closing_table_has_no_verdict_where_too_little_is_known(changes):
     assert "to win" not in cards.closing(summary(**{"wall_seconds": ACCOUNT} | changes))

@@ -1,7 +1,7 @@
 """Lines of the program that keep the training thread busy, sampled by the watchdog's thread.
 
-In forward, backward and optimizer, most lines of the program compute: such a line waits in an operation of torch. A
-line is slow code if instead Python runs there, or many small operations, or nothing at all (a sleep, a file).
+In forward, backward and optimizer, most lines of the program wait for an operation of torch that computes. Other lines
+are slow code: they run Python or many small operations, or they sleep or read a file.
 """
 
 import random
@@ -23,75 +23,77 @@ from perf_callbacks.kernel.process.switches import SWITCHES
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 FEWEST_LOOKS = 3
-"""Fewest samples of a function before the callback names a line of the function. Fewer may be chance."""
+"""The callback names a line of a function only if the function appears in at least this many samples."""
 
 LEAST_PART = 0.5
-"""Least share of a stage's samples in which a function must appear before the callback names a line of the function."""
+"""The callback names a line of a function only if the function appears in this share of a stage's samples or more."""
 
 LEAST_LASTING = 0.25
-"""Least part of a function's samples that must be slow code. Otherwise the function ran small operations by chance."""
+"""A function counts as slow only if at least this part of its samples is slow code. Less may be chance."""
 
 MOST_LINES = 256
-"""Most lines to count per stage. In a program that is busy in more lines, no line stands out."""
+"""Largest number of distinct lines that are counted per stage. If a stage has more busy lines, no line stands out."""
 
 LOOKS = 4
-"""Samples per tick."""
+"""Number of samples in each tick of the watchdog."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
-"""Shortest wait before a sample, and range of the waits. Waits vary, so that samples fall anywhere in a step."""
+"""Seconds of the shortest wait before a sample, and of the difference between the longest and the shortest wait.
+
+The waits vary, so that samples fall anywhere in a step.
+"""
 
 GOLDEN = 0.618
-"""Difference between two waits in a row, as a part of the range: multiples of the golden ratio cover a range evenly."""
+"""Difference between two consecutive waits, divided by `SPREAD_SECONDS`. The golden ratio spreads the waits evenly."""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
-"""Time until a thread that needs the interpreter has stopped, and time for which a look then watches the thread.
+"""Seconds for which the sampling thread holds the GIL: first until Python in the training thread stops, then to watch.
 
-A look holds the interpreter for both times. Meanwhile a large operation goes on, and Python and small operations stop.
+Meanwhile, a large operation of torch goes on, because it has released the GIL. Small operations stop soon.
 """
 
 AGAIN_SECONDS = 0.0001
-"""Time between a sample and a second look at the same code. A few small operations in a row take less."""
+"""Seconds between a sample and the second look at the same code. A few small operations take less time."""
 
 LATE_SECONDS = 0.0005
-"""Time by which the second look is late if pure Python runs. All operations of torch release the interpreter."""
+"""If the second look is late by more than this many seconds, the training thread ran pure Python and kept the GIL."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
-"""Stages in which the program's own code runs, and the fields of `Facts` that name the line."""
+"""For each stage in which the program's own code runs: the field of `Facts` that names the busiest line."""
 
 COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
-"""Stages in which the program's own code is slow code, or computes."""
+"""Stages that should compute on tensors, so that a line of pure Python there counts as slow code."""
 
 Moment = tuple[int, float]
-"""Step, and time at which the training thread entered its stage."""
+"""Number of the current step, and time at which the training thread entered the current stage."""
 
 
 class Look(NamedTuple):
-    """A look at the training thread."""
+    """State of the training thread at one moment, as the sampling thread sees it."""
 
     moment: Moment
     stage: Stage
     position: stacks.Position | None
     computes: bool
-    """True: the thread went on with its work while this look held the interpreter."""
+    """True: the training thread used a CPU while the sampling thread held the GIL."""
 
 
 class Sample(NamedTuple):
-    """A sample in a step that has not ended."""
+    """Sample of the training thread, taken in a step that has not ended yet."""
 
     stage: Stage | None
-    """None: in the first step."""
+    """None means that the sample is from the first step."""
     line: str | None
     slow: bool
-    """True: the sample is in slow code, and in a stage of `COMPUTING`."""
+    """True: the sampled line is slow code."""
     turned: float
     """Time at which the training thread entered the stage."""
 
 
 class BusyLines(Observer):
-    """Samples the training thread from another thread, and counts the program's lines by stage.
+    """Takes samples of the training thread on the watchdog's thread, and counts the program's lines in each stage.
 
-    A sample counts only when its step has ended. Work before the first batch or after the last batch is part of no
-    step.
+    A sample counts only after its step has ended. So samples after the last step don't count.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -113,10 +115,10 @@ class BusyLines(Observer):
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Sample the training thread a few times. Keep a single sample of each stage of a step.
+        """Sample the training thread a few times. Keep only one of several samples from the same stage of a step.
 
-        All samples in a stage have the same chance to be kept. The first samples alone would show the beginning of a
-        stage more often than its end.
+        Chance decides which sample is kept. The first samples alone would show the beginning of a stage more often
+        than its end.
         """
         last: Moment | None = None
         number = 0
@@ -139,7 +141,7 @@ class BusyLines(Observer):
         self._ended = True
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:  # noqa: ARG002 for other observers
-        """Find the stage of samples between a backward and the mark that decides on the stage."""
+        """Decide whether samples after a backward belong to the stage optimizer or to the stage other."""
         unknown = {turned for turned, stage in [*self._decided.items()] if stage is None}
         if not unknown:
             return
@@ -152,7 +154,7 @@ class BusyLines(Observer):
             turned = time
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` about lines of the program. None: no line stands out."""
+        """Return the fields of `Facts` about lines of the program. A line is None if no line stands out."""
         if self._engine.step != self._step:
             self._count(self._engine.step)
         found: dict[str, Any] = {name: _most(self._lines[stage]) for stage, name in FACTS.items()}
@@ -166,7 +168,7 @@ class BusyLines(Observer):
         }
 
     def _look(self) -> Look | None:
-        """Look at the training thread. None: the thread is in a step that doesn't count."""
+        """Return the current state of the training thread, or None if the current step doesn't count."""
         engine, began = self._engine, perf_counter()
         if engine.excluded is not None and engine.excluded not in BEGINNING:
             return None
@@ -176,7 +178,7 @@ class BusyLines(Observer):
         return Look((step, turned), stage, position, self._runs())
 
     def _runs(self) -> bool:
-        """Return True if the training thread uses a CPU while this thread holds the interpreter."""
+        """Return True if the training thread uses a CPU while this thread holds the GIL."""
         if self._cpu_seconds is None:
             return False
         began, before = perf_counter(), self._cpu_seconds()
@@ -185,7 +187,7 @@ class BusyLines(Observer):
         return self._cpu_seconds() - before > held / 2
 
     def _note(self, look: Look, number: int) -> None:
-        """Store a sample, or keep the earlier sample. `number` counts the samples in this stage of the step."""
+        """Store a sample, or keep an earlier sample of the same stage. `number` counts this stage's samples so far."""
         if look.moment[0] != self._step:
             self._count(look.moment[0])
         stage: Stage | None = look.stage
@@ -204,12 +206,12 @@ class BusyLines(Observer):
             self._seen[-1] = sample
 
     def _is_slow(self, look: Look) -> bool:
-        """Look again. Return True if the program's own code runs for longer than a few small operations take.
+        """Return True if the program's code keeps the training thread longer than a few small operations would.
 
-        - Pure Python keeps the interpreter for as long as the switch interval, so this thread wakes up late.
-        - After a loop over small operations, or a sleep, the second look finds the same function. This look doesn't
-          count in modules and optimizers, which consist of small operations, nor on a device, where each operation
-          is small for the host.
+        - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
+        - In a sleep or a loop over small operations, the second look finds the same function again. This doesn't count
+          in modules and optimizers, which consist of small operations. It also doesn't count on a device, where the
+          host spends little time on each operation.
         """
         position = look.position
         if position is None or position.in_torch or look.computes:
@@ -246,7 +248,7 @@ class BusyLines(Observer):
         self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
     def _code(self, stage: Stage) -> SlowCode | None:
-        """Return the slow code in a stage: all samples of functions that are slow, and the most frequent line."""
+        """Return the slow code of a stage: all samples of slow functions, and the busiest line among them."""
         lines, slow = self._lines[stage], self._slow[stage]
         looks = _by_function(lines)
         found = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
@@ -261,7 +263,7 @@ class BusyLines(Observer):
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
-"""Marks that make the time after a backward a part of the stage optimizer."""
+"""If one of these marks is the next mark after a backward, the time in between belongs to the stage optimizer."""
 
 
 def _by_function(lines: Counter[str | None]) -> Counter[str]:
@@ -273,7 +275,7 @@ def _by_function(lines: Counter[str | None]) -> Counter[str]:
 
 
 def _most(lines: Counter[str | None]) -> str | None:
-    """Return the most frequent line of the most frequent function. None: no function stands out."""
+    """Return the busiest line of the busiest function, or None if no function stands out."""
     for name, looks in _by_function(lines).most_common(1):
         if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
             return next(line for line, _ in lines.most_common() if line and function(line) == name)
@@ -281,7 +283,7 @@ def _most(lines: Counter[str | None]) -> str | None:
 
 
 def function(line: str) -> str:
-    """Return a line without its number.
+    """Remove the line number from a code location.
 
     >>> function("train.py:31 `parse`")
     'train.py `parse`'

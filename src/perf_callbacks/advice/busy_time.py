@@ -1,4 +1,4 @@
-"""Rules about busy time in a profile: element-wise operations, copies, collectives."""
+"""Rules about the busy time in a profile, such as element-wise operations, copies and collectives."""
 
 import re
 
@@ -11,11 +11,11 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.kernel_classes import COMMUNICATION, ELEMENTWISE
 
 FUSIBLE = 0.15
-"""Least share of the run in element-wise operations and casts for the advice to fuse them."""
+"""Fusing is advised if element-wise operations and casts take at least this share of the run."""
 
 LAYOUT = "layout"
 WITHIN = frozenset({LAYOUT, "device to device"})
-"""Kinds of copies within the memory of a CPU or a device."""
+"""Kinds of copies whose source and target are in the same memory, of a CPU or of a device."""
 
 TRANSFERS = {
     "host to device": (
@@ -24,19 +24,19 @@ TRANSFERS = {
     ),
     "device to host": (" from the device", "keeping values on the device, or copying them rarely"),
 }
-"""By kind of a copy between host and device: its direction, and the remedy."""
+"""For each kind of copy between host and device: the words for its direction, and the remedy."""
 
 FEW, MANY = 3, 20
-"""Numbers of collectives per step: with `FEW`, DDP overlaps little; with `MANY`, starting collectives takes long."""
+"""With at most `FEW` collectives per step, DDP overlaps little. With `MANY` or more, starting them may take long."""
 
 SHORT_SECONDS = 200e-6
-"""Mean time of collectives below which starting a collective takes most of the time."""
+"""If the mean collective takes less than this many seconds, starting it takes most of the time."""
 
 BUCKETS, LARGE_BUCKET_MB = 8, 100
-"""Number of buckets with which DDP overlaps well, and size of a large bucket."""
+"""Number of gradient buckets with which DDP overlaps well, and size of a large bucket in megabytes."""
 
 GRADIENT_MB = 4e-6
-"""Megabytes of an element of a gradient in float32."""
+"""Size of one float32 element of a gradient in megabytes."""
 
 BUCKET_SIZE = {
     "transformers": "TrainingArguments(ddp_bucket_cap_mb={})",
@@ -45,15 +45,15 @@ BUCKET_SIZE = {
 }
 
 MOSTLY = 0.5
-"""Part of the exposed communication that must fit beside computation, for the advice to overlap both."""
+"""Overlap is advised only if at least this part of the exposed communication can run beside computation."""
 
 
 @timed
 def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """On a device, advise torch.compile, which fuses element-wise operations and casts.
+    """Advise torch.compile on a device, because it fuses element-wise operations and casts.
 
-    The time that fused attention and no recomputation would save belongs to other rules. On a CPU, compilation saved
-    little or nothing: see `benchmarks/fusing.py`.
+    The rules `attention` and `recompute` count the time that they can save, so this rule subtracts that time. On a CPU,
+    compilation saved little or nothing: see `benchmarks/fusing.py`.
     """
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:
@@ -70,14 +70,14 @@ def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 
 
 def fusible_seconds(profile: Profile) -> float:
-    """Return the time of element-wise operations, and of the casts among the listed copies."""
+    """Return the seconds of element-wise operations and of casts. A profile lists casts as copies."""
     casts = [one.seconds for one in profile.copies if one.kind not in WITHIN and one.kind not in TRANSFERS]
     return profile.class_seconds.get(ELEMENTWISE, 0.0) + sum(casts)
 
 
 @timed
 def copies(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the operation whose copies within the memory of a device or a CPU take most time."""
+    """Report the operation that spends most time on copies within one memory, for example to change a layout."""
     steps = profiled(machine, facts, measured)
     if steps is None:
         return None
@@ -105,7 +105,7 @@ def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of collectives in which the device computes nothing. Slow ranks have findings of their own."""
+    """Report the time in which collectives run and nothing computes, without the time that slow ranks cost."""
     steps = profiled(machine, facts, measured)
     if steps is None:
         return None
@@ -121,7 +121,7 @@ def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Find
 
 
 def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
-    """Return the finding about some copies, the longest first. None: the copies take little time."""
+    """Return the finding about copies, or None if they take little time. `found` has the longest copies first."""
     seconds = _seconds(found)
     share = steps.share(seconds)
     if share < LEAST:
@@ -148,14 +148,14 @@ def _lost_to_ranks(measured: Measured) -> float:
 
 
 def _collectives_per_step(steps: ProfiledSteps) -> float:
-    """Return the number of collectives per step of the most frequent kind; 0 if the profile lists no collective."""
+    """Return how often the most frequent collective runs in a step, or 0 if the profile lists no collective."""
     return max([one.calls for one in steps.profile.operations if one.kind == COMMUNICATION], default=0) / steps.number
 
 
 def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:
-    """Return the part of the exposed communication that can be saved at most, and the remedy.
+    """Return the largest part of the exposed communication that can be saved, and the remedy.
 
-    Computation hides at most as much communication as there is computation without communication beside it.
+    Communication can hide only beside computation that has no communication beside it yet.
     """
     profile, work = steps.profile, facts.work
     exposed, running = profile.exposed_communication_seconds, profile.communication_seconds
@@ -176,7 +176,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return this part and remedy for DDP, whose buckets of gradients may be few, or take a short time each."""
+    """Return the largest part that can be saved, and the remedy, for DDP with too few or too small gradient buckets."""
     size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:

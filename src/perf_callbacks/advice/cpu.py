@@ -6,23 +6,23 @@ from perf_callbacks.kernel.records.fit_records import Finding
 CAUSE = "cpu"
 
 THREADS = "threads"
-"""Cause of the finding about threads without a CPU."""
+"""Cause of the finding that operations use more threads than there are CPUs."""
 
 LEAST = 0.05
-"""Least share of the run without a CPU. Less is usual on a machine with other programs."""
+"""The rule reports a lack of CPUs from this share of the run on. Less is usual on a machine with other programs."""
 
 LARGE = 0.25
-"""Least part of another finding's share that lets the lack of a CPU come before that finding."""
+"""The finding `cpu` precedes the findings of `INFLATED` if its share is at least this part of their largest share."""
 
 INFLATED = frozenset(
     {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
 )
-"""Causes with longer times if a CPU is missing. The lack of a CPU comes before these findings."""
+"""Causes whose times become longer if the training thread lacks a CPU."""
 
 
 @timed
 def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
-    """Report the time without a CPU, and the reason: a quota, too many threads, workers, or other programs."""
+    """Report the time in which the training thread had no CPU, and why: a quota, threads, workers or other programs."""
     share = facts.starved_share
     if share is None or share < LEAST:
         return None
@@ -33,9 +33,9 @@ def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding 
 
 
 def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | None:
-    """Describe threads without a CPU, and return the remedy. None: each thread of an operation finds a CPU.
+    """Return evidence and remedy if an operation uses more threads than the process has CPUs, or else None.
 
-    CPUs that other programs use don't count, as far as known.
+    If it is known how many CPUs other programs use, these CPUs are subtracted.
     """
     cpus = machine.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))

@@ -10,15 +10,15 @@ REMEDIES = {
     "data": "looking at what the loader does in later samples",
     "gc": "dropping objects that are no longer used, such as lists that grow",
 }
-"""Remedies by the stage that grew most."""
+"""For the stage whose time grew most: the remedy."""
 
 GROWS = "looking for lists, hooks or logs that grow from step to step"
-"""Remedy for all other stages."""
+"""Remedy for the stages that `REMEDIES` doesn't name."""
 
 
 @timed
 def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report steps that became longer although batches didn't, and the stage that grew most."""
+    """Report that steps became longer although batches didn't grow, and name the stage that grew most."""
     found, share = facts.drift, saved(facts, measured)
     if found is None or share is None:
         return None
@@ -35,7 +35,10 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 
 
 def saved(facts: Facts, measured: Measured) -> float | None:
-    """Return the share of the run that steps as short as at first would save. None: no drift, or other reasons."""
+    """Return the share of the run that would be saved if all steps were as short as the first steps.
+
+    None means that steps didn't become longer, or that a lack of CPUs or other ranks may be the reason.
+    """
     found = facts.drift
     starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
     if found is None or starved or found.stage == "communication" or (facts.ddp and found.stage == "backward"):

@@ -10,25 +10,25 @@ from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
-"""Fewest readings of the device's use, at ten seconds each, for a meaningful mean."""
+"""The mean use of the device needs at least this many readings. The callback takes a reading every ten seconds."""
 
 LARGE = 0.1
-"""Least share of the run for a finding from readings of the device's use, because these readings are coarse."""
+"""Readings of the device's use are coarse, so a finding from them must reach this share of the run."""
 
 COMPUTING = 0.5
 """More threads are advised only if forward, backward and optimizer take this share of the run or more."""
 
 
 TRAINERS = frozenset({"transformers", "lightning"})
-"""Integrations whose framework works between the stages of a step."""
+"""Integrations whose framework runs code of its own between the stages of a step."""
 
 
 @timed
 def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of steps in which neither loader nor model nor optimizer works.
+    """Report the time within steps in which Python code outside of loader, model and optimizer runs.
 
-    A trainer works between its stages too, and the user can't change that. So with a trainer, the finding needs a line
-    of the program.
+    A trainer also runs code of its own in this time, and the user can't change that code. So with a trainer, the rule
+    reports the time only if it knows a line of the user's program.
     """
     if reads_each_step(facts):  # the rule `sync` covers the same time
         return None
@@ -70,8 +70,8 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The idle share of the run is a lower bound. The device also counts as busy in these stages if it is busy at another
-    time, or with kernels of another process.
+    The idle share of the run is a lower bound, because the rule counts all busy time of the device as time in these
+    stages. Busy time outside of them and kernels of other processes are included.
     """
     use = facts.memory
     if machine.accelerator is None or use is None or use.gpu_busy is None or on_device(machine, facts, measured):
@@ -87,7 +87,7 @@ def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Fi
 
 
 def too_many_threads(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise a thread for each CPU that other programs leave. With an accelerator, the number matters little."""
+    """Advise one thread per CPU that other programs leave free. With an accelerator, the rule advises nothing."""
     if measured is None or not measured.known:  # a moment says little about other programs
         facts = replace(facts, left_cpus=None)
     surplus = cpu.surplus_threads(machine, facts)

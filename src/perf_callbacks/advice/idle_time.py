@@ -1,4 +1,4 @@
-"""Rules about idle time in a profile: the host loads data, launches kernels or waits for the device."""
+"""Rules about the device's idle time in a profile, while the host loads data, launches kernels or has just waited."""
 
 import re
 
@@ -10,11 +10,13 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
 LARGE = 0.1
-"""Least share of the run in which the host is late, because some idle time is usual."""
+"""The rule `launches` reports idle time from this share of the run on, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
-"""Most seconds per kernel in steps that launches limit. A launch takes some 5 to 50 us. If more time passes, the host
-does something else."""
+"""Most seconds per kernel if kernel launches limit the steps. A launch takes some 5 to 50 us.
+
+If more time passes per kernel, the host does other work.
+"""
 
 KEEPING = "keeping values on the device until they are logged"
 
@@ -29,8 +31,10 @@ REMEDIES = (
         "operations whose result has a fixed shape, such as torch.where(condition, a, b)",
     ),
 )
-"""Pattern of operations in which the host waits for the device, and the remedy. Operations without a pattern have
-the remedy `KEEPING`."""
+"""Patterns for the names of operations in which the host waits for the device, each with its remedy.
+
+For all other operations, the remedy is `KEEPING`.
+"""
 
 
 @timed
@@ -49,7 +53,7 @@ def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which the device waits until the host launches kernels.
 
-    Slow code of the program that was sampled has a finding of its own.
+    If samples show much slow code of the program, the rules of `slow_code` report this time instead.
     """
     steps = profiled(machine, facts, measured)
     known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
@@ -73,7 +77,7 @@ def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 @timed
 def waiting(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the operation in which the host waits for the device. Afterwards, the device waits for the host."""
+    """Report the operation in which the host waits longest for the device. After each wait, the device idles."""
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu:
         return None

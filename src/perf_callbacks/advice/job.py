@@ -1,8 +1,8 @@
-"""The verdict of a job. Rank 0 reads the findings of all ranks when the fit ends and for each interim summary.
+"""Verdict of a job. Rank 0 reads the findings of all ranks when the fit ends and for each interim summary.
 
-Each rank writes its findings as notes into a channel between ranks. A rank writes the last note when its exchange ends.
-Rank 0 waits a moment for the last notes. If the last note of a rank is missing, the
-verdict lacks the findings of this rank.
+Each rank writes its findings as a note into a channel between ranks. A rank writes its last note when its exchange
+ends. Rank 0 waits a moment for the last notes. If a rank's last note is missing, the verdict uses an earlier note of
+this rank, or lacks its findings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from perf_callbacks.stragglers.text import rank_names
 CHANNEL = "findings"
 
 WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
-"""Seconds that rank 0 waits for notes at the end of a fit, and seconds between two reads of the notes."""
+"""Most seconds that rank 0 waits for notes at the end of a fit, and seconds between two reads of the notes."""
 
 FEW = 64
-"""In a job of more ranks than this, ranks write their notes only at the end."""
+"""If a job has more ranks than this, ranks write their notes only at the end."""
 
 LEAST_SHARE = 0.05
-"""Rank 0 reports a finding of another rank if the share of the finding is at least this."""
+"""Rank 0 reports a finding of another rank only if the finding has at least this share of the run."""
 
 OWN_WORDS: Mapping[str, frozenset[str]] = {
     DATA: frozenset({"data"}),
@@ -36,7 +36,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""Causes of a slow rank's own findings that explain the cause that rank 0 measured for the rank, by measured cause."""
+"""For each cause that rank 0 measures for a slow rank: causes of the slow rank's own findings that explain it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class FindingNotes(ChannelHandler):
         self._reading = False
 
     def round(self, channel: Channel, now: float) -> float | None:  # noqa: ARG002 notes have no time
-        """Write new findings of this rank. On rank 0, read the notes of all ranks on request."""
+        """Write new findings of this rank. On rank 0, read the notes of all ranks instead if `set` asked for them."""
         asked, self._asked = self._asked or self._reading, False
         if channel.rank:
             if self.mine != self._written and channel.world_size <= FEW:
@@ -103,8 +103,8 @@ def verdict(
 
     Args:
         own: Findings of rank 0.
-        others: Findings of other ranks. If rank 0 found a cause too, only rank 0's finding is returned.
-        stragglers: The comparison of ranks, with the ranks that cost the job most, and the cause.
+        others: Findings of other ranks, by rank. If rank 0 found the same cause, only rank 0's finding is returned.
+        stragglers: Comparison of ranks, which names the ranks that cost the job most and their cause.
     """
     slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
     found, causes = [*own], {one.cause for one in own}

@@ -1,4 +1,4 @@
-"""A line of advice during training, when a new cause limits the run."""
+"""Line of advice that is shown during training when a new cause limits the run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,29 +16,29 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
 WINDOW_SECONDS = 60.0
-"""Length of a window of advice. When a window ends, the next begins."""
+"""Seconds of a window. Each line of advice is about one window, and windows follow each other without gaps."""
 
 QUIET_SECONDS = 600.0
-"""Least time between two lines."""
+"""Least number of seconds between two lines of advice."""
 
 LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
-"""Causes without a line during training. Stalls have log lines of their own. The facts about `cpu`, `threads`, `drift`,
-`startup`, `throttle` and `compile` cover the whole fit, not the last minute."""
+"""Causes that are not shown during training. Stalls have log lines of their own. The facts about all other causes here
+cover the whole fit, not the last minute."""
 
 MOST_STEPS = 10_000
 """Most steps between two readings of the clock."""
 
 
 def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
-    """Give advice during this fit. Only rank 0 gives advice."""
+    """Return the observer that gives advice during this fit, or None on other ranks than 0."""
     return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
 
 
 class LiveAdvice(Observer):
-    """Shows the worst cause of the last minute in a line. Each cause is shown once per fit."""
+    """Shows a line about the worst cause of the last minute. Each cause is shown once per fit."""
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
         self._recorder = recorder
@@ -51,7 +51,7 @@ class LiveAdvice(Observer):
 
     @property
     def due(self) -> int:
-        """Step after which the window may be over. The pace of the steps so far predicts this step."""
+        """Step after which the current window may be over, as predicted from the pace of its steps so far."""
         return self._due
 
     def step_ended(self, step: int) -> None:
@@ -85,7 +85,7 @@ class LiveAdvice(Observer):
 
 
 def between(before: Summary, after: Summary) -> Summary:
-    """Return the difference of two summaries of a fit, in the fields that rules read."""
+    """Return the summary of the time between two summaries of a fit, in the fields that rules read."""
     return replace(
         after,
         steps=after.steps - before.steps,

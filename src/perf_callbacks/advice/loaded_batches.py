@@ -1,4 +1,4 @@
-"""Batches of a loader: their size, their lengths, and waits for them that come in bursts."""
+"""Batches of a loader: their size, their sequence lengths, and bursts of waits for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,22 +8,22 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 
 STARVED = 0.15
-"""Least wait for data that shows that workers are too slow, as a share of a step's time.
+"""Workers are too slow if steps wait for data for at least this share of their time.
 
-A shorter wait is the time to receive a batch: on a busy machine 9 to 15 ms, even with a fast loader.
+A shorter wait is only the time to receive a batch. On a busy machine, it is 9 to 15 ms even with a fast loader.
 """
 
 FEWEST_GROUPS = 8
 
 ROWS = 2
-"""Dimensions of a tensor of samples and tokens."""
+"""Number of dimensions of a tensor with one dimension for samples and one for tokens."""
 
 
 class LoadedBatches(Observer):
-    """Finds the size of the largest batch, the number of lengths, and the waits of groups of steps.
+    """Finds the size of the largest batch, the number of distinct sequence lengths, and the waits of groups of steps.
 
-    A group has one step per worker. Workers that start together finish together. So even with a slow loader, most steps
-    run without a wait, but each group has a step that waits.
+    A group has as many steps as there are workers. Workers that start together finish together. So with a slow loader,
+    most steps run without a wait, but one step in each group waits.
     """
 
     def __init__(self, workers: int) -> None:
@@ -35,7 +35,7 @@ class LoadedBatches(Observer):
         self._burst_seconds = 0.0
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:  # noqa: ARG002 the tensors are enough
-        """Measure a batch of a new shape."""
+        """Measure the size and the sequence length of a batch with a new shape."""
         self._lengths |= {tensor.shape[1] for tensor in tensors.values() if len(getattr(tensor, "shape", ())) == ROWS}
         found = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
         sizes = [size for size in found if isinstance(size, int)]
@@ -43,7 +43,7 @@ class LoadedBatches(Observer):
             self._bytes = max(self._bytes or 0, sum(sizes))
 
     def record_written(self, record: Record) -> None:
-        """Add the steps of a record."""
+        """Add the steps of a journal record to the groups."""
         if not isinstance(record, Steps) or not record.data_time:
             return
         reasons = record.excluded or (None,) * len(record.step)

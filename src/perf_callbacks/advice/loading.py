@@ -13,39 +13,40 @@ HEADROOM = 1.25
 MOST_WORKERS = 16
 
 HAND_OVER_SECONDS = 0.002
-"""Time to receive a batch from a worker: 2.0 to 2.7 ms for two tensors on a quiet machine. More workers don't help.
+"""Seconds that it takes to receive a batch from a worker. More workers don't shorten this time.
 
-The main process asks the worker for one file descriptor per tensor. So larger tensors hardly take longer.
+A batch of two tensors took 2.0 to 2.7 ms on a quiet machine. The main process asks the worker for one file descriptor
+per tensor, so larger tensors hardly take longer.
 """
 
 CONTENTION = 0.1
 """Seconds that training loses per second in which a worker computes, because CPUs share caches and clocks.
 
-Forward and backward lost 0.04 to 0.13 s per second, in four pairs of runs on two CPUs of a quiet machine.
+In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s per second.
 """
 
 WORKER_BYTES = 40e6
-"""Memory of a worker besides its batches: the pages that a forked worker has for itself.
+"""Bytes of memory that a forked worker takes besides its batches: the pages that it doesn't share with its parent.
 
-24 to 26 MB were measured: see `benchmarks/advice_figures.py worker`.
+The benchmark `benchmarks/advice_figures.py worker` measured 24 to 26 MB.
 """
 
 IN_WORK = 2
-"""Batches in a worker besides the batches in advance: the samples of the next batch, and the next batch itself."""
+"""Number of batches that a worker holds besides prefetched batches: the next samples, and the batch made of them."""
 
 MOST_PREFETCH = 16
 
 CALM = 0.75
-"""Least share of groups of steps without a wait that shows that workers load fast enough on average."""
+"""Workers load fast enough on average if at least this share of the groups of steps hardly waits for data."""
 
 LOW, HIGH = 0.7, 1.4
-"""Least and most gain of workers, relative to the estimate, in 30 of 32 pairs of runs: see `docs/verdict.md`."""
+"""Least and largest gain from workers, relative to the estimate: see `docs/verdict.md` for 32 pairs of runs."""
 
 MOST_UNLOADED = 1.25
-"""Most gain on a CPU if the training thread no longer loads batches, relative to the waits for batches."""
+"""Largest gain on a CPU if workers load the batches instead of the training thread, relative to the waits for data."""
 
 MOST_RESTARTED = 1.6
-"""Most gain of workers that persist, relative to the waits for their starts.
+"""Largest gain from persistent workers, relative to the waits for the start of workers.
 
 Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times these waits: see `docs/verdict-evidence.md`.
 """
@@ -55,8 +56,8 @@ Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times these waits
 def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise workers that load batches while the model computes. The wait and the CPUs decide the number of workers.
 
-    Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run.
-    A step then takes 1/n of the time in which one of n workers loads a batch.
+    Without workers, the wait is the time to load a batch. With n workers, a wait means that the loader limits the run.
+    Then a step takes 1/n of the time in which one worker loads a batch.
     """
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
@@ -110,7 +111,7 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
 def _prefetch(
     machine: MachineFacts, facts: Facts, measured: Measured, took: str, *, busy: float, wait: float
 ) -> Finding | None:
-    """Advise more batches in advance: the workers keep up on average, but some batches take much longer to load."""
+    """Advise a larger `prefetch_factor`. The workers keep up on average, but some batches take much longer to load."""
     workers = facts.workers or 1
     missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
     wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))
@@ -126,7 +127,7 @@ def _prefetch(
 
 
 def _room(machine: MachineFacts, facts: Facts, prefetch: int | None = None) -> int | None:
-    """Return the number of workers for which host memory suffices; None if the size of a batch or memory is unknown."""
+    """Return the number of workers for which host memory suffices. None means that memory or batch size is unknown."""
     if machine.memory_available is None or facts.batch_bytes is None:
         return None
     parts = facts.memory.parts if facts.memory is not None and machine.accelerator is None else None
@@ -137,10 +138,10 @@ def _room(machine: MachineFacts, facts: Facts, prefetch: int | None = None) -> i
 
 @timed
 def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise persistent workers if the first batch of an epoch takes longer than workers take to load a batch.
+    """Advise persistent workers if the wait for an epoch's first batch exceeds the time to load a batch.
 
-    If n workers keep up with training, each worker takes at most n steps without waits to load a batch. The rest of the
-    wait is the start of the workers. The steps after a start are slower too, so the gain may exceed the wait.
+    If n workers keep up with training, loading one batch takes at most the time of n steps. A longer wait for the first
+    batch is due to the start of the workers. The steps after a start are slower too, so the gain may exceed the wait.
     """
     workers = facts.workers or 0
     if not workers or facts.persistent or not facts.epochs:
@@ -160,17 +161,18 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
-    """Predict the seconds of a step with workers: the slowest of computing, loading, and all CPUs together.
+    """Predict the seconds of a step with workers. Computing, loading, or all CPUs together may limit the step.
 
-    A CPU that another program uses doesn't count. A worker on this CPU would save no time: training would lose as much.
+    CPUs that other programs use don't count. A worker on such a CPU would save no time, because training would lose as
+    much.
 
     Args:
         load: Seconds that a batch takes to load.
-        busy: Seconds of the rest of a step.
+        busy: Seconds of a step without loading.
         workers: Number of workers.
         cpus: Number of CPUs that the process uses or that are free.
-        threads: CPUs that the rest of a step keeps busy.
-        computed: Part of `load` in which a CPU computes. In the rest, the loader waits, for example for a disk.
+        threads: Number of CPUs that a step without loading keeps busy.
+        computed: Part of `load` in which a CPU computes. Otherwise the loader waits, for example for a disk.
 
     >>> faster(load=0.5, busy=1.0, workers=1, cpus=8, threads=1)
     1.0

@@ -6,23 +6,23 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
 SOON_HOURS = 100
-"""A leak that fills memory within this many hours is reported with the hours left."""
+"""If a leak will fill memory within this many hours, the finding says how many hours are left."""
 
 RARE_PER_SECOND, FREQUENT_PER_SECOND = 500_000, 4_000_000
-"""Garbage objects per second of collections: below the first, the collector visits objects in use; above the second,
-it frees garbage.
+"""Limits for the number of garbage objects that are freed per second of garbage collection.
 
-With Python 3.11 on one CPU, the collector frees 8 to 15 million small objects per second, or visits 20 to 40 million.
+Below the first limit, the collector mostly visits objects in use. Above the second limit, it mostly frees garbage. With
+Python 3.11 on one CPU, the collector frees 8 to 15 million small objects per second, or visits 20 to 40 million.
 """
 
 CYCLES = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
 
 MANY = 100_000
-"""Least number of objects that count as a growing program."""
+"""A program counts as growing if at least this many new objects stay in use."""
 
 
 def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report a leak of host memory, or else a device whose memory was full. Neither finding has a share."""
+    """Report a leak of host memory. Without a leak, report that the device's memory was full."""
     if facts.memory is None:
         return None
     if facts.memory.leak is not None:
@@ -31,7 +31,7 @@ def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> F
 
 
 def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the setting that turns off the cache of device memory. The rule needs no run."""
+    """Report the environment variable that turns off the cache of device memory. The rule needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None
     evidence = f"{facts.uncached} is set: torch asks the driver for the memory of each tensor"
@@ -40,7 +40,7 @@ def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 @timed
 def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of garbage collections: scheduled by the checklist, called by the program, or automatic."""
+    """Report the time of garbage collections that the callback schedules, the program calls, or Python starts."""
     found = measured.summary.gc
     if found is None or not found.seconds:
         return None
@@ -61,7 +61,7 @@ def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 
 def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
-    """Return evidence and remedy for slow scheduled collections, due to garbage or to objects in use."""
+    """Return evidence and remedy for slow scheduled collections. Much garbage or many objects in use are the reason."""
     garbage, made = found.scheduled_garbage, found.scheduled_made
     evidence = evidence.replace("Garbage collection", "The callback's scheduled garbage collections", 1)
     if garbage is None or made is None:

@@ -1,4 +1,4 @@
-"""Rules about the work of the model and its optimizer: the same results with less work, or faster operations."""
+"""Rules about the model and its optimizer, which advise less work for the same results, or faster operations."""
 
 import math
 
@@ -11,32 +11,32 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 MOST_REASON = 120
-"""Most characters that a finding shows of the reason for a compilation."""
+"""Most characters of torch's reason for a compilation that a finding shows."""
 
 SHAPED = ("size", "stride", "shape")
-"""Words in torch's reason for a compilation if a new shape caused the compilation."""
+"""If a new shape caused a compilation, torch's reason for it contains one of these words."""
 
 LOW = 0.3
-"""Least HFU during forward, backward and optimizer that counts as good without a compiler."""
+"""Least HFU during forward, backward and optimizer that counts as good without torch.compile."""
 
 RECOMPUTED = (0.75, 1.65)
-"""Least and most time of a recomputation, relative to the estimate by FLOPs: operations without FLOPs are repeated too.
+"""Least and most time of a recomputation, relative to its estimate from FLOPs. Operations without FLOPs run again too.
 
-Measured with ten Llamas on one thread, like `FUSED`: see `benchmarks/advice_figures.py llama`. Six programs of
+The values come from ten Llamas on one thread: see `benchmarks/advice_figures.py llama`. Six programs of
 `benchmarks/promises.py` saved 1.05 to 1.63 times the estimate.
 """
 
 FORWARDS = 1.4
-"""Most time of a recomputation, relative to all forwards. A recomputation also records operations for the backward."""
+"""Most time of a recomputation, relative to the time of all forwards. Recomputing also builds the autograd graph."""
 
 FUSED = (0.5, 1.5)
 """Least and most time that fused attention saves, relative to the time of attention by its FLOPs.
 
-Measured on a CPU for heads of 16 and 32. Nothing was measured on an accelerator.
+The values were measured on a CPU, for attention heads of size 16 and 32. Nothing was measured on an accelerator.
 """
 
 FUSED_WIDE = (0.0, 0.6)
-"""Factors for wider heads on a CPU. There, fused attention saves little, and nothing for short sequences."""
+"""Factors like `FUSED`, for heads wider than `NARROW` on a CPU. For short sequences, fused attention saves nothing."""
 
 NARROW = 32
 """Largest size of a head that counts as narrow."""
@@ -49,33 +49,42 @@ SAVED = {
 }
 """Share of the update's time that `fused=True` saves on a CPU, by optimizer and by mean size of tensors (`SIZES`).
 
-Measured with torch 2.13 on one thread, for 10 to 400 tensors of 64 to 262,144 elements: see `benchmarks/optimizers.py`.
-SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
+`benchmarks/optimizers.py` measured the shares with torch 2.13 on one thread, for 10 to 400 tensors of 64 to 262,144
+elements. SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
 """
 
 UPDATED = (0.9, 1.7)
-"""Least and most gain of a fused update, relative to `SAVED`. Fourteen programs of `benchmarks/promises.py` gained
-1.0 to 1.7 times as much: fewer small operations in the update leave more of the CPU's caches to the model.
+"""Least and most gain from a fused update, relative to the gain that `SAVED` predicts.
+
+Fourteen programs of `benchmarks/promises.py` gained 1.0 to 1.7 times the predicted time. A fused update has fewer small
+operations, so it leaves more of the CPU's caches to the model.
 """
 
 RECOMPILED = (0.8, 1.6)
 """Least and most time that batches of few shapes save, relative to the time that torch.compile took.
 
-In `benchmarks/promises.py`, programs saved 0.95 to 1.53 times this time, as calls check the guards of all versions.
+Programs of `benchmarks/promises.py` saved 0.95 to 1.53 times the time that torch.compile took. With fewer compiled
+versions, each call also checks fewer guards.
 """
 
 PADDED = (0.4, 1.1)
 """Least and most time that batches of similar lengths save, relative to the padding's share of forward and backward.
 
 Small batches take longer per token, and some padding stays. In `benchmarks/promises.py`, nine programs saved 0.44 to
-1.05 times this share.
+1.05 times the padding's share.
 """
 
 MUCH_PADDING = 0.1
 """Least share of the tokens that counts as much padding."""
 
 SIZES = (1024, 16_384, math.inf)
-"""Largest mean number of elements per tensor for each share in `SAVED`."""
+"""For each share in `SAVED`: the largest mean number of elements per tensor for which the share holds."""
+
+REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
+"""Least assumed parts of the peak that products reach in float32 and in a faster format.
+
+GPT-2 small in the Hugging Face `Trainer` reached 0.59 of the peak of float32 on an H200, over whole steps.
+"""
 
 COMPILED = {"transformers": "TrainingArguments(torch_compile=True)"}
 _MIXED = {
@@ -119,7 +128,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report padding: tokens that the model computes, although the mask leaves them out."""
+    """Report padding, which the model computes although the mask leaves it out."""
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
     if part < MUCH_PADDING:
@@ -140,8 +149,9 @@ def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Report eager attention if the model supports fused attention. Before a run, the share is unknown.
 
-    After a run, the share of attention in the FLOPs of matrix products gives an estimate of the saving. The real saving
-    may be larger, because eager attention is bound by memory, or smaller, because fused attention takes time too.
+    After a run, attention's share of the FLOPs of matrix products gives an estimate of the saving. The real saving may
+    be larger, because memory bandwidth limits eager attention. It may also be smaller, because fused attention takes
+    time too.
     """
     if facts.attention != "eager" or not facts.sdpa:
         return None
@@ -212,7 +222,7 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
 
 @timed
 def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise torch.compile on a device with fast 16-bit products if nothing is compiled and HFU is low.
+    """Advise torch.compile if nothing is compiled and HFU is low, on a device with fast 16-bit matrix products.
 
     If there is a profile, `busy_time.fusing` and `idle_time.launches` give this advice, with an estimate of the saving.
     """
@@ -225,7 +235,7 @@ def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     return finding("compile", None, evidence, COMPILED.get(facts.integration, "torch.compile(model)"))
 
 
-def precision(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def precision(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise a 16-bit format, or TF32, if most FLOPs are float32 on a device that is faster in these formats."""
     work = facts.work
     if facts.half is None or work is None or not work.by_dtype:
@@ -236,20 +246,45 @@ def precision(_machine: MachineFacts, facts: Facts, _measured: Measured | None) 
         return None
     evidence = f"{share:.0%} of the FLOPs are float32"
     if facts.tf32_possible and not facts.tf32:
-        return finding("precision", None, f"{evidence}, without TF32", 'torch.set_float32_matmul_precision("high")')
+        won, low = _faster_products(facts, measured, single, "fp32", "tf32")
+        remedy = 'torch.set_float32_matmul_precision("high")'
+        return finding("precision", won, f"{evidence}, without TF32", remedy, low=low)
+    won, low = _faster_products(facts, measured, single, "tf32" if facts.tf32 else "fp32", facts.half)
     mixed = _MIXED.get(facts.integration, _AUTOCAST[facts.half])
     remedy = mixed.format(half=facts.half, number=_NUMBERS[facts.half], device=facts.device_type)
-    return finding("precision", None, f"{evidence}, in TF32" if facts.tf32 else evidence, remedy)
+    return finding("precision", won, f"{evidence}, in TF32" if facts.tf32 else evidence, remedy, low=low)
+
+
+def _faster_products(
+    facts: Facts, measured: Measured | None, flops: float, before: str, after: str
+) -> tuple[float | None, float | None]:
+    """Return the largest and the least share of the run that a format with a higher peak saves.
+
+    At least, products take the time of their FLOPs at the peak. At most, they take all of forward and backward. A
+    16-bit format also halves the bytes that other operations move. None means that the run is too short, or that a
+    peak is unknown.
+    """
+    peaks = facts.peaks
+    old, new = (None if peaks is None else peaks.peak_flops_per_second(name) for name in (before, after))
+    if measured is None or not measured.known or not old or not new or measured.summary.flops is None:
+        return None, None
+    each = flops / max(1, measured.summary.flops.devices or 1)
+    slowest, fastest = REACHED_BEFORE, REACHED_AFTER
+    every = measured.model("forward") + measured.model("backward")
+    longest = min(every, each / (slowest * old))
+    halved = 0.0 if after == "tf32" else (every - longest) / 2
+    most, least = longest - each / new + halved, each / old - each / (fastest * new)
+    return measured.share(max(0.0, most)), measured.low(measured.share(max(0.0, least)), "forward", "backward")
 
 
 def saved_by_fused(optimizer: str | None, elements: float) -> float:
-    """Return the share of an optimizer's update that `fused=True` saves on a CPU; 0: nothing, or unknown."""
+    """Return the share of an optimizer's update that `fused=True` saves on a CPU, or 0 if no saving is known."""
     shares = SAVED.get(optimizer or "", ())
     return next((saved for most, saved in zip(SIZES, shares, strict=False) if elements <= most), 0.0)
 
 
 def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report deterministic algorithms. On an accelerator, their kernels are slower, and torch fills unused memory."""
+    """Report deterministic algorithms. On an accelerator, they are slower, and torch fills uninitialized memory."""
     if not facts.deterministic or machine.accelerator is None:
         return None
     remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")

@@ -19,6 +19,7 @@ from perf_callbacks.advice.loaded_batches import LoadedBatches
 from perf_callbacks.advice.model import saved_by_fused
 from perf_callbacks.advice.step_blocks import StepBlocks
 from perf_callbacks.advice.update_times import UpdateTimes
+from perf_callbacks.flops.peaks import peak_rates
 from perf_callbacks.kernel.clock import perf_counter, unix_time
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
@@ -43,11 +44,11 @@ QUOTA_PART = 0.5
 """Advice blames the CPU quota if the quota stopped threads for more than this part of the time without a CPU."""
 
 MOST_WANTED = 3.0
-"""Largest assumed CPU time that other programs need, relative to the CPU time that these programs had."""
+"""Other programs are assumed to need at most this many times the CPU time that they had."""
 
 
 def begin(recorder: Recorder, training: Training) -> "Advice | None":
-    """Give advice on this fit. None: the facts can't be read; measuring goes on."""
+    """Return the observer that gives advice on this fit, or None if the fit's facts can't be read."""
     try:
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
@@ -93,7 +94,7 @@ class Advice(Observer):
             self._profiles += (record,)
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        """Apply all rules. Without a summary, only rules that need no run may find something."""
+        """Apply all rules, and return their findings. Without a summary, only rules that need no run find something."""
         if self._failed:
             return ()
         recorder = self._recorder
@@ -129,7 +130,7 @@ class Advice(Observer):
 
 
 def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
-    """Return a timer of the optimizer's updates. None: not on a CPU, or `fused=True` would save nothing."""
+    """Return a timer of the optimizer's updates, or None if `fused=True` would save nothing, as on a device."""
     optimizer = next(map(_inner, setup.optimizers), None)
     if facts.fused or recorder.device.type != "cpu" or not saved_by_fused(facts.optimizer, facts.elements):
         return None
@@ -137,7 +138,7 @@ def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | No
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
-    """Return the findings that need no run."""
+    """Return the findings that need no measured run."""
     machine = environment.read(device=devices.of(device))
     return table.findings(machine, read(None, Setup(), integration="", device=device))
 
@@ -179,6 +180,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         multiprocessors=features.multiprocessors,
         tf32=found.multiplies_in_tf32(),
         tf32_possible=features.tf32,
+        peaks=peak_rates.lookup(found.name, features.multiprocessors, features.architecture),
         clocks=found.words.clocks,
         blocking=found.blocking,
         anomalies=torch.is_anomaly_enabled(),
@@ -226,7 +228,7 @@ class _Since:
         }
 
     def summary(self) -> CpuSummary | None:
-        """Return the summary's part about the CPUs. None: the system says nothing about them."""
+        """Return the summary's part about the CPUs, or None if the system says nothing about them."""
         seconds, found = perf_counter() - self._began, self._of_thread()
         others, free, load = self._others(seconds), self._free(seconds), None
         with suppress(AttributeError, OSError):  # Windows has no load average
@@ -241,21 +243,22 @@ class _Since:
         return None if part == CpuSummary(cpus=part.cpus) else part
 
     def _of_thread(self) -> cpu_time.CpuTime | None:
-        """Return the CPU time of the training thread since the fit began. None: unknown."""
+        """Return the CPU time of the training thread since the fit began, or None if unknown."""
         now, before = cpu_time.read(self._thread), self._time
         return None if now is None or before is None or now.ran <= before.ran else now.since(before)
 
     def _stopped(self) -> float:
-        """Return the seconds for which the quota of the control group stopped this job, added up over its CPUs."""
+        """Return the seconds for which the cgroup's CPU quota stopped this job, summed over the CPUs."""
         now = cpu_time.throttled()
         return 0.0 if now is None or self._throttled is None else now - self._throttled
 
     def _left(self, seconds: float, wanted: float) -> float | None:
-        """Return the number of the process's CPUs that other programs leave.
+        """Return the number of the process's CPUs that other programs leave free.
 
-        Other programs use the CPU time that is neither idle nor used by this process, its workers, and the ranks that
-        share its CPUs. The estimate assumes that all ranks are alike. If the training thread waits for a CPU, other
-        programs wait too: `wanted` is the time that the thread needed a CPU, relative to the time that it had a CPU.
+        CPU time counts as used by other programs if it is not idle and not used by this process, its workers or the
+        ranks that share its CPUs. The estimate assumes that all ranks are alike. If the training thread waits for a
+        CPU, other programs wait too. `wanted` is the time for which the thread needed a CPU, divided by the time for
+        which it had one.
         """
         others = self._others(seconds)
         if others is None or not self._own:
@@ -263,7 +266,7 @@ class _Since:
         return min(self._own, max(0.0, len(self._cpus) - wanted * others) / self._sharing)
 
     def _others(self, seconds: float) -> float | None:
-        """Return the mean number of the process's CPUs that other programs used. None: unknown."""
+        """Return the mean number of the process's CPUs that other programs used, or None if unknown."""
         idle, used = cpu_time.idle(self._cpus), read_processes()
         if idle is None or self._idle is None or used is None or self._all is None or not self._own:
             return None

@@ -1,8 +1,8 @@
-"""Profiled steps of a fit beside the steps without a profiler.
+"""Estimates for the steps without a profiler, from the profiled steps of the same fit.
 
-The profiler makes its steps longer, because it works on the host between operations. So the busy time of a
-device counts in full, and its idle time counts only as far as the steps without a profiler can idle too. On a CPU, the
-operations become longer as well. So the rules use parts of the profiled steps, not seconds.
+The profiler makes steps longer, because it works on the host between operations. So a device's busy time counts in
+full. Its idle time counts only as far as steps without a profiler can be idle too. On a CPU, the operations become
+longer as well. So the rules on a CPU use parts of the profiled steps instead of seconds.
 """
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
@@ -10,11 +10,11 @@ from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
 LEAST = 0.05
-"""Least share of the run for a finding from a profile, because a profile shows a few steps."""
+"""A finding from a profile must reach this share of the run, because a profile shows only a few steps."""
 
 
 class ProfiledSteps:
-    """A profile, and the times of the other steps."""
+    """Profile of some steps, together with the measured times of the steps without a profiler."""
 
     def __init__(self, profile: Profile, measured: Measured) -> None:
         self.profile, self._measured = profile, measured
@@ -27,18 +27,18 @@ class ProfiledSteps:
         return f"{seconds / self.profile.span_seconds:.0%} of {steps}"
 
     def share(self, seconds: float) -> float:
-        """Return the share of the run that some busy time takes, if all steps are like the profiled steps."""
+        """Convert busy seconds of the profile to a share of the run, as if all steps were like the profiled steps."""
         usual, busy = self._measured.step_seconds, self.profile.busy_seconds / self.number
         if self.on_cpu:
             return self._measured.with_cpu(self._measured.share(usual * seconds / self.profile.span_seconds))
         return self._measured.share(seconds / self.number * min(1.0, usual / busy))
 
     def idle(self, cause: str) -> tuple[float, float]:
-        """Return the least and the largest share of the run that a device idles in forward, backward and optimizer.
+        """Return the least and the largest share of the run for which the device idles due to a cause.
 
-        The time outside of these stages belongs to other rules. The largest share is at most the time in which the
-        device has no work in steps without a profiler. The cause "sync" takes its part of this time before the cause
-        "host". The least share leaves out the time by which the profiled steps are longer.
+        Only idle time within forward, backward and optimizer counts. The largest share is limited by the time in which
+        the device has no work in steps without a profiler. For the cause "host", the idle time of the cause "sync" is
+        subtracted from this limit. The least share leaves out the time by which the profiler makes steps longer.
         """
         measured, shown = self._measured, self.profile.idle_seconds
         room = max(0.0, measured.computing - self.profile.busy_seconds / self.number)
@@ -52,7 +52,7 @@ class ProfiledSteps:
 
 
 def profiled(machine: MachineFacts, facts: Facts, measured: Measured) -> ProfiledSteps | None:
-    """Return the profile whose steps are most like the usual steps. None: no profile shows the device of the fit."""
+    """Return the profile whose step time is closest to the usual step time, or None if no profile shows the device."""
     timeline = "cpu" if machine.accelerator is None else "device"
     known = [
         (abs(one.step_seconds - measured.step_seconds), one)
@@ -65,7 +65,7 @@ def profiled(machine: MachineFacts, facts: Facts, measured: Measured) -> Profile
 
 
 def on_device(machine: MachineFacts, facts: Facts, measured: Measured | None) -> bool:
-    """Return True if a profile shows what the fit's device did. Then other rules need no guess."""
+    """Return True if a profile shows what the fit's device did. Rules that only guess then find nothing."""
     return machine.accelerator is not None and measured is not None and profiled(machine, facts, measured) is not None
 
 
@@ -81,9 +81,9 @@ def unknown_loading(machine: MachineFacts, facts: Facts, measured: Measured) -> 
 
 
 def slow_code_share(machine: MachineFacts, facts: Facts, measured: Measured, part: float) -> float | None:
-    """Return the largest share of the run in which slow code with this part of all samples makes the device wait.
+    """Return the largest share of the run for which the device waits for slow code. None means there is no profile.
 
-    None: no profile shows the device.
+    `part` is the part of all samples that show this slow code.
     """
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu:

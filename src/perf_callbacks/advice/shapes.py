@@ -1,4 +1,4 @@
-"""Rules `shape`: sizes that tensor cores can't use well. Only for devices with tensor cores."""
+"""Rules `shape`: sizes of matrix products that tensor cores can't use well."""
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, misaligned, padded, uneven
@@ -9,7 +9,7 @@ MATTERS = 0.1
 
 
 def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the size, no multiple of 8, with the most FLOPs. Advise a better size, with its cost in parameters."""
+    """Report the size with the most FLOPs that is no multiple of 8. Advise a better size, and name its cost."""
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)
@@ -21,9 +21,9 @@ def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
 
 
 def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report a product whose last wave of tiles leaves many multiprocessors idle. Advise a batch with one wave less.
+    """Report a matrix product whose last wave of tiles leaves many multiprocessors idle. Advise one wave less.
 
-    The tiles are those of the largest kernels. The library may choose other kernels, so the saving is unknown.
+    The rule assumes the tiles of the largest kernels. cuBLAS may choose other kernels, so the saving is unknown.
     """
     if not facts.tensor_cores or facts.work is None or facts.multiprocessors is None:
         return None
@@ -40,7 +40,7 @@ def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> F
 
 
 def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
-    """Return the name of a size, and the change that helps."""
+    """Return words for a badly aligned size, and the change that helps."""
     before, after = padded(facts.weights, worst.size, worst.better)
     price = f", which takes its weights from {before:,} to {after:,} parameters" if before else ""
     if worst.size == facts.vocabulary:

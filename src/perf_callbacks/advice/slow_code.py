@@ -5,10 +5,10 @@ from perf_callbacks.advice.profiled_steps import slow_code_share
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LARGE = 0.1
-"""Least part of all samples on a device, because a host that runs ahead loses less, or nothing."""
+"""On a device, slow code is reported from this part of all samples on. It costs less if the host runs ahead."""
 
 BESIDE = 1.2
-"""Time that is saved at most, relative to the time of the slow code: other code is faster without the slow code."""
+"""Largest saving, relative to the time of the slow code. Other code runs faster without the slow code."""
 
 
 @timed

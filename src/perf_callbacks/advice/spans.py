@@ -7,13 +7,13 @@ from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05
-"""Evaluations, or checkpoints, may take this share of the time of steps without advice."""
+"""Rarer evaluations or checkpoints are advised if they take more than this share of the time of all steps."""
 
 MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
-"""Largest gain of rarer interruptions, relative to the time of the interruptions.
+"""Largest gain from rarer evaluations or checkpoints, relative to the time of those that are left out.
 
-After a checkpoint, the kernel still writes to the disk. Rarer checkpoints saved 0.97 to 1.52 times their own time in
-ten of eleven programs, and 1.93 times in one: see `benchmarks/promises.py`.
+After a checkpoint, the operating system still writes to the disk. In `benchmarks/promises.py`, rarer checkpoints saved
+0.97 to 1.52 times their own time in ten of eleven programs, and 1.93 times in one program.
 """
 
 _OFTEN = {
@@ -35,7 +35,7 @@ def checkpoint(_machine: MachineFacts, facts: Facts, measured: Measured | None) 
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise an interval at which evaluations or checkpoints take at most the share `ENOUGH`."""
+    """Advise a longer interval, with which evaluations or checkpoints take at most the share `ENOUGH`."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

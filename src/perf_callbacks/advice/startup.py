@@ -7,10 +7,10 @@ from perf_callbacks.kernel.records.fit_records import Finding
 CAUSE = "startup"
 
 LEAST = 0.25
-"""Least part of the run that startup or the first step must take. Less is usual in a run of a minute."""
+"""Startup or the first step is reported from this part of the run on. Less is usual in a run of a minute."""
 
 LEAST_OWN = 0.1
-"""Least share of the run that the callback's own FLOP counts must take."""
+"""The callback's own FLOP counts are reported from this share of the run on."""
 
 LONGER = "a longer run"
 
@@ -18,12 +18,12 @@ REMEDIES = {
     "data": "preparing the data set once, before training, and opening it quickly",
     "other": "moving this work out of the first step, or a longer run",
 }
-"""Remedies by the longest stage of the first step. In all other stages: `LONGER`."""
+"""For the longest stage of the first step: the remedy. For all other stages, the remedy is `LONGER`."""
 
 
 @timed
 def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time until the callback was set up. Its share is a share of all wall time, startup included."""
+    """Report the time until the callback was set up. The share refers to all wall time, including startup."""
     wall = measured.summary.wall_seconds
     seconds = wall.get(STARTUP, 0.0)
     share = seconds / sum(wall.values())
@@ -39,7 +39,7 @@ def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 @timed
 def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the first step, its longest stage and busiest line, unless torch.compile took most of the step."""
+    """Report a long first step, its longest stage and its busiest line, unless torch.compile took most of the step."""
     wall, compiled = measured.summary.wall_seconds, facts.compilations
     seconds = wall.get(FIRST_STEP, 0.0) - measured.step_seconds
     share = seconds / measured.seconds
@@ -65,7 +65,7 @@ def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
 
 @timed
 def counting(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
-    """Report the callback's own FLOP counts."""
+    """Report the time of the callback's own FLOP counts."""
     seconds, flops = measured.summary.wall_seconds.get(FLOP_COUNTING, 0.0), measured.summary.flops
     share = seconds / measured.seconds
     if share < LEAST_OWN:

@@ -1,7 +1,7 @@
-"""Steps of a fit in blocks: how far shares of stages vary, and whether steps become longer in the course of the fit.
+"""Blocks of steps, which show how far shares of stages vary, and whether steps become longer in the course of a fit.
 
-Times of single steps vary, and neighbouring steps are alike. So this observer sums steps in blocks, and the variation
-between blocks counts.
+Neighbouring steps are alike, so they say little about the whole fit. This observer therefore adds up steps in blocks
+and compares the blocks.
 """
 
 import math
@@ -17,29 +17,29 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
 
 FEWEST, MOST = 8, 64
-"""Fewest blocks for an interval, and number of blocks at which neighbouring blocks are joined in pairs."""
+"""Fewest blocks for a confidence interval, and number of blocks at which neighbouring blocks are joined in pairs."""
 
 CHUNK = 2
-"""Steps of a block at first."""
+"""Number of steps in a block when a fit begins."""
 
 DEVIATIONS = 2.1
-"""Standard errors in half a 95 % interval, with some 20 blocks."""
+"""Number of standard errors in half a 95 % confidence interval, for some 20 blocks."""
 
 QUARTER = 4
-"""Fewest blocks in a quarter of the fit for a comparison of the first and the last quarter."""
+"""Drift is looked for only if each quarter of the fit has at least this many blocks."""
 
 LONGER = 0.1
 """Least relative growth of the step time that counts as drift."""
 
 Sums = tuple[float, ...]
-"""Sums of the steps of a block: seconds, tokens, samples, FLOPs, then the seconds of each of `STAGES`."""
+"""Sums over the steps of a block: seconds, tokens, samples and FLOPs, then the seconds of each of `STAGES`."""
 
 AMOUNTS = slice(1, 4)
 FIRST_STAGE = 4
-"""Places of the amounts and of the first stage in the sums."""
+"""Index of the first stage's seconds in `Sums`. `AMOUNTS` selects tokens, samples and FLOPs there."""
 
 GROWN = 0.02
-"""Least relative growth of batches that explains longer steps."""
+"""Longer steps are no drift if the batches grew by more than this part."""
 
 
 class StepBlocks(Observer):
@@ -47,12 +47,12 @@ class StepBlocks(Observer):
 
     def __init__(self) -> None:
         self._blocks: tuple[list[Sums], int] = [], CHUNK
-        """Blocks, and the number of steps of each. Assigned as a whole, because another thread reads them."""
+        """Blocks, and the number of steps in each block. Another thread reads both, so they are assigned together."""
         self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block
 
     def record_written(self, record: Record) -> None:
-        """Add the steps of a record."""
+        """Add the steps of a journal record to the blocks."""
         if isinstance(record, Steps):
             number = len(record.step)
             amounts = record.tokens, record.samples, record.model_flops
@@ -85,7 +85,7 @@ class StepBlocks(Observer):
 
 
 def widths(blocks: Sequence[Sums]) -> list[float]:
-    """Return for each stage half the width of the interval of its share, as a part of the share.
+    """Return half the width of the 95 % interval of each stage's share of step time, divided by this share.
 
     >>> [round(width, 2) for width in widths([(10.0, 0, 0, 0, 1.0), (10.0, 0, 0, 0, 3.0)] * 8)]
     [0.27]
@@ -102,10 +102,10 @@ def widths(blocks: Sequence[Sums]) -> list[float]:
 
 
 def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
-    """Return the growth of the step time from the first to the last quarter of the blocks.
+    """Return the growth of the step time from the first to the last quarter of the blocks, or None without drift.
 
-    None: the growth is small, a quarter isn't longer than the quarter before, a block of the first quarter is as long
-    as a block of the last quarter, or batches grew too.
+    Drift means that steps grow from quarter to quarter although batches don't. Each block of the last quarter must be
+    longer than all blocks of the first quarter.
     """
     quarter = len(blocks) // 4
     first, last = blocks[:quarter], blocks[-quarter:]

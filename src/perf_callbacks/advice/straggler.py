@@ -14,7 +14,7 @@ from perf_callbacks.stragglers.text import (
 
 
 def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the rank, or set of ranks, that costs most, and the cause. The share is the cost of all stragglers."""
+    """Report the slow ranks that cost the job most, and the cause. The share is the cost of all slow ranks."""
     found = None if measured is None else measured.summary.stragglers
     if measured is None or not measured.known or found is None or not found.costliest:
         return None
@@ -32,7 +32,7 @@ def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
 
 
 def uneven_batches(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the time that ranks with small batches wait for ranks with large batches."""
+    """Report the time for which ranks with small batches wait for ranks with large batches."""
     lost = None if measured is None else measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
     remedy = BATCH_REBALANCE if facts.integration == "transformers" else UNEVEN_BATCHES
@@ -40,7 +40,7 @@ def uneven_batches(_machine: MachineFacts, facts: Facts, measured: Measured | No
 
 
 def uneven_stages(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the time that the stages of a pipeline wait for the longest stage."""
+    """Report the time for which the stages of a pipeline wait for the longest stage."""
     lost = None if measured is None else measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds
     cause = "Stages of the pipeline are uneven: the longest made the others wait"
@@ -48,7 +48,7 @@ def uneven_stages(_machine: MachineFacts, _facts: Facts, measured: Measured | No
 
 
 def _uneven(measured: Measured | None, seconds: float | None, cause: str, remedy: str) -> Finding | None:
-    """Report the seconds of the compared steps in which ranks waited because of uneven work."""
+    """Report the seconds for which ranks waited because of uneven work."""
     if measured is None or not measured.known or not seconds:
         return None
     compared = measured.summary.stragglers.seconds if measured.summary.stragglers is not None else 0.0

@@ -75,11 +75,11 @@ RULES: tuple[Rule, ...] = (
     host.too_many_threads,
     host.too_few_threads,
 )
-"""Each rule decides by its arguments alone. Before a run, only rules that need no measured times find something."""
+"""All rules. A rule depends only on its arguments. Before a run, only rules that need no times find something."""
 
 
 def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Apply all rules, and return their findings in order."""
+    """Apply all rules, and return their findings in the order of `ordered`."""
     on_cpu = facts if machine.accelerator is None else replace(facts, starved_share=None)
     measured = None if summary is None else Measured(summary, on_cpu)  # a device's times don't depend on CPUs
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
@@ -89,10 +89,11 @@ def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None
 
 
 def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
-    """Sort findings: a stall under way, surplus threads, then the largest share. Findings without a share come last.
+    """Sort findings by share, the largest share first. Findings without a share come last.
 
-    Surplus threads come early, because they make each operation take longer. The finding `cpu` comes before all
-    findings whose times the lack of a CPU makes longer, unless its share is small beside their shares.
+    A stall that still lasts comes before all other findings. Next come surplus threads, because they slow each
+    operation down. The finding `cpu` comes before all findings whose times the lack of a CPU makes longer, unless its
+    share is much smaller than theirs.
     """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 

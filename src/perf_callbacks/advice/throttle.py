@@ -8,11 +8,16 @@ from perf_callbacks.memory.device_readings import HEAT, Lowered
 CAUSE = "throttle"
 
 ENOUGH_READINGS, ENOUGH_LOWERED = 6, 3
-"""Fewest readings, one every ten seconds, and fewest of them with a lowered clock. A reading shows only a moment."""
+"""Fewest readings of the clock for a finding, and fewest readings that show a lowered clock.
+
+The callback takes a reading every ten seconds.
+"""
 
 MUCH_LOWER = 0.6
-"""At full load, a device often reaches its power limit, and lowers its clock. This is a finding only if the mean clock
-is below this part of the maximum, or if the limit was lowered."""
+"""A clock that the power limit lowers is reported only if the mean clock is below this part of the maximum.
+
+At full load, a device often reaches its power limit. A power limit below the default is reported in any case.
+"""
 
 REMEDIES = {
     HEAT: ("Heat", "better cooling of the device: its air flow, its fans, the temperature of the room"),
@@ -26,7 +31,7 @@ REMEDIES = {
         "`nvidia-smi -rgc`, which resets locked clocks, or `-rac`, which resets application clocks",
     ),
 }
-"""By cause: the subject of the evidence, and the remedy. A power limit has words of its own."""
+"""For each cause: the subject of the evidence, and the remedy. The power limit is not in this table."""
 
 
 @timed

@@ -17,17 +17,20 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import Gc
 
 SKIPPED, TIMED = 2, 20
-"""Number of first updates that are not timed, since they create the optimizer's state, and number of timed updates."""
+"""Number of updates that are skipped at first, and number of updates that are then timed.
+
+The first updates take longer, because they create the optimizer's state.
+"""
 
 
 OPTIMIZER = STAGES.index(Stage.OPTIMIZER)
 
 
 class UpdateTimes(Observer):
-    """Compares some calls of an optimizer's `step` with the stage `optimizer` of the same steps.
+    """Compares the time of some calls of an optimizer's `step` with the stage `optimizer` in the same training steps.
 
-    A machine may be slower later, so the seconds of these calls alone say little about the run. The observer
-    replaces `step`, because a hook of the optimizer could not be removed while torch iterates over the hooks.
+    The seconds of these calls alone say little about the run, because the machine may be slower later. The observer
+    replaces the method `step`, because a hook can't be removed while torch iterates over the optimizer's hooks.
     """
 
     def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -42,11 +45,11 @@ class UpdateTimes(Observer):
 
     @property
     def watching(self) -> bool:
-        """True: calls are timed, or the engine may still have to read a step with a timed call."""
+        """True while calls of `step` are timed, and until the engine has read the training steps with timed calls."""
         return self._first != NEVER and self._recorder.step <= self._last + 2 * WATCHED_BLOCK
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 times suffice
-        """Collect the times of the stage in the steps with timed calls."""
+        """Collect the seconds of the stage `optimizer` in the training steps with timed calls."""
         self._stages += [
             step.seconds[OPTIMIZER]
             for step in steps
@@ -59,7 +62,7 @@ class UpdateTimes(Observer):
         return {"update_part": min(1.0, median(self._seconds) / stage) if self._seconds and stage > 0 else None}
 
     def _timing(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that times `step`. It keeps neither the fit nor this observer alive."""
+        """Return a wrapper that times `step`. The wrapper keeps neither the fit nor this observer alive."""
         clock, ended, tracing = self._recorder.clock, WeakMethod(self._ended), torch.compiler.is_dynamo_compiling
 
         @functools.wraps(step)
@@ -91,10 +94,10 @@ class UpdateTimes(Observer):
             let_pass(error)
 
     def _update(self, began: float, ended: float) -> float:
-        """Return the seconds of an update between two moments.
+        """Return the seconds of the update in a call of `step` that began and ended at these times.
 
-        In Lightning, forward and backward run in between, and the update begins with the stage `optimizer`. In a loop,
-        hooks of the optimizer begin this stage and end the step.
+        In Lightning, forward and backward run within the call, so the update begins with the stage `optimizer`. In a
+        plain loop, hooks of the optimizer begin this stage and end the training step.
         """
         pairs = self._recorder.tape.pairs
         for mark, time in zip(pairs[-2::-2], pairs[::-2], strict=False):

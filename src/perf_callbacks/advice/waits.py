@@ -9,13 +9,19 @@ from perf_callbacks.kernel.records.fit_records import Finding
 NO_NAN_FILTER = "TrainingArguments(logging_nan_inf_filter=False)"
 
 LOGGING_SAVED = 2.4
-"""Most time that rarer logging saves, relative to the time of logging. Other code runs faster without logging: programs
-of `benchmarks/promises.py` saved up to 2.3 times this time."""
+"""Largest saving from rarer logging, relative to the time of logging.
+
+Other code also runs faster without logging. In `benchmarks/promises.py`, programs saved up to 2.3 times the time of
+logging.
+"""
 
 
 @timed
 def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the code that reads values from tensors in each step. The share includes the code around the reads."""
+    """Report code that reads values from tensors in each step, for example with `.item()`.
+
+    The share of the run includes the code around these reads.
+    """
     if not reads_each_step(facts):
         return None
     line = None if facts.log_every == 1 else _read_most(facts)
@@ -31,18 +37,21 @@ def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 
 
 def reads_each_step(facts: Facts) -> bool:
-    """Return True if each step reads values, so that the rule `logging` covers the time between stages."""
+    """Return True if each step reads values from tensors. The rule `logging` then reports the time between stages."""
     return facts.log_every == 1 or _read_most(facts) is not None
 
 
 def _read_most(facts: Facts) -> str | None:
-    """Return the line that reads values most often in a step; None if no line does."""
+    """Return the line that reads values from tensors most often in a step, or None if no line does."""
     reads = facts.work.values_read if facts.work is not None else {}
     return _most_frequent(reads)[0] if reads else None
 
 
 def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the line that reads most often from the device in a step. With a profile, `idle_time.waiting` does so."""
+    """Report the line that reads from the device most often in a step, unless a profile exists.
+
+    If a profile exists, the rule `idle_time.waiting` reports such waits.
+    """
     found = most_frequent_read(facts)
     if machine.accelerator is None or found is None or on_device(machine, facts, measured):
         return None
@@ -55,7 +64,7 @@ def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> F
 def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
     """Return the line that reads most often from the device in a step, and the number of reads.
 
-    Lines of installed packages don't count. None: no line is known.
+    Lines of installed packages don't count. The function returns None if no line is known.
     """
     reads = {} if facts.work is None else facts.work.reads
     reads = {line: count for line, count in reads.items() if "site-packages" not in line}
@@ -85,14 +94,14 @@ def reducing(machine: MachineFacts, facts: Facts, measured: Measured | None) -> 
 
 
 def no_sync(facts: Facts) -> str:
-    """Return the line that lets DDP reduce gradients once per step."""
+    """Return the line of code that lets DDP reduce gradients only once per step."""
     if facts.integration == "accelerate":
         return "with accelerator.accumulate(model):"
     return "with model.no_sync(): around all micro-batches but the last"
 
 
 def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the variable that makes the host wait for each kernel."""
+    """Report the environment variable that makes the host wait for each kernel."""
     if facts.blocking is None:
         return None
     return finding("sync", None, f"{facts.blocking} makes the host wait for each kernel", f"unsetting {facts.blocking}")

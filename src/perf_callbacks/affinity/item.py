@@ -1,7 +1,7 @@
 """The checklist item `affinity`: a rank runs on CPUs near its GPU.
 
-If a thread runs on another socket than the GPU, all traffic between the thread and the GPU crosses the link between the
-sockets. The item only takes CPUs out of the rank's mask, and never adds CPUs.
+If a thread runs on a CPU of another socket than the GPU, all traffic between the thread and the GPU crosses the
+link between the sockets. The item only removes CPUs from the set on which the rank may run, and never adds CPUs.
 """
 
 import weakref
@@ -14,16 +14,16 @@ from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 SPARE = 2
-"""CPUs that `auto` wants in addition to one CPU per worker: for training, and for threads that pin or communicate."""
+"""Number of CPUs that `affinity="auto"` wants for training threads, in addition to one CPU per loader worker."""
 
 
 class CpuAffinity:
-    """The item `affinity`."""
+    """Checklist item that binds a rank to CPUs near its GPU."""
 
     slug = "affinity"
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide which CPUs the rank may run on."""
+        """Decide on which CPUs the rank may run."""
         facts = environment.cpu_facts
         if facts is None:
             why = environment.cpus_unknown or "this system does not bind threads to CPUs"
@@ -33,12 +33,12 @@ class CpuAffinity:
         return Checklist(item=self.slug, status=status, before=_before(facts), after=after, why=choice.why + more)
 
     def apply(self, fit: Fit) -> "Bound":
-        """Bind the process's threads."""
+        """Bind all threads of the process to the chosen CPUs."""
         return Bound(fit)
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the status of a choice of CPUs, the state after the choice, and a text to append to the reason."""
+    """Return the item's status, the state after it is applied, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:
@@ -63,11 +63,14 @@ def _before(facts: CpuFacts) -> str:
 
 
 class Claim:
-    """Claim of a fit on the CPUs of the process."""
+    """Claim by which a fit binds the threads of the process to CPUs."""
 
 
 class Bound(ActiveItem):
-    """Binds threads until closed. No trial is possible, because memory stays on the node that first touched it."""
+    """Binds all threads of the process to CPUs, until `closed` is called.
+
+    No trial is possible, because memory stays on the NUMA node that first touched it, even if threads move.
+    """
 
     slug = CpuAffinity.slug
 
@@ -80,7 +83,7 @@ class Bound(ActiveItem):
         AFFINITY.bind(self._claim, cpus or frozenset())
 
     def closed(self) -> None:
-        """Restore the masks. Idempotent."""
+        """Restore the CPU masks of all threads. Idempotent."""
         super().closed()
         AFFINITY.let_go(self._claim)
         self._let_go.detach()

@@ -1,1 +1,1 @@
-"""Baseline of a run: the ledger of earlier runs, and the comparison of a run with the last runs of its program."""
+"""Baseline of a run: the ledger that lists earlier runs, and the comparison of a run with earlier runs."""

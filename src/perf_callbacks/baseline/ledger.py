@@ -1,6 +1,6 @@
-"""Ledger of runs: a file in the user's cache with a line of JSON per run, whatever directory the run writes to.
+"""Ledger of runs: a file in the user's cache directory with one line of JSON for each run.
 
-Several processes may append at once. `read` skips lines that are torn, foreign or have values of a wrong type.
+Several processes may append lines at once. `read` skips incomplete lines, and lines with values of a wrong type.
 """
 
 import errno
@@ -27,32 +27,32 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 MOST_LINES = 1000
-"""Number of newest lines that remain when the file is shortened."""
+"""Number of lines that remain when the ledger is shortened. The newest lines remain."""
 
 MOST_BYTES = 4_000_000
-"""Largest size of the ledger: an append shortens a larger file, and a reader reads only its end."""
+"""Largest size of the ledger in bytes. `append` shortens a larger file, and `read` reads only its end."""
 
 LONGEST_LINE = 20_000
-"""Bytes of the longest line that is read or written."""
+"""Size of the longest line that is read or written, in bytes."""
 
 TRIES = 3
-"""Most attempts to open the file, because another process may be replacing the file."""
+"""Largest number of attempts to open the ledger, because another process may be replacing the file."""
 
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerLine:
-    """A run in the ledger."""
+    """One run in the ledger."""
 
     key: str
-    """Identifies runs of the same program with the same model, batch, device and number of ranks."""
+    """Key that runs share if they have the same program, model, batch, device and number of ranks."""
     title: str
-    """Program, model and host, for people."""
+    """Readable title with program, model and host."""
     run: RunFigures
     """Figures of the whole run."""
     early: RunFigures | None = None
-    """Figures of the first steps, which a later run compares with its first steps. None: the run was too short."""
+    """Figures of the first steps, with which a later run compares its own. None means that the run was too short."""
 
 
 def path() -> Path:
@@ -61,7 +61,7 @@ def path() -> Path:
 
 
 def key(run: Run) -> str:
-    """Return the key of a run. A program is known by its file, wherever the program was started from."""
+    """Return the ledger's key for a run. The path of the program's file is part of the key."""
     identity = Identity.of(run)
     program = str(Path(identity.directory or "", identity.program or ""))
     known = (program, run.model, run.parameters, run.batch, run.device, run.devices, run.world_size, run.door)
@@ -69,7 +69,7 @@ def key(run: Run) -> str:
 
 
 def append(line: LedgerLine, file: Path) -> None:
-    """Append a line, unless the line is too long. Raise `OSError` if the file can't be written."""
+    """Append a line to the ledger, unless the line is too long. Raise `OSError` if the file can't be written."""
     data = _encoded(line)
     if len(data) > LONGEST_LINE:
         return
@@ -85,7 +85,7 @@ def append(line: LedgerLine, file: Path) -> None:
 
 
 def read(file: Path) -> list[LedgerLine]:
-    """Read the lines, oldest first. Empty: the file can't be read, or is no regular file."""
+    """Read the lines of the ledger, oldest first. Return an empty list if the file can't be read."""
     data = b""
     with suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY | _NO_LINK | _NO_WAIT)
@@ -98,13 +98,13 @@ def read(file: Path) -> list[LedgerLine]:
 
 
 def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str) -> Sequence[LedgerLine]:
-    """Return the newest lines with a key and early figures, oldest first.
+    """Return the newest lines that have a given key and early figures, oldest first. Each run has one line.
 
     Args:
         lines: Lines of the ledger, oldest first.
         wanted: The key.
-        number: Most lines to return.
-        besides: Id of the current run. Its earlier attempts don't count. Of another run, the last attempt counts.
+        number: Largest number of lines to return.
+        besides: Id of the current run, whose earlier attempts don't count. Of other runs, the last attempt counts.
     """
     found = {
         line.run.run_id: line
@@ -115,9 +115,9 @@ def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str)
 
 
 def _opened(file: Path) -> FileIO:
-    """Open a regular file for appending, and lock the file if no process has a lock.
+    """Open a regular file for appending, and lock the file if no other process has locked it.
 
-    The lock only keeps two processes from shortening the file at once. So no process waits for the lock.
+    The lock only keeps two processes from shortening the file at once, so no process waits for the lock.
     """
     if not _NO_LINK and file.is_symlink():  # Windows
         raise OSError(errno.ELOOP, "it is a symbolic link")
@@ -140,7 +140,7 @@ def _descriptor(name: str, flags: int) -> int:
 
 
 def _lock(opened: FileIO) -> bool:
-    """Lock an open file. Return False if another process holds the lock, or without locks."""
+    """Lock an open file. Return False if another process holds the lock, or if the system has no file locks."""
     if fcntl is not None:
         with suppress(OSError):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,7 +149,7 @@ def _lock(opened: FileIO) -> bool:
 
 
 def _shorten(opened: FileIO, file: Path) -> None:
-    """Replace the file by its newest lines, unless another process does so."""
+    """Replace the ledger by its newest lines, unless another process is doing this."""
     if not _lock(opened):
         return
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
@@ -165,7 +165,7 @@ def _encoded(line: LedgerLine) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of a subclass, such as a version of torch, to its built-in type."""
+    """Convert an instance of a subclass to its built-in type, such as torch's version to `str`."""
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

@@ -1,4 +1,7 @@
-"""Observer of a fit's standing: reads the baseline, shows a line after some steps, and writes the ledger's line."""
+"""Comparison of a running fit with its baseline, which is shown in a line after the first steps.
+
+When the fit ends, the observer adds the run to the ledger.
+"""
 
 import math
 import os
@@ -21,22 +24,25 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials import turn
 
 EARLY_STEPS = 100
-"""Least number of measured steps after which a run is compared with its baseline."""
+"""A run is compared with its baseline after at least this many measured steps."""
 
 EARLY_SECONDS = 10.0
-"""Least time of these steps. Equal runs differ more in their first second than in their first ten."""
+"""The compared steps must last at least this many seconds. In their first second, even equal runs differ much."""
 
 RUNS = 5
-"""Most runs of the ledger in a baseline."""
+"""Largest number of runs that the ledger contributes to a baseline."""
 
 CLOSE_SECONDS = 1.0
-"""Seconds that the end of a fit may wait for the disk with the ledger."""
+"""Most seconds that the end of a fit waits until the ledger is written."""
 
 AUTO = "auto"
 
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
-    """Compare this fit with its baseline. None: another rank than 0, a trial, or a fit without a journal."""
+    """Return the observer that compares this fit with its baseline, or None if the fit is not compared.
+
+    Only rank 0 compares. A fit in a trial or without a journal is not compared.
+    """
     if recorder.run.rank != 0 or not recorder.config.journal or turn.of_process() is not None:
         return None
     watch = BaselineWatch(recorder, training.show)
@@ -48,9 +54,10 @@ def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
 
 
 class BaselineWatch(Observer):
-    """Follows a fit on the watchdog's thread. The training thread only waits for the ledger at the fit's end.
+    """Compares a fit with its baseline on the watchdog's thread.
 
-    A disk may hang, so short-lived threads read the baseline and write the ledger.
+    A disk may hang, so short-lived threads read the baseline and write the ledger. The training thread waits for a
+    disk only at the end of the fit, until the ledger is written.
     """
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object], file: Path | None = None) -> None:
@@ -65,10 +72,10 @@ class BaselineWatch(Observer):
             recorder.engine.baseline_rate = self._rate
         self._known, self._ended = recorder.config.baseline is None, False
         self.standing: Standing | None = None
-        """Standing of the run. None: the run is as fast as its baseline, or too little is known."""
+        """Comparison with the baseline, or None if the run is as fast as its baseline or too little is known."""
 
     def read(self) -> None:
-        """Read the runs of the baseline, on a thread of its own."""
+        """Read the runs of the baseline. This method runs on a separate thread."""
         with guard(logs(log.info, "perf_callbacks: no baseline: %s.")):
             wanted, run = self._recorder.config.baseline, self._recorder.run
             if wanted == AUTO:
@@ -82,7 +89,7 @@ class BaselineWatch(Observer):
         self._known = True
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the number of steps
-        """Compare the first steps with the baseline, once enough steps are measured."""
+        """Compare the run's first steps with the baseline as soon as enough steps are measured."""
         if self._ended:
             return False
         if self._early is None:
@@ -94,7 +101,7 @@ class BaselineWatch(Observer):
         return False
 
     def _first_steps(self) -> RunFigures | None:
-        """Return the figures of the first steps. None: too few are measured, or the training thread reads steps."""
+        """Return the figures of the first steps, or None if too few steps are measured or can't be read now."""
         recorder = self._recorder
         if recorder.step - recorder.run.step <= EARLY_STEPS:
             return None
@@ -106,7 +113,7 @@ class BaselineWatch(Observer):
         return figures if long else None
 
     def record_written(self, record: Record) -> None:
-        """Write the ledger's line at the end of the fit."""
+        """Add the run to the ledger at the end of the fit."""
         if not isinstance(record, Summary) or self._ended or os.getpid() != self._process:
             return
         self._ended = True
@@ -137,7 +144,7 @@ class BaselineWatch(Observer):
 
 
 def rate_of(text: str) -> float | None:
-    """Return a baseline that is a number of samples per second. None: the baseline is `auto` or a directory."""
+    """Return the samples per second if the setting is a number, or None if it is `auto` or a directory."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Baseline from a directory of recorded runs: the first steps of each run, from its journal."""
+"""Baseline from a directory of recorded runs. The journal of each run provides the run's first steps."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -16,16 +16,16 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.series import STAGES, included
 
 MOST_RUNS = 20
-"""Most runs of a baseline: the newest."""
+"""Largest number of runs in a baseline. The newest runs are taken."""
 
 
 def read(directory: Path, steps: int, seconds: float, *, besides: str) -> list[RunFigures]:
-    """Return the first steps of the newest runs in and below a directory, oldest first.
+    """Return figures of the first steps of the newest runs in and below a directory, oldest run first.
 
     Args:
-        directory: Where to search.
-        steps: Least number of measured steps. Runs with fewer are left out.
-        seconds: Least time of these steps. Shorter runs are left out.
+        directory: Directory to search.
+        steps: Least number of measured steps. Runs with fewer measured steps are left out.
+        seconds: Least time of the measured steps. Shorter runs are left out.
         besides: Id of the current run, which is left out.
     """
     found = [one for one in _runs(directory, steps, seconds) if one.run_id != besides]
@@ -33,9 +33,9 @@ def read(directory: Path, steps: int, seconds: float, *, besides: str) -> list[R
 
 
 def rate_per_device(runs: Sequence[RunFigures], run: Run) -> float | None:
-    """Return the mean samples per second and device of the runs with this model and device, on the fewest devices.
+    """Return the mean samples per second and device of runs with the same model and device.
 
-    None: there is no such run, or its rate is unknown.
+    Only the runs on the fewest devices count. None means that there is no such run, or that its rate is unknown.
     """
     alike = [
         one
@@ -61,7 +61,7 @@ def _runs(directory: Path, steps: int, seconds: float) -> Iterator[RunFigures]:
 
 
 def _first(path: Path, steps: int, seconds: float) -> RunFigures | None:
-    """Read the first measured steps of the first attempt in a journal. None: the attempt has too few."""
+    """Read the first measured steps of the first attempt in a journal. Return None if the attempt has too few steps."""
     attempt: Attempt | None = None
     for entry in entries(path):
         if isinstance(entry.record, Run):

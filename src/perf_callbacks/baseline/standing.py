@@ -1,4 +1,4 @@
-"""Standing of a run: the change of its step time since earlier runs, and the versions and stages that changed."""
+"""Comparison of a run with its baseline: the change of the step time, and the versions and stages that changed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,32 +13,32 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.units import duration, rate
 
 LEAST = 0.05
-"""Least relative change that is worth a line."""
+"""Least relative change of the step time that is reported."""
 
 EXPLAINED = 0.5
-"""Least part of a change that the machine's load must explain to withdraw the line, as in `comparison`."""
+"""A change is not reported if the machine's load explains at least this part of the change, as in `comparison`."""
 
 LARGE_STAGE = 0.2
-"""Least part of the whole change that a stage must have, to be named."""
+"""A stage is named if it accounts for at least this part of the change."""
 
 MOST_NAMED = 4
-"""Most versions that are named."""
+"""Largest number of changed package versions that the line names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """A run that is surely slower or faster than its baseline."""
+    """Result for a run that is surely slower or faster than its baseline."""
 
     change: Change
-    """Relative change of the step time, with its 99 % interval. Against a rate, the interval is a single value."""
+    """Relative change of the step time, with its 99 % interval. Against a rate, the interval has no width."""
     runs: int
-    """Number of runs in the baseline. 0: the baseline is a number of samples per second."""
+    """Number of runs in the baseline, or 0 if the baseline is a number of samples per second."""
     rate: float | None = None
-    """Samples per second and device, if the baseline is a rate."""
+    """Samples per second and device of a baseline that is a rate, or else None."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Versions by package: in the last run of the baseline, and now. Only versions that no run of the baseline has."""
+    """For each package with a version that no baseline run has: the version of the last baseline run, and now."""
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Seconds per step, before and now, of the stages that changed most."""
+    """For each stage that changed much: its seconds per step in the baseline, and now."""
 
     @property
     def slower(self) -> bool:
@@ -49,8 +49,7 @@ class Standing:
 def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
     """Compare the first steps of a run with the first steps of earlier runs.
 
-    None: the difference is usual between runs, the runs are not alike, or the load of the machine may
-    explain the difference.
+    None means that chance or the load of the machine may explain the difference, or that fewer than two runs are alike.
     """
     known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
     if _seconds(run) is None or not known:
@@ -69,7 +68,10 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
 
 
 def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
-    """Compare the first steps of a run with a number of samples per second and device. None: as fast, or unknown."""
+    """Compare the first steps of a run with a number of samples per second and device.
+
+    None means that the run is about as fast as this rate, or that its own rate is unknown.
+    """
     now = run.samples_per_second_per_device
     if not now or samples_per_second <= 0:
         return None
@@ -80,7 +82,7 @@ def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
 
 
 def line(found: Standing) -> str:
-    """Return the line about a standing: "… 32.0 % slower than the last 5 undisturbed runs …: torch 2.14 -> 2.15."."""
+    """Return a line such as "… 32.0 % slower than the last 5 undisturbed runs …: torch 2.14 -> 2.15."."""
     moved = found.change
     share = f"{100 * abs(moved.change):.1f} % {'slower' if found.slower else 'faster'}"
     if found.rate is not None:
@@ -99,7 +101,7 @@ def line(found: Standing) -> str:
 
 
 def alike(one: RunFigures, other: RunFigures) -> bool:
-    """Return True if two runs have the same model, batch, device and number of ranks, as far as known."""
+    """Return True if two runs have the same model, batch, device and number of ranks. Unknown values are ignored."""
     for name in ("parameters", "batch", "device", "devices", "world_size"):
         values = getattr(one, name), getattr(other, name)
         if None not in values and values[0] != values[1]:
@@ -118,13 +120,13 @@ def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
 
 
 def _seconds(run: RunFigures) -> float | None:
-    """Return the seconds of a step. None: the time is unknown, or impossible."""
+    """Return the seconds of a step, or None if the time is unknown or impossible."""
     found = run.step_seconds
     return found if found is not None and SHORTEST <= found <= LONGEST else None
 
 
 SHORTEST, LONGEST = 1e-9, 1e9
-"""Bounds of the seconds of a step."""
+"""Least and largest seconds of a step that are possible."""
 
 
 def _estimate(run: RunFigures) -> Estimate:
@@ -132,7 +134,7 @@ def _estimate(run: RunFigures) -> Estimate:
 
 
 def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[str, str]]:
-    """Return the versions that are new in this run."""
+    """Return the package versions that no run of the baseline has."""
     found: dict[str, tuple[str, str]] = {}
     for name, now in run.versions.items():
         before = [one.versions[name] for one in baseline if name in one.versions]
@@ -142,7 +144,7 @@ def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tupl
 
 
 def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[float, float]]:
-    """Return the stages that hold a large part of the change, the largest first."""
+    """Return the stages that account for a large part of the change. The stage with the largest part comes first."""
     before = fmean([one.step_seconds or 0.0 for one in baseline])
     whole = (run.step_seconds or 0.0) - before
     found: list[tuple[float, str, tuple[float, float]]] = []

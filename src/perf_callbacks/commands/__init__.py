@@ -1,4 +1,4 @@
-"""`perf-callbacks`: one file per command."""
+"""The commands of `perf-callbacks`. Each command has its own file."""
 
 import argparse
 import os
@@ -38,7 +38,7 @@ class Command(Protocol):
 
     NAME: str
     SUMMARY: str
-    """One line for the list of commands."""
+    """Description of the command in the list of commands."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the command's arguments."""

@@ -18,7 +18,7 @@ LINE = (
     'import os; exec("try:\\n import perf_callbacks.autoload as a; a.arm_if_asked()\\nexcept Exception: pass") '
     'if os.environ.get("PERF_CALLBACKS", "0") not in ("", "0") else None\n'
 )
-"""Python runs this line at startup. Without PERF_CALLBACKS or without the package, the line does nothing."""
+"""Python runs this line at startup. The line does nothing if PERF_CALLBACKS is not set or the package is missing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or remove the file, and print the state of autoload."""
+    """Write or remove the .pth file if asked to, and print the state of autoload."""
     try:
         if arguments.action == "enable":
             place().mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def state() -> str:
 
 
 def place() -> Path:
-    """Return the site directory for the file: if possible, the directory in which the package is installed."""
+    """Return the site directory for the .pth file: if possible, the directory in which the package is installed."""
     package = Path(perf_callbacks.__file__).parents[1]
     if package in directories():
         return package
@@ -73,7 +73,7 @@ def directories() -> list[Path]:
 
 
 def files() -> list[Path]:
-    """Return all copies of the file in the site directories."""
+    """Return the paths of all copies of the .pth file in the site directories."""
     places = dict.fromkeys([*directories(), place()])
     return [directory / FILE for directory in places if (directory / FILE).is_file()]
 

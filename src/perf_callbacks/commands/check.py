@@ -28,7 +28,7 @@ SUMMARY: str = "show what the startup checklist would do on this machine, advice
 _NAMES = {WHATEVER: "any number format"}
 
 LEFT_TO_DO = 1
-"""Exit status if an item is left to do by hand."""
+"""Exit status if something is left to do by hand."""
 
 ITEM = "affinity"
 
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
-    """Yield sentences about hidden, lost and divided GPUs, and about GPUs that CUDA can't use."""
+    """Yield sentences about GPUs that CUDA can't use or doesn't see, that don't answer, or that MIG divides."""
     from perf_callbacks.kernel.process import device  # noqa: PLC0415 other commands do without torch
 
     if not device.may_be_nvidia(here):
@@ -152,7 +152,7 @@ def _gpus(number: int) -> str:
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> dict[str, Any]:
-    """Return the CPUs of this rank, for `bindings_table` and JSON. A field with the value None is unknown."""
+    """Return the GPU and the CPUs of this rank, for `bindings_table` and JSON. A field that is None is unknown."""
     from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without this module
     from perf_callbacks.kernel.process.cpu_masks import AFFINITY  # noqa: PLC0415
 
@@ -181,7 +181,7 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
 
 
 def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:
-    """Return the CPUs of all ranks of this machine to its first rank, and None to its other ranks."""
+    """Return the GPUs and CPUs of all ranks of this machine. On ranks other than the machine's first, return None."""
     from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
 
     try:

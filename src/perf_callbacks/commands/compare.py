@@ -15,7 +15,7 @@ NAME: str = "compare"
 SUMMARY: str = "compare recorded runs, metric by metric, and say if the new ones are slower"
 
 REGRESSION, UNKNOWN = 1, 2
-"""Exit statuses: the new run is slower, and no verdict is possible."""
+"""Exit statuses. 1 means that the new run is slower, and 2 means that no verdict is possible."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[list[Path], list[Path]]:
-    """Return the directories of both sides. Raise `ConfigError` unless each side is given once."""
+    """Return the directories of the old runs and of the new runs.
+
+    Raise `ConfigError` if one of the two sides is missing or given twice.
+    """
     pair = [path for path in (arguments.a, arguments.b) if path is not None]
     base, new = arguments.base, arguments.new
     if len(pair) == 2 and not base and not new:  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""`perf-callbacks config`: edit the section `perf_callbacks` of accelerate's config, by arguments or by questions."""
+"""`perf-callbacks config`: write settings, from arguments or answers, into the config file of accelerate."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ With this section, `accelerate launch` and the other commands of accelerate refu
 perf-callbacks launch. Or keep the settings in a separate file that PERF_CALLBACKS_CONFIG names."""
 
 INTERRUPTED = 130
-"""Exit status of a shell's command after Ctrl-C."""
+"""Exit status of the command after Ctrl-C."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Edit the file and show its section."""
+    """Edit the config file, and print its section `perf_callbacks`."""
     config = accelerate_config.load(arguments.config_file or default_file())
     if arguments.assignments or arguments.unset:
         values = parse([_assignment(text) for text in arguments.assignments])
@@ -79,7 +79,7 @@ def _assignment(text: str) -> FileEntry:
 
 
 def _ask(config: AccelerateConfig) -> dict[str, object]:
-    """Ask for each field until the answer is legal. An empty answer keeps the value."""
+    """Ask for the value of each field until the answer is valid. An empty answer keeps the old value."""
     print(f"Settings for {config.path}. Enter keeps the value in brackets.")
     now = asdict(PerfConfig()) | parse(config.entries)
     values: dict[str, object] = {}

@@ -36,6 +36,6 @@ def run(seconds: float, *, as_json: bool) -> int:
 
 
 def _doubts(costs: Sequence[Cost]) -> list[str]:
-    """Return a sentence about the integrations whose figures can't be trusted, if there are any."""
+    """Return a sentence that names the integrations whose figures can't be trusted, or an empty list."""
     bad = [one.integration for one in costs if not one.control.low <= 0 <= one.control.high]
     return [f"The machine was too busy to measure {' and '.join(bad)}: its control excludes zero."] if bad else []

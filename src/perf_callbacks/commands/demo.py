@@ -26,10 +26,11 @@ JSON_SCHEMA = 1
 """Version of the printed JSON, incremented when a key is removed or changes its meaning."""
 
 LEAST_SECONDS = 11.0
-"""A verdict needs ten seconds of steps; the first steps don't count."""
+"""Smallest number of seconds for the first run. A verdict needs ten seconds of steps after the first steps."""
 
 SECONDS = 24.0
-"""Seconds of the first run. With the remedy, the same steps should take ten seconds or more: a verdict needs ten."""
+"""Default seconds of the first run. With the remedy, the same steps should still take the ten seconds that a verdict
+needs."""
 
 MOST_RANKS = 8
 
@@ -87,7 +88,7 @@ def play(
     train: Callable[[Sequence[str]], int],
     say: Callable[[str], object],
 ) -> None:
-    """Run the program twice, and say what happens."""
+    """Run the program without and then with the remedy, and say what happens."""
     from perf_callbacks.launch.demo import two_runs  # noqa: PLC0415 only this command needs the module
 
     number = "" if cpus is None else f", on {cpus} CPU{'s' * (cpus != 1)}"
@@ -114,7 +115,7 @@ def _few_cpus(cpus: int, ranks: int) -> str:
 
 
 def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
-    """Return the result as JSON."""
+    """Return the result of the demo as values for JSON."""
     from perf_callbacks.report.cards import verdict  # noqa: PLC0415 only this command needs the module
 
     finding = found.finding
@@ -143,6 +144,6 @@ def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
 
 
 def _say(paragraph: str, file: Any) -> None:
-    """Print a paragraph below an empty line. A command stays in one line, so that users can copy the command."""
+    """Print a paragraph below an empty line. A shell command stays on one line, so that users can copy it."""
     lines = [paragraph] if paragraph.startswith("$ ") else wrapped(paragraph, indent="", width=terminal.columns())
     print("\n" + "\n".join(lines), file=file, flush=True)

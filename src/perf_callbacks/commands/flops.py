@@ -75,7 +75,7 @@ def _add(group: Any, options: dict[str, tuple[type, str]]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the figures of every convention."""
+    """Print the FLOPs, TFLOPS, MFU and HFU of every convention."""
     model = _model(arguments)
     work = _work(arguments)
     peak = _peak(arguments)
@@ -151,7 +151,7 @@ def _check(**values: float | None) -> None:
 def _check_shares(results: Iterable[ConventionFigures]) -> None:
     """Raise `ConfigError` if MFU is above 1 by every convention.
 
-    A correct MFU may be above 1 by some conventions, because they count work that kernels skip.
+    If only some conventions give an MFU above 1, there is no error, because they count work that kernels skip.
     """
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:

@@ -28,7 +28,7 @@ JSON_SCHEMA = 1
 """Version of the printed JSON, incremented when a key is removed or changes its meaning."""
 
 SLACK_SECONDS = 1.0
-"""A restart may begin at most these seconds before the last sign of life of the run before."""
+"""A restart may begin before the last record of the earlier run, but by no more than this number of seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the time of the newest job, or of all runs as a single job."""
+    """Print how the newest job spent its time. With `--all`, all runs count as one job."""
     top: Path = arguments.directory
     jobs = _jobs(_fits(top))
     if arguments.all:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fits(top: Path) -> list[FitHistory]:
-    """Read the runs in and below a directory, or in a journal, oldest first."""
+    """Return the runs in and below a directory, or in a single journal, the oldest run first."""
     try:
         journals = (
             [path for folder in run_list.folders(top, []) for path in files_of_lowest_rank(folder)]
@@ -84,7 +84,7 @@ def _fits(top: Path) -> list[FitHistory]:
 
 
 def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
-    """Gather the runs of each job, oldest first.
+    """Group the runs by job. The jobs, and the runs of each job, are sorted from the oldest to the newest.
 
     A scheduler or torchrun may restart a job before its first checkpoint. Then the new run has another run id, but the
     same job id, command and directory. The earlier run has no summary, or its summary contains a failure.
@@ -108,7 +108,7 @@ def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
 
 
 def _ordered(fit: FitHistory) -> list[RecordedAttempt]:
-    """Return the attempts of a run, oldest first, from directories in any order."""
+    """Return the attempts of a run, the oldest attempt first."""
     return [one for _, one in in_order(fit.first)]
 
 

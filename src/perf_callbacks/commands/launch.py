@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch as accelerate does, and return when the ranks have ended."""
+    """Launch the script as `accelerate launch` does, and return when all ranks have ended."""
     if not arguments.words or arguments.words[0] in {"-h", "--help"}:
         arguments.parser.print_help()
         return 0

@@ -57,7 +57,10 @@ def add_arguments(group: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Memory of a rank in GB, by micro-batch and number of checkpointed layers. Each pair is simulated once."""
+    """Function that estimates the memory of a rank in GB, and facts about the model.
+
+    `sizes` takes a micro-batch and a number of checkpointed layers. It simulates each pair only once.
+    """
 
     sizes: Callable[[int, int], dict[str, float]]
     layers: int
@@ -65,7 +68,7 @@ class Estimator:
 
 
 def estimator(arguments: argparse.Namespace) -> Estimator:
-    """Build the model of a config.json on fake tensors."""
+    """Return the estimator for the model of a config.json. It simulates the model on fake tensors."""
     from perf_callbacks.commands.simulated_model import simulation, unpadded  # noqa: PLC0415 imports torch
 
     config = read_config(arguments.path)
@@ -102,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
-    """Return the estimate, and the micro-batch and checkpointing that fit the limit, for JSON."""
+    """Return the estimate, and the micro-batch and checkpointing that fit the memory limit, as values for JSON."""
     batch, limit = arguments.batch or 1, arguments.limit_gb
     checkpointed = min(arguments.checkpointing, found.layers)
     sizes = found.sizes(batch, checkpointed)
@@ -133,7 +136,7 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
 
 
 def _fitting(found: Estimator, limit: float, checkpointed: int, batch: int) -> int:
-    """Return the largest micro-batch that fits. The first guess is on the line through two simulated sizes."""
+    """Return the largest micro-batch that fits. The search begins at a guess from two simulated micro-batches."""
     one, other = found.sizes(batch, checkpointed)["peak"], found.sizes(2 * batch, checkpointed)["peak"]
     per_sample = (other - one) / batch
     guess = int(batch + (limit - one) / per_sample) if per_sample > 0 else LARGEST
@@ -167,11 +170,11 @@ def render(found: dict[str, Any], path: Path) -> str:
 
 
 ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "exchange", "peak")
-"""Parts of an estimate, in order."""
+"""Parts of an estimate, in the order in which they are printed."""
 
 
 def _limits(found: dict[str, Any]) -> list[str]:
-    """Render the micro-batch and the checkpointing that fit the limit."""
+    """Render the micro-batch and the checkpointing that fit the memory limit."""
     fits, enough, limit = found["fitting_micro_batch"], found["layers_to_checkpoint"], f"{found['limit_gb']:g} GB"
     lines = [f"micro-batch {fits} would fit in {limit}" if fits else f"no micro-batch fits in {limit}"]
     if fits:

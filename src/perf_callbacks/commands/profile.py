@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the profile of a trace, or the profiles and the work by module of a run."""
+    """Print the profile of a trace. For a run, print its profiles and the FLOPs of each module."""
     if arguments.path.is_file() and arguments.path.suffix != ".jsonl":
         return _trace(arguments.path, as_json=arguments.json)
     fits = report.last(arguments.path)

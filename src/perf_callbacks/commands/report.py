@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name the journals, a fit and its steps."""
+    """Add the arguments that select the journals, a fit in them, and the steps of the fit."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="output directory of the run, or one journal")
     parser.add_argument(
         "--fit", type=int, default=0, metavar="NUMBER", help="number of the fit, from 1 (default: the last fit)"
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def last(directory: Path) -> list[Attempt]:
-    """Read the last attempt of each rank in the last fit. Print the ranks without a journal."""
+    """Return the last attempt of each rank in the last fit. Print which ranks have no journal."""
     fit = report_file.fits(directory)[-1]
     if fit.missing:
         print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
@@ -59,7 +59,7 @@ def last(directory: Path) -> list[Attempt]:
 
 
 def steps(text: str | None) -> range | None:
-    """Read a range of steps.
+    """Parse a range of steps that includes its first and its last step.
 
     >>> steps("200-400")
     range(200, 401)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replace this process by the program."""
+    """Replace this process by the program that the arguments name."""
     from perf_callbacks.launch import run as program  # noqa: PLC0415 only this command needs the module
 
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unparsed(words: Sequence[str]) -> Sequence[str]:
-    """Insert `--` before `--profile`: argparse would refuse this option, which `launch.run` reads.
+    """Insert `--` before `--profile`. Argparse would refuse this option, but `launch.run` reads it.
 
     >>> unparsed(["run", "--profile", "train.py"])
     ['run', '--', '--profile', 'train.py']

@@ -20,7 +20,7 @@ def to_stderr(line: str) -> None:
 
 
 class RunReader:
-    """Finds runs and reads the ends of their journals."""
+    """Finds runs, and reads the first and last records of their journals."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class RunReader:
         self._locks = read_locks()
 
     def refresh_locks(self) -> None:
-        """Read the locks of this machine anew."""
+        """Read again which files the processes of this machine have locked."""
         self._locks = read_locks()
 
     def below(self, top: Path) -> list[RecordedRun]:
-        """Read the lowest rank of all runs in and below a directory, newest first.
+        """Return all runs in and below a directory, the newest run first. Only the lowest rank of each run is read.
 
         Raise `ConfigError` if there is no run, or if the system refuses access to the directory.
         """
@@ -55,13 +55,16 @@ class RunReader:
         return recorded_run.merge(found)
 
     def nearest(self, top: Path) -> list[RecordedRun]:
-        """Read the lowest rank of the runs in a directory, or else below the directory, newest first."""
+        """Return the runs in a directory, the newest run first. If there are none, return the runs below the directory.
+
+        Only the lowest rank of each run is read.
+        """
         here = [folder for folder in (top, top / FOLDER) if files_of_lowest_rank(folder)]
         direct = [one for folder in here for one in self._leads(files_of_lowest_rank(folder))]
         return recorded_run.merge(direct) or self.below(top)
 
     def whole(self, found: RecordedRun) -> RecordedRun:
-        """Read the other ranks of a run."""
+        """Return a run with all of its ranks. The argument holds only the lowest rank."""
         known = {ends.journal for ends in found.ranks}
         run_id, others = found.lead.run.run_id, list[FitEnds]()
         for folder in dict.fromkeys([path.parent for path in sorted(known)]) if found.lead.run.world_size > 1 else ():
@@ -70,7 +73,7 @@ class RunReader:
         return recorded_run.gather([*found.ranks, *others], found.now)[0]
 
     def again(self, found: RecordedRun) -> RecordedRun | None:
-        """Read the journals of a run again. None: the run is gone."""
+        """Read the journals of a run again. Return None if the run is gone."""
         run_id = found.lead.run.run_id
         fits = [ends for one in found.ranks for ends in self._ends(one.journal) if ends.run.run_id == run_id]
         return recorded_run.gather(fits, self._clock())[0] if fits else None
@@ -80,7 +83,7 @@ class RunReader:
         return recorded_run.gather([ends for journal in journals for ends in self._ends(journal)], self._clock())
 
     def _ends(self, journal: Path) -> list[FitEnds]:
-        """Read the ends of a journal. Print a line if the journal can't be read."""
+        """Return the first and last records of each fit in a journal. Print a line if the journal can't be read."""
         try:
             found = self._read(journal, self._locks)
         except OSError as error:
@@ -106,7 +109,7 @@ def _named(path: Path) -> list[Path]:
 
 
 def files_of_lowest_rank(folder: Path) -> list[Path]:
-    """List the journals of the lowest rank in a directory: several journals if fits wrote at the same time."""
+    """Return the journals of the lowest rank in a directory. There are several if fits wrote at the same time."""
     try:
         found = [path for path in files(folder) if path.parent == folder]
     except OSError:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, the bars and the part that grows."""
+    """Print the efficiency on each number of devices, and the part of a step that grows."""
     runs, baseline = [[report.last(path) for path in side] for side in (arguments.runs, arguments.baseline)]
     try:
         found = curve(runs, baseline)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the sizes. Return `TO_CHANGE` if a size should change."""
+    """Print the sizes of the model. Return `TO_CHANGE` if a size should change."""
     for name in ("tokens", "multiprocessors"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= LARGEST:

@@ -1,4 +1,4 @@
-"""`perf-callbacks show`: show the card of a recorded run, also of a running or killed run."""
+"""`perf-callbacks show`: show the card of a run. The run may have ended, still be running, or have been killed."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names the runs."""
+    """Add the argument for the directory that holds the runs."""
     parser.add_argument(
         "directory",
         type=Path,

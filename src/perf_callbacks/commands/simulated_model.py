@@ -1,4 +1,4 @@
-"""A model of transformers on fake tensors, from its config.json, for `perf-callbacks memory`."""
+"""Simulation of a transformers model on fake tensors, built from a config.json, for `perf-callbacks memory`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from perf_callbacks.memory.simulated_step import Simulation
 
 
 def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, accelerator: bool) -> Simulation:
-    """Simulate the causal language model of a config.json, without running Python files beside the config.json.
+    """Return a simulation of the causal language model of a config.json. Python files beside the config are not run.
 
     Raises `ConfigError` if transformers lacks such a model.
     """
@@ -44,9 +44,9 @@ def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, acceler
 
 @contextmanager
 def unpadded() -> Iterator[None]:
-    """Let models see fake tensors as batches without padding.
+    """Make transformers treat fake tensors as batches without padding.
 
-    For fake tensors, transformers 5 always makes a mask, which it needs for padding only.
+    Otherwise, transformers 5 makes an attention mask for each fake batch, although only padding needs a mask.
     """
     from transformers.utils import import_utils  # noqa: PLC0415 as above
 

@@ -18,7 +18,7 @@ NAME: str = "status"
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Distributions of Lightning, each with the module that gives its entry point group the name."""
+"""Package names of Lightning, each with its module. The entry point group is named after the module."""
 
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
@@ -52,13 +52,13 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
 
 
 def settings_lines(settings: Settings) -> list[str]:
-    """Render the settings that were set from outside: one line per setting, with its origin."""
+    """Render the settings that come from the environment or from files: one line per setting, with its origin."""
     values = settings.shown
     return [printable(f"  {name}={values[name]} ({origin})") for name, origin in settings.origins.items()]
 
 
 def no_effect() -> str | None:
-    """Return a sentence if PERF_CALLBACKS=1 is set but no program that starts here would be measured."""
+    """Return a sentence if PERF_CALLBACKS=1 is set but no program that starts here would be measured, else None."""
     if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
         return None
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
@@ -80,7 +80,7 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Yield each kind of training, with a text that says if and how this package measures the kind here."""
+    """Yield each kind of training, with a text that says whether and how it is measured here."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -97,7 +97,7 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Describe how Python arms programs that start here, by the import hook of this process, which started alike."""
+    """Say whether programs that start here are measured. The import hooks of this process are the same as theirs."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

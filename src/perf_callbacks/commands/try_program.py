@@ -23,7 +23,7 @@ INTERRUPTED = 130
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 BAR = 20
-"""Characters of the progress bar."""
+"""Number of characters of the progress bar."""
 
 ALMOST_NOTHING = "Its verdict calls for nothing that can be tried from outside. --only names remedies to try anyway."
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try a program, and print the table."""
+    """Try the remedies on a program, and print a table of the gains."""
     from perf_callbacks.kernel.process.processes import allowed_cpus  # noqa: PLC0415 only this command needs these
     from perf_callbacks.launch import run as program, tries  # noqa: PLC0415 as above
     from perf_callbacks.trials import results, text  # noqa: PLC0415 as above
@@ -152,26 +152,26 @@ class Stop:
 
 
 class Progress:
-    """Line about the current run, on the terminal. If stderr is no terminal, there is no such line."""
+    """Progress line on the terminal. If stderr is not a terminal, no progress line is shown."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._width = 0
 
     def say(self, sentence: str) -> None:
-        """Print a sentence for good."""
+        """Print a sentence that stays on the terminal above the progress line."""
         self.end()
         print(printable(sentence), file=sys.stderr, flush=True)
 
     def show(self, part: float, run: str) -> None:
-        """Replace the line: a bar for the part that is done, and the current run."""
+        """Replace the progress line by a bar for the part that is done, and a text about the current run."""
         if self._terminal:
             line = f"[{'#' * round(BAR * part):-<{BAR}}] {run}"
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = len(line)
 
     def end(self) -> None:
-        """Remove the line."""
+        """Remove the progress line."""
         if self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
             self._width = 0

@@ -28,13 +28,13 @@ FRAME_SECONDS = 0.5
 """Time between two frames."""
 
 TEXTFILE_SECONDS = 5.0
-"""Time between two replacements of the file for Prometheus. Steps reach the disk within five seconds, too."""
+"""Time between two replacements of the file for Prometheus. Steps also reach the disk within five seconds."""
 
 NOTEBOOK = "JPY_PARENT_PID"
-"""Variable that Jupyter sets for its kernels, and so for the commands of a cell."""
+"""Environment variable that Jupyter sets for its kernels. Shell commands in a notebook inherit the variable."""
 
 READABLE = 0o644
-"""Permissions of the file for Prometheus: node_exporter runs as a user of its own."""
+"""Permissions of the file for Prometheus. They let node_exporter read the file, although it runs as another user."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -43,7 +43,7 @@ UNENDED = {"running", "hangs", "silent"}
 
 
 class Display(Protocol):
-    """A terminal that shows frames and has keys."""
+    """Interface of a terminal that shows frames and returns the keys that were pressed."""
 
     def size(self) -> TerminalSize:
         """Return the size of the terminal."""
@@ -53,7 +53,7 @@ class Display(Protocol):
         """Draw a frame over the last frame."""
 
     def keys(self, seconds: float, /) -> Iterable[str]:
-        """Wait for a key, at most this many seconds, and return the keys that were pressed."""
+        """Wait for a key for at most `seconds`. Return the keys that were pressed."""
         ...
 
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show frames until the user quits, or write the textfile until the run ends."""
+    """Show frames until the user quits, or write the file for Prometheus until the run ends."""
     top, path = arguments.directory, arguments.textfile
     reader = RunReader(FollowedJournals().read, complain=lambda _: None)
     watched, paces = WatchedRun(top, reader, arguments.run), Paces()
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:
-    """Write the textfile until a run ends. Runs that had ended at the start, such as old runs, don't count."""
+    """Write the file for Prometheus until a run ends. A run that had already ended at the start doesn't count."""
     went_on = False
     while True:
         found = watched.look()
@@ -112,7 +112,7 @@ def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float],
 
 
 def write(path: Path, run: RecordedRun, paces: Paces) -> None:
-    """Replace the textfile. Raise `ConfigError` if the file can't be written."""
+    """Replace the file for Prometheus. Raise `ConfigError` if the file can't be written."""
     text = prometheus.render(run, paces.of(run))
     try:
         atomic_file.replace(path, text.encode(errors="replace"), READABLE)
@@ -140,7 +140,7 @@ def live(watched: WatchedRun, paces: Paces, screen: Display, place: str) -> int:
 
 
 def keys(runs: int) -> str:
-    """Return the footer, with the keys."""
+    """Return the footer of a frame, which lists the keys."""
     return f"q quit   n older run   p newer run   {runs:,} runs here" if runs > 1 else "q quit"
 
 
@@ -161,7 +161,8 @@ def _prom(path: Path) -> Path:
 def _redraws() -> bool:
     """Return True if standard output is a terminal on which a frame can be drawn over the last frame.
 
-    `!perf-callbacks watch` in a notebook has a terminal whose cursor the notebook doesn't move: frames would pile up.
+    In a notebook, `!perf-callbacks watch` also writes to a terminal. But a notebook doesn't move the cursor, so frames
+    would pile up.
     """
     dumb = os.environ.get("TERM", "") in {"dumb", "unknown"} or NOTEBOOK in os.environ
     return sys.stdout.isatty() and not dumb

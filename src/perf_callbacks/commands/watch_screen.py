@@ -1,4 +1,4 @@
-"""The terminal of `perf-callbacks watch`: frames through rich, and keys. Only this module imports rich."""
+"""The terminal of `perf-callbacks watch`, which draws frames with rich and reads keys. No other module imports rich."""
 
 import os
 import select
@@ -35,14 +35,14 @@ STYLES = {
 }
 
 USUAL_SIZE = (80, 24)
-"""Columns and rows of a terminal that doesn't tell its size."""
+"""Columns and rows that are assumed if a terminal doesn't report its size."""
 
 TERMINATED = 143
 """Exit status after SIGTERM."""
 
 
 class _Frame:
-    """Lines that rich draws. With `ends`, a line end follows the last line too."""
+    """Lines that rich draws. If `ends` is true, a newline also follows the last line."""
 
     def __init__(self, lines: Sequence[Line], *, ends: bool = False) -> None:
         self._lines, self._ends = lines, ends
@@ -68,7 +68,7 @@ def _console(*, forced: bool | None = None) -> Console:
 
 
 class Screen:
-    """The alternate screen of a terminal, and its keys. Everything is restored at the end."""
+    """The alternate screen of a terminal, and its keyboard. At the end, the terminal's settings are restored."""
 
     def __init__(self) -> None:
         self._console = _console(forced=True)  # the caller knows that there is a terminal
@@ -100,7 +100,7 @@ class Screen:
             signal.signal(signal.SIGTERM, self._old_handler)
 
     def _listen(self) -> None:
-        """Make the terminal send keys at once, without echo. On Windows or without a terminal, there are no keys."""
+        """Make the terminal send keys at once, without echo. On Windows or without a terminal, no keys are read."""
         if termios is None or tty is None or sys.stdin is None or not sys.stdin.isatty():
             return
         terminal = sys.stdin.fileno()
@@ -125,7 +125,7 @@ class Screen:
         self._live.update(_Frame(self._last), refresh=True)
 
     def keys(self, seconds: float) -> str:
-        """Wait for a key, at most this many seconds, and return the keys that were pressed, without escape sequences.
+        """Wait for a key for at most `seconds`. Return the keys that were pressed, without escape sequences.
 
         Return "q" if the terminal is gone.
         """

@@ -1,4 +1,4 @@
-"""The run that `perf-callbacks watch` shows. The command looks for a newer run now and then."""
+"""The run that `perf-callbacks watch` shows. From time to time, the command searches for a newer run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +9,10 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.recorded_run import RecordedRun
 
 SEARCH_SECONDS = 2.0
-"""Least time between two searches for runs."""
+"""Smallest number of seconds between two searches for runs."""
 
 SEARCH_SHARE, WAITING_SHARE = 0.01, 0.1
-"""Largest share of the time that searches take: while a run is shown, and while there is no run."""
+"""Largest share of the time that searches may take. `WAITING_SHARE` applies while there is no run to show."""
 
 
 class WatchedRun:
@@ -30,7 +30,7 @@ class WatchedRun:
         return len(self._runs)
 
     def look(self) -> RecordedRun | None:
-        """Return the run as its files are now. None: there is no run yet."""
+        """Return the run, read again from its files. None means that there is no run."""
         began, shown = self._clock(), self._shown
         self._reader.refresh_locks()
         if began >= self._next_search:
@@ -45,7 +45,10 @@ class WatchedRun:
         return self._shown
 
     def choose(self, places: int) -> None:
-        """Show an older run, or with a negative number a newer run. The newest run gives way to later runs."""
+        """Show the run that is `places` older in the list. A negative number shows a newer run.
+
+        If the newest run is shown, a run that starts later will replace it.
+        """
         if self._shown is None or not self._runs:
             return
         names = [one.lead.run.run_id for one in self._runs]

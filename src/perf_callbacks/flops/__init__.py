@@ -1,4 +1,4 @@
-"""FLOPs of a training step: the count of a running step, the look-up by shape, the comparison with peaks."""
+"""Count the FLOPs of training steps, predict them for other batch shapes, and compare them with the device's peak."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""FLOPs records of a fit, and the rating of its work by the peaks of the device."""
+"""Write the `flops` records of a fit, and compare its FLOPs with the peaks of the device."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.records.flops_record import Flops
 
 ENOUGH = 0.98
-"""FLOPs whose coverage is below this share are a lower bound."""
+"""If the coverage of a count is below this share, its FLOPs are marked as a lower bound."""
 
 _HEAVIEST = 20
 
 BY_MODULE = "FLOPs by module"
-"""Beginning of the error if the FLOPs of a count could not be attributed to modules."""
+"""Beginning of the error message if the FLOPs of a count can't be divided among the modules."""
 
 
 def counted(
@@ -30,7 +30,7 @@ def counted(
     source: str = COUNTED,
     whole_step: bool = True,
 ) -> Flops:
-    """Make the `flops` record of a counter."""
+    """Return the `flops` record of a finished count."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
     modules = counter.modules.lines(total)
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
@@ -57,7 +57,7 @@ def counted(
 
 
 def estimated(work: Work, step: int, *, source: str = CLOSED_FORM) -> Flops:
-    """Make the `flops` record of work that was not observed: most fields stay empty."""
+    """Return a `flops` record for FLOPs that were computed without a running step. Most other fields stay empty."""
     return Flops(
         step=step,
         model_flops=work.model_flops,
@@ -72,17 +72,17 @@ def estimated(work: Work, step: int, *, source: str = CLOSED_FORM) -> Flops:
 
 
 class CountRecords:
-    """Writes the FLOPs records of one fit, and rates the work."""
+    """Writes the `flops` records of one fit, and compares the FLOPs with the device's peaks."""
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
         self._recorder = recorder
         self._work = work
         self.apart: dict[str, int] = {}
-        """Number of calls of models outside of the forward, by name. The counts leave out these calls."""
+        """Number of model calls outside of the training's forward, by name of the model. No count includes them."""
         self._failed = False
 
     def write(self, record: Flops) -> None:
-        """Write the record of a count, and rate the work by the peaks of the device."""
+        """Write the `flops` record of a count, and compare its FLOPs with the device's peaks."""
         record, work = self._with_apart(record), self._work
         self._recorder.write(record)
         failure = next((one for one in record.errors if one.startswith(BY_MODULE)), None)
@@ -95,7 +95,7 @@ class CountRecords:
             work.unknowns.peak = f"no peak is known for {work.rating.dtype} ({peaks.source})"
 
     def _peaks(self, record: Flops) -> Peaks | None:
-        """Find the peaks of the device, once per fit. A measurement may take a second, in an excluded step."""
+        """Return the peaks of the device. A measurement of the peaks, if necessary, takes about a second."""
         recorder = self._recorder
         found = find(recorder.device, record.by_dtype, recorder.config)
         if found is None:
@@ -105,7 +105,7 @@ class CountRecords:
         return found
 
     def check_peak(self) -> None:
-        """Log once if training ran faster than the peak. If the peak was measured, the next run measures it again."""
+        """Log a warning if training ran faster than the device's peak. If the peak was measured, delete it."""
         exceeded, self._work.peak_exceeded = self._work.peak_exceeded, None
         if exceeded is None:
             return
@@ -114,7 +114,7 @@ class CountRecords:
             forget(self._recorder.device)
 
     def note_apart(self, training: TrainingFilter | None) -> None:
-        """Mark all FLOPs as a lower bound if a model has run outside of the forward."""
+        """Mark all FLOPs as a lower bound if a model, such as a teacher, ran outside of the training's forward."""
         if training is None:
             return
         training.settle()

@@ -1,4 +1,4 @@
-"""Schedule of FLOP counts: which steps of a fit to count, and how many."""
+"""Choose the steps of a fit whose FLOPs are counted."""
 
 import math
 from collections.abc import Collection
@@ -7,34 +7,36 @@ from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.kernel.engine.steps import NEVER
 
 FREE_COUNTS = 4
-"""Number of counts of new shapes that are allowed, however few steps have run."""
+"""Number of counts of new batch shapes that are allowed at any time, even after few steps."""
 
 FREE_WAYS = 8
-"""Additional free counts for steps with new calls of the model or newly trained parameters."""
+"""Number of additional free counts for steps that call the model in a new way or train other parameters."""
 
 STEPS_PER_COUNT = 50
-"""Steps per count, after the free counts."""
+"""After the free counts, one more count is allowed for every 50 steps."""
 
 MOST_PART = 0.05
-"""Largest share of a fit's time that counts may take after the first count. If no time is left, a count waits, and a
-recount is skipped."""
+"""Largest share of a fit's time that all counts after the first may take. If no time is left, a count of new work
+waits, and a recount of known work is skipped."""
 
 EARLY_SECONDS = 10.0
-"""In a fit shorter than this, counts may take the same time as in a fit of this length."""
+"""A fit that is shorter than ten seconds has the same time for counts as a fit of ten seconds."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
-"""Steps of the fit whose known work is counted again, to find work that varies with something other than shapes. If
-extra work comes every 2, 3, 4, 5, 8 or 16 steps, some of these steps have the extra work, and some don't."""
+"""Steps of the fit whose FLOPs are counted again although they are known. Such a recount shows if FLOPs vary although
+the batch shapes are equal. If every 2nd, 3rd, 4th, 5th, 8th or 16th step of a fit has extra work, some of the recounted
+steps have the extra work, and some don't."""
 
 RECOUNT_EVERY = 1009
-"""After `RECOUNTS`, every 1,009th step is counted again. A prime number shares no period with the training."""
+"""After the last step in `RECOUNTS`, every 1,009th step is counted again. The number is prime, so that recounts don't
+always hit the same step of a repeating schedule."""
 
 
 class CountSchedule:
     """Chooses the steps of a fit whose FLOPs are counted.
 
     Args:
-        work: Known FLOPs, and the calls of the model that were never counted.
+        work: Known FLOPs of the fit, and the model calls that were never counted.
     """
 
     def __init__(self, work: ShapedWork) -> None:
@@ -42,11 +44,11 @@ class CountSchedule:
         self.steps = 0
         """Number of completed steps of the fit."""
         self.counts = 0
-        """Number of counts charged to the budget. Recounts are free; a useless count may be charged twice."""
+        """Number of counts that are charged to the budget. Recounts are free. A useless count may be charged twice."""
         self.done = False
-        """True: the first count is over."""
+        """True if the first count is over."""
         self.elapsed_seconds = math.inf
-        """Seconds since the fit began. Infinite: counts may take any part of the time."""
+        """Seconds since the fit began. If this is infinite, counts may take any share of the time."""
         self._spent_seconds = 0.0
         self._last_seconds = 0.0
 
@@ -55,12 +57,12 @@ class CountSchedule:
         return (self.counts < free or self.counts * STEPS_PER_COUNT < self.steps) and self._in_time()
 
     def took(self, seconds: float) -> None:
-        """Add the extra seconds of a counted step to the spent time. Each fit needs the first count, which is free."""
+        """Charge the extra seconds of a counted step to the time budget. The first count of a fit is free."""
         self._last_seconds = max(0.0, seconds)
         self._spent_seconds += self._last_seconds if self.done else 0.0
 
     def _in_time(self) -> bool:
-        """Return True if there is time for another count that takes as long as the last."""
+        """Return True if the time budget allows another count that takes as long as the last count."""
         spent = self._spent_seconds + self._last_seconds
         return not self.done or spent <= MOST_PART * max(EARLY_SECONDS, self.elapsed_seconds)
 
@@ -69,23 +71,24 @@ class CountSchedule:
         self.counts += not self.done or self.steps + 1 != self.recount()
 
     def spend_more(self) -> None:
-        """Charge a useless count a second time. Two useless counts use up the free counts, and counting pauses."""
+        """Charge a useless count a second time. After two useless counts, no free count is left."""
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:
-        """Return True if the next step is to be counted. `step` is the trainer's number of the last step."""
+        """Return True if the next step is to be counted. `step` is the trainer's number of the last completed step."""
         again = self.steps + 1 == self.recount() and self._in_time()
         return not self.done or again or self.missing(step) == self.steps
 
     def recount(self) -> int:
-        """Return the next step of the fit to recount. All ranks recount the same steps, by number."""
+        """Return the number of the next step that is counted again. All ranks recount the same steps."""
         following = next((step for step in RECOUNTS if step > self.steps), None)
         return following or (self.steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
 
     def missing(self, step: int) -> int:
-        """Return the number of steps after which a step with new calls or newly trained parameters is counted.
+        """Return the number of completed steps after which a step with uncounted work is expected.
 
-        If two steps had such calls, the schedule expects the same calls again after the same number of steps.
+        Work is uncounted if a step calls the model in a new way or trains other parameters. If two steps had the same
+        new calls, the schedule expects these calls again after the same number of steps.
         """
         work = self._work
         if not self.done or not (work.has_no_count or work.uncounted_calls):
@@ -102,13 +105,15 @@ class CountSchedule:
         return min(again) - 1 - step + self.steps if again else NEVER
 
     def next(self, step: int, *, examples: Collection[object], look_after: int, live: bool) -> int:
-        """Return the number of steps after which a count or an `Outline` is due, if no new shape comes first.
+        """Return the number of completed steps after which the next count or the next `Outline` is due.
+
+        A batch of a new shape may be counted earlier.
 
         Args:
-            step: The trainer's number of the last step.
-            examples: Batches of shapes that wait for a count.
-            look_after: Number of steps after which the next outline is taken.
-            live: True: steps are counted while they run.
+            step: The trainer's number of the last completed step.
+            examples: Batches whose shapes wait for a count.
+            look_after: Number of completed steps after which the next outline is taken.
+            live: True if steps are counted while they run.
         """
         if not self.done:
             return 0

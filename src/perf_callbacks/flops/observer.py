@@ -1,4 +1,7 @@
-"""Count FLOPs in a fit: in the second optimizer step, later for unknown shapes and calls, and again as a check."""
+"""Count the FLOPs of a fit's second optimizer step, and of later steps with new batch shapes or new model calls.
+
+Some later steps are counted again as a check.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -36,24 +39,24 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.weak_calls import weakly
 
 MOST_OWED = 8
-"""Maximum number of shapes that wait to be counted."""
+"""Largest number of batch shapes that wait for a count."""
 
 EAGER_MEMORY = 0.5
-"""Largest peak memory of a compiled model that a count may run eagerly, as a share of the device's memory."""
+"""A count may run a compiled model eagerly if the peak memory is at most this share of the device's memory."""
 
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
-"""The watchdog abandons a count if no operation runs for these seconds and for the time of these steps, because the
-loop may have ended."""
+"""The watchdog ends a count if no operation runs for 5 seconds or for the time of 20 steps, whichever is longer. After
+such a pause, the training loop may have ended."""
 
 LOOPS = ("loop", "accelerate")
-"""Integrations of plain loops, which may run a forward without announcing it."""
+"""Integrations of plain training loops. A plain loop may run a forward that nothing announces."""
 
 _trains = attrgetter("requires_grad")
 
 
 def begin(recorder: Recorder, training: Training) -> "Counting | None":
-    """Start to count the FLOPs of this fit; return None if counting is off or there is no model."""
+    """Return an observer that counts the FLOPs of this fit, or None if counting is off or there is no model."""
     how = recorder.run.config["flops"]
     if training.model is None or how == "off":
         return None
@@ -66,11 +69,11 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
 
 
 class Counting(Observer, Listener):
-    """Counts the FLOPs of some steps of a fit, and records the counts.
+    """Counts the FLOPs of some steps of a fit, and writes a `flops` record for each count.
 
-    A counted step is in no row of metrics. The first step is not counted, because initialization and compilation
-    happen in it. Evaluation is never counted. If no step may run eagerly, FLOPs are found without running the model,
-    and the `source` of the record says so.
+    The metrics leave out counted steps. The first step is not counted, because it includes initialization and
+    compilation. Evaluation is never counted. If no step may run eagerly, the FLOPs are computed without a step, and
+    the record's field `source` says so.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, *, live: bool) -> None:
@@ -86,37 +89,37 @@ class Counting(Observer, Listener):
         self._before = 0
         self._first = recorder.run.step
         self.work = ShapedWork(recorder.reader, trained=self.trained, on_change=self.wake)
-        """The work model of the fit."""
+        """Known FLOPs of the fit, by batch shape."""
         self._schedule = CountSchedule(self.work)
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
         self._usual_until: float | None = None
-        """Time at which the counted step would have ended without the count. None: unknown, or no step is counted."""
+        """Time at which the counted step would have ended without the count, or None if this time is unknown."""
         self._next_after = 0  # number of steps after which a count or an outline is due
         self._examples: dict[ShapeKey, Example] = {}
-        """Batches whose shapes have no known work yet."""
+        """Batches whose shapes have no known FLOPs yet."""
         self.work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self.work)
         self._looks = Outlines(recorder, self.work)
 
     def trained(self) -> tuple[bool, ...]:
-        """Return `requires_grad` of each parameter."""
+        """Return `requires_grad` of each parameter of the model."""
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
-        """Check after the current step if a count is due."""
+        """Make this observer check after the current step if a count is due."""
         self._next_after = 0
         self._recorder.observers.look_ahead()
 
     @property
     def due(self) -> int:
-        """First step at whose end a count or an outline may be due; 0 while a count or an outline is open."""
+        """Number of the step after which the next count or outline may begin, or 0 while one of them is open."""
         busy = self._window is not None or self._left or self._looks.training is not None
         return 0 if busy else self._first + self._next_after
 
     def step_ended(self, step: int) -> None:
-        """Close the count of the step that has ended, and learn its FLOPs."""
+        """If the step was counted, end the count and store its FLOPs."""
         self._schedule.steps = step - self._first
         self._records.note_apart(self._looks.training or self._training)
         window = self._window
@@ -130,7 +133,7 @@ class Counting(Observer, Listener):
         self._looks.end(step)
 
     def step_began(self) -> None:
-        """Open a count of the new step or take its outline, if due."""
+        """Begin to count the new step, or to take its outline, if a count or an outline is due."""
         if self._left:
             for window in self._left:
                 window.close()
@@ -155,16 +158,16 @@ class Counting(Observer, Listener):
         self._next_after = self._next()
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Drop the outline and, if the loop left its loader early, take the counter off the thread.
+        """Drop the outline. If the loop left its loader early, also remove the FLOP counter from the thread.
 
-        Training may be over, and only the thread itself can remove its counter.
+        Training may be over, and only the training thread itself can remove its counter.
         """
         self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
 
     def builds_graph(self) -> None:
-        """Mark an additional forward for a gradient that is part of the loss, as a plain loop does."""
+        """Record one more forward when the program calls `grad` with `create_graph`, as for a gradient penalty."""
         if not (self._spans or in_backward()) and get_ident() == self._thread:
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
@@ -178,13 +181,13 @@ class Counting(Observer, Listener):
             self._window.close()
 
     def span_ended(self) -> None:
-        """Resume the count after the outermost span."""
+        """Resume the count at the end of the outermost span."""
         self._spans = max(0, self._spans - 1)
         if self._window is not None and not self._spans:
             self._window.open()
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """Count the step of a batch of a new shape, or keep the batch for a later count."""
+        """If the FLOPs of a batch's shape are unknown, count the current step or store the shape for a later count."""
         if self._closed or self.work.varies or not self.work.wants(shape):
             return
         self._schedule.steps = self._recorder.step - self._first
@@ -212,20 +215,21 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set the budget of time. A job of several ranks has no such budget, because all ranks count the same steps."""
+        """Set the time budget of counts. A job of several ranks has none, because all ranks count the same steps."""
         if self._recorder.run.world_size == 1:
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
     def _next(self) -> int:
-        """Return the number of steps after which a count or an outline is due."""
+        """Return the number of completed steps after which the next count or outline is due."""
         step, looks = self._recorder.step, self._looks.after
         return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
     def _eager(self) -> bool:
-        """Return True if a step may run eagerly.
+        """Return True if a counted step may run eagerly.
 
-        After the first count, an eager rank among compiled ranks might issue its collectives in another order. Eager
-        execution also takes more memory: a compiled model stores less, and compiled flex attention stores no scores.
+        After the first count, one rank may count alone. The eager model of this rank might then issue collectives in
+        another order than the compiled models of other ranks. Eager execution also takes more memory than compiled
+        code. Compiled flex attention, for example, stores no scores.
         """
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
@@ -234,7 +238,7 @@ class Counting(Observer, Listener):
         return not anything_compiled() or (alone and used <= EAGER_MEMORY)
 
     def _await(self) -> None:
-        """Make the reader report the next batch of each waiting shape again."""
+        """Make the batch reader report the next batch of each waiting shape again."""
         for shape in self._examples:
             self._recorder.reader.forget(shape)
         self._examples.clear()
@@ -268,19 +272,19 @@ class Counting(Observer, Listener):
             one.close()
 
     def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
-        """Learn from a counted step, unless its count is useless.
+        """Store the FLOPs of a counted step, unless its count is useless.
 
         The count of a step is useless in five cases:
 
         - An exception was raised in a step of several batches, and training continued.
-        - The step began before its count, as in a loop that calls no watched function.
+        - A part of the step ran before the count began, as in a loop that calls no watched function.
         - The step trained on no new batch.
-        - The step has no products, although the step had a backward, or the count was cut short, or no count so far
-          has products.
-        - The step had calls that the trainer did not announce. If there is no earlier count, unannounced backwards and
-          calls of modules are counted from then on.
+        - The count has no matrix products. Without matrix products, a count is useful only for a whole step without a
+          backward, after an earlier count with matrix products.
+        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, they are
+          counted from the next step on.
 
-        The first count is over when a step had a backward, or when the budget is spent.
+        The first count is over after a step with a backward, or when the budget of counts is used up.
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
@@ -313,13 +317,16 @@ class Counting(Observer, Listener):
         self._records.write(counted(counter, step, tokens, whole_step=not self._before))
 
     def _is_unannounced(self, calls: Calls) -> bool:
-        """Return True if the step may have had calls that the trainer did not announce."""
+        """Return True if the step may have had forwards or backwards that the trainer did not announce."""
         if self._training is not None and self._training.unannounced and not calls.backwards:
             return True
         return not calls.forwards and self.work.rating is None
 
     def _work_out(self) -> None:
-        """Find the FLOPs of a waiting shape without running a step: on a copy of the model, or else in closed form."""
+        """Compute the FLOPs of a waiting batch shape without running a training step.
+
+        A copy of the model runs on fake tensors. If the copy can't run, a closed form is used.
+        """
         work = self.work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:

@@ -1,8 +1,9 @@
-"""FLOPs without running a step: if the model must not run eagerly, or if the user asks for an estimate.
+"""Compute the FLOPs of a model without running a training step.
 
-FLOPs are counted on a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, and
-the model is a known and unchanged decoder of transformers, FLOPs are derived from its configuration by a closed
-form, which `perf-callbacks flops` uses too.
+The FLOPs are computed in this way if the model must not run eagerly, or if the user asks for an estimate. The FLOPs are
+counted on a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, a closed form
+computes the FLOPs from the configuration of the model. The closed form needs a known, unchanged decoder of
+transformers.
 """
 
 import copy
@@ -22,18 +23,19 @@ from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.settings.config import ConfigError
 
 Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
-"""Shape, number format and device of each tensor of a batch, by name."""
+"""Shape, dtype and device of each tensor of a batch, by name."""
 
 
 def example_of(tensors: Mapping[str, Any]) -> Example:
-    """Describe the tensors of a batch without their values."""
+    """Return the shape, the dtype and the device of each tensor of a batch."""
     return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
 
 
 def count(model: nn.Module, example: Example) -> FlopCounter:
-    """Count a forward and a backward of a Hugging Face model. Raise an error if the copy of the model can't run.
+    """Count the FLOPs of a forward and a backward on a copy of a Hugging Face model.
 
-    The model itself is not touched: the copy has fake tensors, with shapes but no values.
+    The copy has fake tensors, which have shapes but no values. The model itself is not changed. Raise an error if the
+    copy can't run.
     """
     model = innermost(model)
     accepted = inspect.signature(type(_base(model)).forward).parameters
@@ -55,11 +57,11 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 
 
 def closed_form(model: nn.Module, example: Example) -> Work | None:
-    """Derive the least FLOPs of a forward and a backward from the model's configuration; None: no bound is certain.
+    """Return a lower bound of the FLOPs of a forward and a backward from the model's configuration.
 
-    Per token, each weight counts two FLOPs for the forward, two for the gradients of its inputs, and two for its own
-    gradient. Attention over the whole length comes on top. Only the experts that are active for a token count.
-    Recomputation and angles of positions are not included.
+    None means that no lower bound is certain. For each token, a weight counts two FLOPs in the forward, two for the
+    gradient of its input, and two for its own gradient. Attention over the full sequence length is added. In a mixture
+    of experts, only the active experts count. Recomputation and position embeddings are not included.
     """
     model = innermost(model)
     if not _vouched(model, example):
@@ -86,15 +88,15 @@ def closed_form(model: nn.Module, example: Example) -> Work | None:
 _INPUTS = {"input_ids", "attention_mask", "labels"}
 
 _MASKED_IN_FULL = {"eager", "sdpa", "flex_attention"}
-"""Implementations of attention that compute padding too, although a mask hides it. Other implementations skip
-padding."""
+"""Attention implementations that also compute padding tokens, although a mask hides these tokens. Other implementations
+skip padding tokens."""
 
 
 def _vouched(model: nn.Module, example: Example) -> bool:
-    """Return True if a closed form can't be too high: the model is a known, unchanged, fully trained decoder.
+    """Return True if the closed form can't be too high, because the model is a known, unchanged, fully trained decoder.
 
-    A custom head may see fewer tokens, a layer may be skipped, an adapter has other gradients, and layers below the
-    first trained layer have no gradients.
+    In other models, a custom head may see fewer tokens, or a layer may be skipped. An adapter needs fewer gradients.
+    Layers below the first trained layer need no gradients.
     """
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)
@@ -112,9 +114,9 @@ def _vouched(model: nn.Module, example: Example) -> bool:
 
 
 def _own_forward(module: nn.Module) -> bool:
-    """Return True if a module runs the forward of its class.
+    """Return True if a module runs the forward that its class defines.
 
-    Accelerate wraps a forward and keeps the wrapped function as `_original_forward`.
+    Accelerate replaces a module's forward by a wrapper, and stores the original forward as `_original_forward`.
     """
     forward = getattr(module, "_original_forward", vars(module).get("forward"))
     return forward is None or getattr(forward, "__func__", None) is type(module).forward
@@ -146,7 +148,7 @@ def _base(model: nn.Module) -> nn.Module:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """Return the model inside the wrappers of the compiler and of data parallelism."""
+    """Return the model inside wrappers such as those of `torch.compile` and `DistributedDataParallel`."""
     for name in ("_orig_mod", "module"):
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module):

@@ -1,7 +1,8 @@
-"""The outline of a step: the multiplications of its modules, computed from the sizes of outputs and weights.
+"""Take the outline of a step, which is the number of multiplications in its modules.
 
-An outline is no count: it sees no attention and no backward. But two steps of equal work have equal outlines, and an
-outline costs only a hook per module, while a count has to see each operation.
+The multiplications are computed from the sizes of outputs and weights. An outline is not a count of FLOPs, because it
+leaves out attention and doesn't observe the backward. But two steps of equal work have equal outlines. An outline needs
+only one hook call per module, while a count must observe each operation.
 """
 
 import sys
@@ -24,33 +25,34 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""The next outline comes after (steps so far / LOOK_PART) steps, but after `LOOK_EVERY` steps at most. So a change is
-found soon in fits of any length."""
+"""After n steps, the next outline comes n / `LOOK_PART` steps later, but at most `LOOK_EVERY` steps later. So a change
+of a step's work is found soon, both in short and in long fits."""
 
 LOOK_EVERY = 47
-"""Most steps until the next outline: a prime number, which shares no period with the training."""
+"""Largest number of steps between two outlines. The number is prime, so that outlines don't always hit the same step of
+a repeating schedule."""
 
 _WITH_BACKWARD = 3
-"""Multiplications of a module with its backward, relative to its forward alone."""
+"""Multiplications in the forward and backward of a module, relative to the multiplications in its forward alone."""
 
 
 class Outline:
-    """Adds up the products of modules that run as training work between `open` and `close`."""
+    """Adds up the multiplications of all modules that run as training work between `open` and `close`."""
 
     def __init__(self) -> None:
         self.products = 0
-        """Multiplications by the modules' own weights, times three if the output requires gradients."""
+        """Number of multiplications by modules' own weights, times 3 for a module whose output requires gradients."""
         self._training: TrainingFilter | None = None
         self._thread = 0
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
 
     def open(self, training: TrainingFilter) -> None:
-        """Start at zero. `training` decides if the module that has just run is training work."""
+        """Begin an outline with zero multiplications. `training` decides which modules run as training work."""
         self.products, self._training, self._thread = 0, training, get_ident()
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
-        """Remove the module hook. Idempotent."""
+        """Remove the hook on all modules. A second call does nothing."""
         self._handle.remove()
         self._training = None  # keeps no fit alive
 
@@ -75,15 +77,15 @@ class Outline:
 
 
 def compiles() -> bool:
-    """Return True if anything in this process is compiled, or will be at its first call."""
+    """Return True if torch.compile has compiled code in this process, or is set up to compile a function."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
 
 
 class Outlines:
-    """Takes the outlines of some steps of a fit, to compare steps with equal batches.
+    """Takes the outlines of some steps of a fit, and compares the outlines of steps with equal batch shapes.
 
-    A hook would make compiled modules compile again. So if anything is compiled, only counted steps have outlines.
+    A hook would make compiled modules compile again. So if the program compiles code, only counted steps have outlines.
     """
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
@@ -91,17 +93,17 @@ class Outlines:
         self._work = work
         self._outline = Outline()
         self.training: TrainingFilter | None = None
-        """Follows the step whose outline is being taken."""
+        """Filter of the step whose outline is being taken, or None if no outline is being taken."""
         self._own = False  # True: `begin` made the training; False: it belongs to a count
         self.after = 0
-        """Number of steps of the fit after which the next outline is taken."""
+        """Number of completed steps of the fit after which the next outline is taken."""
         recorder.patches.add(self._outline.close)
         finalize(self, self._outline.close).atexit = False
 
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
-        """Take the outline of the next step if an outline is due after `steps` steps.
+        """Begin the outline of the next step if an outline is due after `steps` completed steps.
 
-        `training`, if given, already follows the next step.
+        If the next step is also counted, `training` is the filter of its count.
         """
         if steps < self.after or not self._recorder.active:
             return
@@ -113,7 +115,7 @@ class Outlines:
         self._outline.open(self.training)
 
     def end(self, step: int) -> None:
-        """Compare the step that has ended with an earlier step. Ignore a step that was seen only in part."""
+        """End the outline, and compare it with the outline of an earlier step. Ignore an outline of a partial step."""
         training, products = self.training, self._outline.products
         self.drop()
         if training is not None and not any(training.stage_tracker.earlier):
@@ -123,7 +125,7 @@ class Outlines:
                 self._recorder.engine.plan()  # the next steps are checked too
 
     def drop(self) -> None:
-        """Take no outline of this step."""
+        """End the outline of the current step without a result."""
         if self.training is not None:
             self.training = None
             self._outline.close()

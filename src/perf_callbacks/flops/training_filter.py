@@ -1,4 +1,4 @@
-"""Decide which operations of a counted step are training work: its forward, backward and optimizer."""
+"""Decide which operations of a counted step are training work, which means forward, backward and optimizer."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,32 +20,32 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
 
 class TrainingFilter(Filter):
-    """Decides which operations of a step are counted.
+    """Decides which operations of a step are counted as training work.
 
-    Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced. In a
-    loop, calls of modules in training mode that build a graph are training work too. Generation and rewards are not
-    training work. In a loop, operations without gradients outside of any module are not training work either, even
-    between a forward and its backward.
+    A trainer announces each forward. A plain loop may call a part of the model without an announcement. So in a plain
+    loop, a module call is also counted if the module is in training mode and the call builds an autograd graph. Text
+    generation and rewards are not counted. In a plain loop, operations without gradients outside of all modules are not
+    counted, even between a forward and its backward.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
         self.stage_tracker: StageTracker = tape.follow()
-        """Follows the marks of the step."""
+        """Tracks the current stage of the step, such as forward or backward."""
         self._tape = tape
         self._announced = announced
         self.unannounced = False
-        """True: a backward ran that the trainer did not announce."""
+        """True if a backward ran that the trainer did not announce."""
         self.apart: Counter[str] = Counter()
-        """Number of uncounted calls of models, such as a teacher, by name: without gradients, outside of a forward.
+        """Number of uncounted model calls, by name. A teacher's call without gradients is an example.
 
-        A call is part of the step's work only if a backward follows before the next batch is fetched.
+        A call is included only if a backward follows before the next batch is fetched.
         """
         self._waiting: Counter[str] = Counter()
-        """Calls that move to `apart` if a backward follows."""
+        """Model calls that move to `apart` if a backward follows."""
         self._fetches = self._backwards = 0
 
     def is_training_work(self) -> bool:
-        """Return True if the operation being dispatched is training work."""
+        """Return True if the current operation is training work."""
         stage = self.stage_tracker.stage
         if stage in _TRAINING:
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
@@ -60,7 +60,7 @@ class TrainingFilter(Filter):
         return module is not None and module.training
 
     def module_ended(self, module: nn.Module, result: object) -> None:
-        """Settle earlier calls of modules, and store the call that has ended if its work is not counted."""
+        """Handle the end of a module's call. Store the call if its work is not counted."""
         self.settle()
         stage = self.stage_tracker.stage
         if stage in _TRAINING or stage is Stage.ASIDE or self._tape.part is not None or in_backward():
@@ -74,19 +74,19 @@ class TrainingFilter(Filter):
         self._waiting[f"{type(module).__name__} without gradients"] += 1
 
     def settle(self) -> None:
-        """Move waiting calls to `apart` if a backward followed. Drop calls from before the last fetch of a batch."""
+        """Move waiting calls to `apart` if a backward followed. Drop waiting calls if a batch was fetched before it."""
         if self._waiting and self.stage_tracker.calls.backwards > self._backwards:
             if self.stage_tracker.fetches_at_backward == self._fetches:
                 self.apart += self._waiting
             self._waiting.clear()
 
     def is_between_stages(self) -> bool:
-        """Return True if the thread is between the stages of a step."""
+        """Return True if the training thread is between two stages, such as between forward and backward."""
         return self.stage_tracker.stage in _BETWEEN
 
 
 def _calling() -> nn.Module | None:
-    """Return the outermost module whose call led here."""
+    """Return the outermost module whose call is running, or None if no module's call is running."""
     found: nn.Module | None = None
     for frame in callers():
         code = frame.f_code
@@ -97,7 +97,7 @@ def _calling() -> nn.Module | None:
 
 
 def _generates() -> bool:
-    """Return True within `generate` of transformers, whose calls of the model train nothing."""
+    """Return True within `generate` of transformers, because generating text is not training work."""
     return any(
         frame.f_code.co_name == "generate" and Path(frame.f_code.co_filename).parts[-2:] == ("generation", "utils.py")
         for frame in callers()
@@ -115,5 +115,5 @@ def _requires_grad(result: object, depth: int = 3) -> bool:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Return True if a module, or a part of the module, multiplies a matrix of weights."""
+    """Return True if a module or one of its submodules multiplies by a matrix of weights."""
     return any(matrices(part) for part in module.modules())

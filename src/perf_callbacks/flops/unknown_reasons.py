@@ -1,4 +1,4 @@
-"""Reasons why FLOPs or MFU are unknown: collected during a fit, reported at its end."""
+"""Collect the reasons why the FLOPs or the MFU of a fit are unknown."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,29 +9,30 @@ from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 
 class Unknowns:
-    """Reasons for unknown FLOPs and MFU."""
+    """Collects the reasons why the FLOPs or the MFU of a fit are unknown."""
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
         self.varies: str | None = None
-        """Difference found between the work of equal batches, which makes all FLOPs unknown."""
+        """Description of two steps that had equal batch shapes but different work. If there are such steps, all FLOPs
+        of the fit are unknown."""
         self.counting: str | None = None
         """Reason why no step was counted."""
         self.peak: str | None = None
-        """Reason why no peak is known."""
+        """Reason why the device's peak FLOP/s are unknown."""
         self._causes: Counter[str] = Counter()
 
     def note(self, cause: str) -> None:
-        """Count a step without FLOPs for this cause."""
+        """Count a step whose FLOPs are unknown for this cause."""
         self._causes[cause] += 1
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
         """Return the reasons why FLOPs and MFU of a fit are unknown.
 
         Args:
-            steps: Number of included steps.
-            known: Number of these steps with known FLOPs.
-            excluded: Number of excluded steps, by reason.
+            steps: Number of steps that the metrics include.
+            known: Number of included steps whose FLOPs are known.
+            excluded: Number of steps that the metrics exclude, by reason.
         """
         mfu_unknown = self.peak if known and self.varies is None else None
         return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
@@ -46,7 +47,7 @@ class Unknowns:
         return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
 
     def _cause(self) -> str:
-        """Return the main cause: unreadable batches, else the reason not to count, else the most frequent cause."""
+        """Return the main cause: unreadable batches, else why no step was counted, else the most frequent cause."""
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
             return f"the batch is a {unreadable} whose shapes can't be read"
@@ -56,7 +57,7 @@ class Unknowns:
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:
-    """Describe the sources of FLOPs. If the last check was long ago, add its step.
+    """Describe the source of a fit's FLOPs. If the last recount was long ago, add the step of that recount.
 
     >>> checked("counted", None, 4), checked("counted, scaled", 304, 700), checked("counted", 690, 700)
     ('counted once', 'counted, scaled (last checked at step 304)', 'counted')
@@ -68,16 +69,17 @@ def checked(source: str, checked_step: int | None, step: int) -> str:
 
 
 UNCHECKED_STEPS = 100
-"""If the last check of equal work is more than this many steps ago, the final card names the step of that check."""
+"""If the last recount was more than this many steps ago, the summary at the end of the fit names the recounted step."""
 
 UNREAD = "the shapes of its batches can't be read"
-"""Cause for `note`: the batch can't be read."""
+"""Cause of unknown FLOPs: the shapes of a batch can't be read."""
 
 NO_BATCH = "these steps trained on no new batch"
-"""Cause for `note`: the step trained on an earlier batch again, or on none."""
+"""Cause of unknown FLOPs: a step trained on an earlier batch again, or on no batch."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"
-"""Cause for `note`: batches of several shapes had different calls: for example, one of them had no backward."""
+"""Cause of unknown FLOPs: the batches of a step had different shapes and different model calls. For example, one of the
+batches had no backward."""
 
 NEW_SIZE = "batches have shapes that were not counted and don't scale"
-"""Cause for `note`: the batch has another size than all counted batches, and no law of growth is certain."""
+"""Cause of unknown FLOPs: a batch has another size than all counted batches, and its FLOPs can't be scaled safely."""

@@ -1,7 +1,7 @@
-"""Work of a step in FLOPs, by phase, number format and kind of operation.
+"""FLOPs of a step, by phase, dtype and kind of operation.
 
-A FLOP is one multiplication or one addition of floating-point numbers; a multiply-accumulate is two. Only matrix
-products count: matmuls, convolutions, attention. Elementwise operations are left out, as in all published figures.
+A FLOP is one multiplication or one addition of floating-point numbers, so a multiply-accumulate is two FLOPs. Only
+matmuls, convolutions and attention count. Elementwise operations are left out, as in all published figures.
 """
 
 from collections import Counter
@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "recompute", "attention_recompute", "optimizer"]
-"""Phase of an operation. `recompute`: run again in the backward, mostly by activation checkpointing.
-`attention_recompute`: scores that the backward of a fused attention kernel computes again."""
+"""Phase of an operation. "recompute" means a forward that runs again in the backward, mostly by activation
+checkpointing. "attention_recompute" means scores that the backward of a fused attention kernel computes again."""
 
 Kind = Literal["matmul", "attention", "convolution"]
 
 MODEL: tuple[Phase, ...] = ("forward", "backward")
-"""Phases of the model FLOPs, independent of how they are executed."""
+"""Phases whose FLOPs are model FLOPs. Model FLOPs don't include recomputation."""
 
 
 class Cell(NamedTuple):
-    """Phase, number format and kind of some work."""
+    """Phase, dtype and kind of operations whose FLOPs are added up."""
 
     phase: Phase
     dtype: str
-    """Number format of the operands, in torch's spelling; "tfloat32" if torch multiplies float32 in TF32."""
+    """Dtype of the operands, as torch spells it. The name is "tfloat32" if torch multiplies float32 in TF32."""
     kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs by phase, number format and kind.
+    """FLOPs by phase, dtype and kind of operation.
 
     >>> Work({Cell("forward", "float32", "matmul"): 10, Cell("recompute", "float32", "matmul"): 10}).hardware_flops
     20
@@ -45,26 +45,26 @@ class Work:
 
     @property
     def hardware_flops(self) -> int:
-        """All executed FLOPs: the numerator of HFU."""
+        """All executed FLOPs, with recomputation: the numerator of HFU."""
         return sum(self.cells.values())
 
     @property
     def by_phase(self) -> dict[str, int]:
-        """FLOPs by phase; phases without FLOPs are left out."""
+        """FLOPs by phase. Phases without FLOPs are left out."""
         return _sums((cell.phase, flops) for cell, flops in self.cells.items())
 
     @property
     def by_dtype(self) -> dict[str, int]:
-        """Model FLOPs in each number format."""
+        """Model FLOPs in each dtype."""
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     def of(self, *, optimizer: bool) -> "Work":
-        """Return the work of the optimizer alone, or all other work."""
+        """Return only the FLOPs of the optimizer, or all FLOPs except the optimizer's."""
         return Work({cell: flops for cell, flops in self.cells.items() if (cell.phase == "optimizer") is optimizer})
 
     @staticmethod
     def sum(works: Iterable["Work"]) -> "Work":
-        """Add up several works."""
+        """Return the sum of several `Work` objects."""
         total: Counter[Cell] = Counter()
         for work in works:
             total.update(work.cells)

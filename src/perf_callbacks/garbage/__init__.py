@@ -1,1 +1,1 @@
-"""Garbage collection: the same schedule on all ranks."""
+"""Garbage collection at the same steps on all ranks."""

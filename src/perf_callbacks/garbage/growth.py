@@ -1,4 +1,4 @@
-"""Garbage that grows too fast to wait for the next collection."""
+"""Early garbage collection, on a rank whose garbage grows too fast to wait for the next planned collection."""
 
 import gc
 import math
@@ -9,29 +9,29 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
 
 MOST_YOUNG = 500_000
-"""A rank collects at once if the program made more objects than this since the last collection."""
+"""Number of new objects since the last collection above which a rank collects garbage at once."""
 
 GROWTH = 0.1
-"""A rank also collects at once if memory has grown by more than this ratio and by more than `LEAST_GROWTH`."""
+"""Ratio of memory growth above which a rank collects garbage at once, if memory also grew by `LEAST_GROWTH` bytes."""
 
 LEAST_GROWTH = 256_000_000
-"""Bytes by which memory must grow, in addition to the ratio `GROWTH`."""
+"""Smallest memory growth, in bytes, for which a rank collects garbage at once."""
 
 
 LOOK_SECONDS = 0.25
-"""Time between two checks, by the pace of the last steps. Soon after the beginning, checks are more frequent."""
+"""Planned seconds between two checks for garbage. Soon after the beginning of a fit, checks are more frequent."""
 
 
 class Relief(NamedTuple):
-    """A collection outside of the schedule, because garbage grew too fast: its cause and its effect."""
+    """Cause and effect of an unplanned collection, which runs because garbage grew too fast."""
 
     found: str
     helped: bool
-    """True: a large part of the visited objects was garbage."""
+    """True means that the collection freed more than half of the new objects, or of the new memory."""
 
 
 class Growth:
-    """Watches the garbage on this rank, and collects garbage that grows too fast."""
+    """Watches the growth of garbage on this rank, and collects garbage that grows too fast."""
 
     def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
         self._memory, self._young, self._collect = memory, young, collect
@@ -39,11 +39,11 @@ class Growth:
         self._looked_at = 0, -math.inf
 
     def begin(self) -> None:
-        """Take the memory in use now as the normal amount."""
+        """Store the memory in use now. Later growth is measured from this amount."""
         self._base = self._memory()
 
     def relieve(self, step: int) -> Relief | None:
-        """Collect after a step if garbage has grown too much. None: no collection was needed."""
+        """Collect garbage after a step if it has grown too much. Return None if no collection was needed."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)
@@ -58,7 +58,7 @@ class Growth:
         return Relief(f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
 
     def patience(self, step: int) -> int:
-        """Return the number of steps until the next check. The pace since the last call decides the number."""
+        """Return the number of steps until the next check for garbage, computed from the time of recent steps."""
         (before, then), self._looked_at = self._looked_at, (step, perf_counter())
         return math.ceil(LOOK_SECONDS * (step - before) / max(self._looked_at[1] - then, 1e-9))
 

@@ -1,9 +1,9 @@
 """The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
 
-Automatic collections come at a different step on each rank, and all ranks wait for each collection. So the item turns
-automatic collection off at the end of a fit's second step, when lazy imports and optimizer states exist. From then on,
-the step counter triggers collections. The first full collection by this schedule freezes all live objects. Frozen
-objects make later collections cheap. A fit that ends before this collection does not pay for it.
+Automatic collections come at a different step on each rank, and all ranks wait for each of these collections. So the
+item turns automatic collection off at the end of a fit's second step, when lazy imports and optimizer states exist.
+From then on, the step counter triggers collections. The first full collection also freezes all live objects, so that
+later collections are cheap. A short fit ends before this collection, and does not pay for it.
 """
 
 import gc
@@ -25,22 +25,22 @@ RARER = 10
 """Every tenth collection is full. Only a full collection frees a reference cycle that survived a young collection."""
 
 ASKED = "gc_interval"
-"""Name of the value that ranks agree on."""
+"""Name of the interval between collections, on which all ranks agree."""
 
 LEAST_INTERVAL = 10
-"""Shortest interval that ranks request. A shorter interval has to be configured."""
+"""Shortest interval, in steps, that a rank proposes by itself. Only the user can set a shorter interval."""
 
 BEGIN_AFTER = 2
-"""Number of steps after which a fit's lazy imports, optimizer states and buckets exist."""
+"""Number of steps after which a fit's lazy imports, optimizer states and gradient buckets exist."""
 
 
 class Garbage:
-    """The item `gc`."""
+    """Checklist item that collects garbage at the same steps on all ranks."""
 
     slug = "gc"
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide how garbage is collected."""
+        """Decide how garbage is to be collected during the fit."""
         before = "automatic" if environment.gc_enabled else "not automatic"
         before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
         frozen = environment.gc_frozen >= OWN_FROZEN
@@ -55,7 +55,7 @@ class Garbage:
         return Checklist(item=self.slug, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
 
     def apply(self, fit: Fit) -> "ScheduledCollection":
-        """Collect by the step counter, from the end of the second step on."""
+        """Collect garbage at planned steps, from the end of the second step on."""
         return ScheduledCollection(fit)
 
 
@@ -73,12 +73,12 @@ def _after(config: PerfConfig, environment: Environment) -> str:
 
 
 def _next(step: int, interval: int) -> int:
-    """Return the first multiple of the interval that is not before this step."""
+    """Return the first multiple of `interval` that is at least `step`."""
     return -(-step // interval) * interval
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect after step `before` and up to `step`, or None. All ranks get the same result.
+    """Return the generation to collect in the steps after `before` up to `step`, or None if no collection is due.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -89,10 +89,11 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 
 
 class ScheduledCollection(ActiveItem):
-    """Collects at fixed steps, and at once if garbage grows too fast.
+    """Collects garbage at planned steps, and at once if garbage grows too fast.
 
-    On trial, each turn ends with a young collection, so that the turn pays for its own garbage. Nothing is frozen on
-    trial. The schedule's full collections run between two turns, in time that belongs to no step.
+    A trial turns this schedule on and off, in turns of 32 steps. Each turn with the schedule ends with a young
+    collection, so that the turn pays for its own garbage. During a trial, no objects are frozen, and full
+    collections run between two turns, in time that belongs to no step.
     """
 
     slug, collects = Garbage.slug, True
@@ -118,11 +119,11 @@ class ScheduledCollection(ActiveItem):
 
     @property
     def due(self) -> int:
-        """Next step at whose end the item acts. If a span was not ended, the item acts now and ends the span."""
+        """Number of the next step at whose end the item has work to do, or 0 if an evaluation was not ended."""
         return 0 if self._spans else self._due
 
     def step_ended(self, step: int) -> None:
-        """Begin the schedule, collect or check at the end of a step, if due."""
+        """Do the work that is due at the end of a step: begin the schedule, collect, or check the growth of garbage."""
         while self._spans:
             self.span_ended()
         if step < self._due:
@@ -142,7 +143,7 @@ class ScheduledCollection(ActiveItem):
         self._last = step
 
     def span_began(self, kind: str, step: int) -> None:
-        """Turn on automatic collection for an evaluation or another span, in which ranks rarely wait for each other."""
+        """Turn on automatic collection for an evaluation or a checkpoint, when ranks rarely wait for each other."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True
@@ -153,7 +154,7 @@ class ScheduledCollection(ActiveItem):
         self._spans.append(kind)
 
     def span_ended(self) -> None:
-        """Turn off automatic collection after a span, and collect the garbage of a checkpoint."""
+        """Turn off automatic collection after an evaluation or a checkpoint. Collect the garbage of a checkpoint."""
         kind = self._spans.pop() if self._spans else None
         if kind is None or self._spans:
             return
@@ -165,11 +166,11 @@ class ScheduledCollection(ActiveItem):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Interval of collections that this rank requests of all ranks."""
+        """Interval between collections, in steps, that this rank proposes to all ranks."""
         return {ASKED: min(self._least, NEVER)}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt the shortest interval that any rank requests. The interval holds from the end of `step` on."""
+        """Adopt the shortest interval that any rank proposes, from the end of step `step` on."""
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:
@@ -179,15 +180,15 @@ class ScheduledCollection(ActiveItem):
 
     @property
     def turns(self) -> bool:
-        """True: a trial is possible. The interval must be at least as long as a turn of the trial."""
+        """Return True if a trial is possible. The interval must be at least 32 steps, the length of a trial's turn."""
         return self._level == "sync" and self._let_go.alive and self._interval >= TURN
 
     def hold(self) -> None:
-        """Wait for the trial."""
+        """Do nothing until the trial begins."""
         self._due, self._fresh = NEVER, False
 
     def turn(self, step: int, *, done: bool) -> None:
-        """End the last turn after `step`, and begin the next turn with the schedule on or off."""
+        """End a turn of the trial after step `step`. In the next turn, the schedule is on if `done` is True."""
         while self._spans:
             self.span_ended()
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
@@ -209,17 +210,17 @@ class ScheduledCollection(ActiveItem):
             self._lease.turn_on()
 
     def keep(self, step: int) -> None:
-        """Keep the schedule from now on, after a trial that saved time."""
+        """Keep the schedule for good, because it saved time in the trial."""
         self._begin(step)
 
     def leave(self, step: int) -> None:
-        """Drop the schedule, after a trial that saved too little, and collect the garbage that piled up."""
+        """Drop the schedule, because it saved too little time in the trial, and collect all garbage."""
         super().leave(step)
         with self._aside_of_steps():
             self._lease.collect_now(FULL)
 
     def closed(self) -> None:
-        """Release the collector. Idempotent."""
+        """Stop controlling the garbage collector. Idempotent."""
         self._due, self._trying = NEVER, False
         self._spans.clear()
         self._let_go()
@@ -234,7 +235,7 @@ class ScheduledCollection(ActiveItem):
         self._due = step + 1
 
     def _freeze(self, step: int) -> None:
-        """Collect everything once and freeze the rest, in time that belongs to no step."""
+        """Run a full collection, and freeze all live objects, in time that belongs to no step."""
         with self._aside_of_steps():
             self._lease.collect(FULL, STARTUP)
             self._lease.freeze()
@@ -293,7 +294,7 @@ class ScheduledCollection(ActiveItem):
             self._freeze(step)
 
     def _collect_aside(self) -> None:
-        """Collect in time that belongs to no step. If a loop evaluates in each step, collect only now and then."""
+        """Run a full collection in time that belongs to no step, unless the last full collection is recent."""
         if self._frozen and self._due != NEVER and not self._trying and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside
@@ -303,14 +304,14 @@ class ScheduledCollection(ActiveItem):
         return max(1, self._interval // RARER)
 
     def _look(self, step: int) -> None:
-        """Collect at once if garbage grows too fast on this rank. The schedule of all ranks stays the same."""
+        """Collect at once if garbage grows too fast on this rank, and plan the next check."""
         relief = self._growth.relieve(step)
         if relief is not None:
             self._tell_of(relief)
         self._look_again(step)
 
     def _look_again(self, step: int) -> None:
-        """Plan the next check. At the beginning, checks are frequent. If steps are short, checks are rare."""
+        """Plan the next check for garbage. Checks are frequent at the beginning, and rare if steps are short."""
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 

@@ -1,1 +1,1 @@
-"""Goodput: the share of the time of a job that bought progress, and the causes of all other time."""
+"""Goodput: the share of a job's time that brought the training forward, and the causes of all other time."""

@@ -1,4 +1,4 @@
-"""Order of a job's attempts: starts, origins, and steps that survive."""
+"""Order of a job's attempts: when each attempt started, which attempt it resumed, and which of its steps survive."""
 
 import math
 from bisect import bisect_right
@@ -11,55 +11,56 @@ from perf_callbacks.kernel.records.fit_records import Run, Summary
 
 
 class RecordedAttempt(Protocol):
-    """An attempt of a rank, as its journal shows the attempt."""
+    """One attempt of a rank, as the rank's journal shows it."""
 
     @property
     def run(self) -> Run:
-        """First record of the attempt."""
+        """First journal record of the attempt."""
         ...
 
     @property
     def step(self) -> Sequence[int]:
-        """Numbers of the steps, ascending."""
+        """Numbers of the attempt's steps in ascending order."""
         ...
 
     @property
     def columns(self) -> Mapping[str, Sequence[float]]:
-        """Values of the steps, by the names of `Steps`. NaN: unknown."""
+        """For each field of `Steps`: the values of all steps. A value is NaN if unknown."""
         ...
 
     @property
     def excluded(self) -> Mapping[int, str]:
-        """By number of a step, the reason why the step is in no row."""
+        """For each step that is excluded from the metrics: the reason."""
         ...
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """All other records."""
+        """All records of the attempt except `run` and the steps."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Time of the last sign of life in the journal, from the beginning of the attempt."""
+        """Seconds from the beginning of the attempt to the last sign of life in the journal."""
         ...
 
     @property
     def written_unix(self) -> float | None:
-        """Wall clock at the last write to the journal before the next attempt in it. None: unknown."""
+        """Unix time at which this attempt last wrote to the journal, or None if unknown."""
         ...
 
 
 def summary(attempt: RecordedAttempt) -> Summary | None:
-    """Return the summary at the end of an attempt. None: the attempt was killed, hangs or goes on."""
+    """Return the summary at the end of an attempt, or None if the attempt was killed, hangs or still runs."""
     found = [entry.record for entry in attempt.entries if isinstance(entry.record, Summary)]
     return found[-1] if found else None
 
 
 def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedAttempt]]:
-    """Sort attempts by start, paired with the start in unix time. A resumed attempt comes after its origin.
+    """Sort attempts by their start, and return pairs of a start in unix time and an attempt.
 
-    Attempts on the same boot of a machine are placed by the time since boot, because a wall clock may be changed. The
-    wall clock of the last attempt on a boot places the boot.
+    A resumed attempt comes after the attempt that it resumed. Between two boots of a machine, the time since boot
+    orders the attempts, because somebody may change the wall clock. The wall clock of the last attempt before the next
+    boot tells when the machine was booted.
     """
     found = [*attempts]
     boots: dict[str, Run] = {}
@@ -96,11 +97,11 @@ def _key(run: Run) -> tuple[float, int, int, str]:
 
 
 def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
-    """Return the place of each attempt's origin. None: the attempt began anew, or the origin is unknown.
+    """Return for each attempt the index of the attempt that it resumed, or None if it began anew.
 
-    A checkpoint names the origin. If the checkpoint names no attempt, as in older journals, or an attempt without a
-    journal, the last earlier attempt that reached the step counts as the origin. If no attempt reached the step, the
-    last attempt that began before the step counts.
+    Usually the checkpoint names the resumed attempt. If it names no attempt with a journal, the function takes the last
+    earlier attempt that reached the checkpoint's step. If no attempt reached this step, the function takes the last
+    earlier attempt that began before the step.
     """
     found: list[int | None] = []
     for place, one in enumerate(ordered):
@@ -117,15 +118,14 @@ def _identity(attempt: RecordedAttempt) -> tuple[str, float | None]:
 
 
 def last_step(attempt: RecordedAttempt) -> int:
-    """Return the number of the last step that the journal shows."""
+    """Return the number of an attempt's last step that the journal shows."""
     return attempt.step[-1] if attempt.step else attempt.run.step
 
 
 def survivors(ordered: Sequence[RecordedAttempt]) -> list[int]:
-    """Return the number of surviving steps of each attempt: the steps on the way to the end of the last attempt.
+    """Return the number of surviving steps of each attempt: the steps on which the end of the last attempt builds.
 
-    A step that a later attempt did again, or that the last attempt doesn't build on, is rolled back in the attempt
-    that did the step. So a branch that was given up is rolled back as a whole.
+    All other steps are rolled back, for example steps that a later attempt did again after a crash.
     """
     kept = [0] * len(ordered)
     origins = parents(ordered)

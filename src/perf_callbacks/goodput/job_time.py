@@ -1,4 +1,4 @@
-"""Time of a job over all attempts, by kind, with its devices, tokens and energy."""
+"""Time that a job spent on each kind of work over all attempts, with the job's devices, tokens and energy."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
@@ -26,44 +26,43 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptTime:
-    """Time of an attempt and of the gap before the attempt."""
+    """Time of one attempt and of the gap before it."""
 
     run: Run
     origin: int | None
-    """Place of the attempt whose checkpoint this attempt read. None: this attempt began anew, or no journal tells."""
+    """Index of the attempt whose checkpoint this attempt read, or None if this attempt began anew or it is unknown."""
     began_seconds: float
     """Seconds from the first start of the job to the start of this attempt's process."""
     seconds: Mapping[str, float]
-    """Seconds by kind: the downtime before the attempt, its startup, and the rest. Kinds that weren't measured are left
-    out."""
+    """Seconds by kind of time, including the downtime before the attempt. Kinds that were not measured are left out."""
     steps: int
     kept_steps: int
-    """Number of its steps that survive."""
+    """Number of the attempt's steps that survive."""
     unseen_steps: int
-    """Number of steps that the summary counts and the journal lacks."""
+    """Number of steps that the summary counts but the journal lacks."""
     ended: bool | None
-    """True: ended in order. False: failed. None: killed, hangs or goes on."""
+    """True if the attempt ended in order, False if it failed, or None if it was killed, hangs or still runs."""
     failure: str | None
     tokens: float | None
-    """Tokens of all ranks in the surviving steps. None: unknown."""
+    """Number of tokens of all ranks in the surviving steps, or None if unknown."""
     rank_tokens: float | None
-    """Tokens of the rank that wrote the journal, in the surviving steps."""
+    """Number of tokens in the surviving steps of the rank that wrote the journal."""
     joules: float | None
-    """Energy of that rank's device, as far as measured. None: unknown."""
+    """Energy of the device of the rank that wrote the journal, or None if it was not measured."""
 
     @property
     def devices(self) -> int:
-        """Number of devices of all ranks."""
+        """Number of devices that all ranks have together."""
         return max(1, self.run.world_size) * max(1, self.run.devices)
 
     @property
     def rolled_back_steps(self) -> int:
-        """Number of steps that don't survive."""
+        """Number of the attempt's steps that don't survive."""
         return self.steps - self.kept_steps
 
     @property
     def all_seconds(self) -> float:
-        """Sum of all kinds."""
+        """Seconds of all kinds of time together."""
         return sum(self.seconds.values())
 
 
@@ -74,17 +73,19 @@ class JobTime:
     attempts: tuple[AttemptTime, ...]
     """Attempts of the job in the order of their starts. A job has at least one attempt."""
     overlap_seconds: float
-    """Time in which attempts seem to have run at once, as branches do, or because a clock was changed. This time counts
-    for each of the attempts."""
+    """Time in which several attempts seem to have run at once. This time counts for each of these attempts.
+
+    The reason is a branch of the job, or a changed clock.
+    """
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by kind. Kinds that no attempt measured are left out."""
+        """Seconds by kind of time. Kinds that no attempt measured are left out."""
         return _sums(self.attempts, lambda _: 1)
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """Seconds by kind, multiplied by the number of devices of each attempt."""
+        """Seconds by kind of time. The seconds of each attempt are multiplied by its number of devices."""
         return _sums(self.attempts, lambda one: one.devices)
 
     @property
@@ -99,7 +100,7 @@ class JobTime:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the devices' time that bought progress: surviving steps without waits for data or other ranks."""
+        """Share of the devices' time in surviving steps, without waits for data and for other ranks."""
         return self._share((PRODUCTIVE,), self.device_seconds)
 
     def _share(self, kinds: Iterable[str], seconds: Mapping[str, float] | None = None) -> float | None:
@@ -109,29 +110,32 @@ class JobTime:
 
     @property
     def device_hours(self) -> float:
-        """Hours of all devices, downtime included."""
+        """Sum of the hours of all devices, including downtime."""
         return sum(self.device_seconds.values()) / SECONDS_PER_HOUR
 
     @property
     def tokens(self) -> float | None:
-        """Tokens of all ranks in the surviving steps. None: unknown."""
+        """Number of tokens of all ranks in the surviving steps, or None if unknown."""
         return _known_sum([one.tokens for one in self.attempts])
 
     @property
     def joules(self) -> float | None:
-        """Energy of the device of the rank that was read, in the attempts that measured energy. None: in no attempt."""
+        """Energy of one rank's device over all attempts that measured energy, or None if no attempt did.
+
+        The rank is the one whose journal was read.
+        """
         return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy per token of the rank that was read, in the surviving steps of the attempts that know both."""
+        """Energy per token of the rank whose journal was read. Only attempts with known energy and tokens count."""
         known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
         tokens = sum([one.rank_tokens or 0.0 for one in known])
         return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
 
 
 def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
-    """Account for the time of a job. The order of the attempts doesn't matter.
+    """Return the time of a job. The attempts may be in any order.
 
     Raise `ValueError` if there are no attempts, or if a journal holds impossible times.
     """
@@ -184,7 +188,10 @@ def _attempt(
 
 
 def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None]:
-    """Return the tokens of the surviving steps: of the rank, and of all ranks, in the proportion of the windows."""
+    """Return the tokens of the surviving steps: first those of one rank, then those of all ranks.
+
+    The windows of the journal show how the tokens of one rank relate to those of all ranks.
+    """
     column = one.columns["tokens"]
     own = _known_sum([None if isnan(value) else value for value in column[:kept]])
     if not own or one.run.world_size == 1:
@@ -203,7 +210,7 @@ def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None
 
 
 def _joules(one: RecordedAttempt) -> float | None:
-    """Return the energy of the rank's device. None: not measured, or several processes share the device."""
+    """Return the energy of the rank's device, or None if it was not measured or several processes share the device."""
     uses = [use for use in records(one, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None
@@ -219,18 +226,18 @@ def _sums(attempts: Iterable[AttemptTime], weight: Callable[[AttemptTime], int])
 
 
 def _known_sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum; None if a value is unknown."""
+    """Return the sum of the values, or None if a value is unknown."""
     found = [*values]
     known = [value for value in found if value is not None]
     return sum(known) if len(known) == len(found) else None
 
 
 def facts(job: JobTime, price: float | None) -> dict[str, Any]:
-    """Return the time of a job as plain values. None: unknown.
+    """Return the time of a job as plain values for JSON. Unknown values are None.
 
     Args:
         job: The time of the job.
-        price: Price of an hour of one device. None: not given.
+        price: Price of one device for an hour, or None.
     """
     money = None if price is None else job.device_hours * price
     last = job.attempts[-1]

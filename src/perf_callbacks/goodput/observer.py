@@ -1,4 +1,4 @@
-"""Observer that gives a resumed fit the share of its time that bought progress."""
+"""Observer that adds the effective training time ratio to the metrics of a resumed fit."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,13 @@ from perf_callbacks.kernel.fit.setup import Training
 
 
 def begin(recorder: Recorder, _training: Training) -> "GoodputWatch | None":
-    """Follow the time of a resumed run. None: the run is not resumed, or its checkpoint has no counters of time."""
+    """Return the observer of a resumed run, or None if the run is not resumed or its checkpoint has no times."""
     known = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
     return GoodputWatch(recorder) if known else None
 
 
 class GoodputWatch(Observer):
-    """Adds `perf/ettr` to the rows of a resumed fit."""
+    """Adds `perf/ettr` to the logged metrics of a resumed fit."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""The time of a job in words: a sentence, a table of kinds with their shares, and a line for each attempt."""
+"""Text about the time of a job: a sentence, a table of kinds of time with their shares, and a line per attempt."""
 
 from collections.abc import Iterable, Iterator
 
@@ -33,14 +33,14 @@ LOSSES = {
     DOWNTIME: "downtime",
     OTHER: "other work",
 }
-"""By kind of lost time, its words in the sentence."""
+"""For each kind of lost time: the words that `sentence` uses."""
 
 FEW = 256
-"""Number of steps in a block of the journal, which a failure may lose."""
+"""Number of steps in a block of the journal. A failure may lose one block."""
 
 
 def sentence(job: JobTime) -> str:
-    """Say how much of the devices' time bought progress, and what the largest loss was."""
+    """Return a sentence about the share of the devices' time that brought progress, and about the largest loss."""
     found = job.device_seconds
     whole = sum(found.values())
     if whole <= 0:
@@ -55,7 +55,7 @@ def sentence(job: JobTime) -> str:
 
 
 def hours(seconds: float) -> str:
-    """Format a time in hours, or below an hour in seconds.
+    """Format a time in hours. Times below an hour are in seconds.
 
     >>> hours(4_723_200.0), hours(5400.0), hours(75.3)
     ('1,312 h', '1.5 h', '75.3 s')
@@ -67,14 +67,14 @@ def hours(seconds: float) -> str:
 
 
 def kinds(job: JobTime) -> list[tuple[str, str, str]]:
-    """Return a row for each kind of time that is known and above 0: name, device-time, share."""
+    """Return a table row for each kind of time above 0, with the kind's name, device time and share."""
     found = job.device_seconds
     whole = sum(found.values())
     return [(kind, hours(seconds), f"{seconds / whole:.1%}") for kind, seconds in found.items() if seconds > 0]
 
 
 def unknown(job: JobTime) -> list[str]:
-    """Return the kinds that no attempt measured. Their time is in other kinds."""
+    """Return the kinds of time that no attempt measured. Their time is part of other kinds."""
     alone = all(one.run.world_size == 1 for one in job.attempts)
     asked = [DATA, *([] if alone else [COMMUNICATION, STRAGGLERS])]
     if any(one.run.step for one in job.attempts):
@@ -83,7 +83,7 @@ def unknown(job: JobTime) -> list[str]:
 
 
 def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each attempt below a row of headings."""
+    """Yield a row of headings, and then a table row for each attempt."""
     yield "attempt", "from step", "devices", "down before", "lasted", "steps", "rolled back", "end"
     for place, one in enumerate(job.attempts, 1):
         down = one.seconds[DOWNTIME]
@@ -100,14 +100,14 @@ def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
 
 
 def end(one: AttemptTime, *, last: bool) -> str:
-    """Say how an attempt ended."""
+    """Return words that say how an attempt ended."""
     if one.ended is None:
         return "killed, or goes on" if last else "killed"
     return "ended" if one.ended else f"failed: {one.failure}"
 
 
 def notes(job: JobTime) -> Iterable[str]:
-    """Yield sentences that explain the figures."""
+    """Yield sentences that explain the figures of a job."""
     lost = [one for one in job.attempts if one.rolled_back_steps]
     for ended, why in ((True, "by choice: the attempts had ended in order"), (False, "after a crash or a kill")):
         steps = sum([one.rolled_back_steps for one in lost if bool(one.ended) is ended])

@@ -1,4 +1,4 @@
-"""Kinds of a job's time, and the split of an attempt's time into kinds."""
+"""Kinds of time in a job, and the split of an attempt's time into these kinds."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
@@ -12,7 +12,7 @@ from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 T = TypeVar("T")
 
 PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS = "productive", "data", "communication", "stragglers"
-"""Kinds of the time of steps that survive."""
+"""Kinds of time in steps that survive."""
 
 STALLS, STARTUP, RESTORE, FIRST_STEP = "stalls", "startup", "restore", "first step"
 EVALUATION, CHECKPOINT, ROLLED_BACK, DOWNTIME = "evaluation", "checkpoint", "rolled back", "downtime"
@@ -24,16 +24,16 @@ KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
 """Kinds of time, in the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
-"""By reason that excludes a step from rows, the kind of the time by which the step exceeds the median step."""
+"""For each reason that excludes a step: the kind of the time by which the step exceeds the median step."""
 
 COPIED_SECONDS = 120.0
-"""A file that was written this much later than its last record may have been copied, unless the run hung."""
+"""A file that was written this many seconds after its last record was copied, or its run hung."""
 
 
 def lasted(attempt: RecordedAttempt) -> float:
     """Return the seconds from the beginning of an attempt to its last sign of life.
 
-    After a hang, this is the time at which the journal was last written before the next attempt in it.
+    After a hang, the last sign of life is the last write to the journal before the next attempt.
     """
     known = max(0.0, attempt.seconds)
     if attempt.written_unix is None or summary(attempt) is not None:
@@ -44,7 +44,7 @@ def lasted(attempt: RecordedAttempt) -> float:
 
 
 def hanging_since(attempt: RecordedAttempt) -> float | None:
-    """Return the time at which the last, unfinished step began to hang. None: no hang, or the end was in order."""
+    """Return the time at which an attempt's last, unfinished step began to hang, or None if the attempt didn't hang."""
     done, found = last_step(attempt), None
     end = summary(attempt)
     if end is not None and end.failure is None:
@@ -59,11 +59,11 @@ def hanging_since(attempt: RecordedAttempt) -> float | None:
 
 
 def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, float]:
-    """Split the measured time of an attempt. The kinds sum to `seconds`. Kinds whose time is unknown are left out.
+    """Split the time of an attempt into kinds, which add up to `seconds`. Kinds that were not measured are left out.
 
     Args:
         attempt: The attempt.
-        kept: Number of its first steps that survive.
+        kept: Number of the attempt's steps that survive. These are its first steps.
         seconds: Duration of the attempt.
     """
     unknown = _unknown(attempt)
@@ -84,7 +84,7 @@ def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, fl
 
 
 def _unknown(attempt: RecordedAttempt) -> set[str]:
-    """Return the kinds that the attempt didn't measure."""
+    """Return the kinds of time that the attempt didn't measure."""
     found = set()
     for kind, name in ((DATA, "data_time"), (COMMUNICATION, "communication_time")):
         if all(map(isnan, attempt.columns[name])):
@@ -97,7 +97,11 @@ def _unknown(attempt: RecordedAttempt) -> set[str]:
 
 
 def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
-    """Add the time of surviving steps by stage, of other steps as rolled back, and the excess of special steps."""
+    """Add the time of all steps to the kinds.
+
+    Surviving steps are split by stage, and other steps count as rolled back. The time by which a special step, such as
+    the first step, exceeds the median step has a kind of its own.
+    """
     columns: Mapping[str, Sequence[float]] = attempt.columns
     times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
     excluded = attempt.excluded
@@ -129,7 +133,7 @@ def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> 
 
 
 def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
-    """Move the time that slow ranks cost from communication, and then from productive time."""
+    """Move the time that slow ranks cost from communication to stragglers, and if needed from productive time too."""
     if STRAGGLERS not in parts:
         return
     last = attempt.step[kept - 1] if kept else attempt.run.step
@@ -143,7 +147,7 @@ def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: in
 
 
 def records(attempt: RecordedAttempt, kind: type[T]) -> list[T]:
-    """Return the records of a type, in order, without the repetitions of a copied journal."""
+    """Return the records of a type in the order of the journal, without the repetitions of a copied journal."""
     by_time: dict[float, list[T]] = {}
     for entry in attempt.entries:
         if isinstance(entry.record, kind) and entry.record not in by_time.setdefault(entry.t, []):

@@ -1,1 +1,1 @@
-"""Integrations: events of each framework, translated for the session."""
+"""Integrations: each translates the events of a training framework into calls of a `Session`."""

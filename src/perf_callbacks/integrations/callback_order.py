@@ -1,4 +1,4 @@
-"""Order of a trainer's callbacks: which callback measures the trainer, and when it is called."""
+"""Choice of the callback that measures a trainer, and of its place among the trainer's callbacks."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -10,10 +10,10 @@ C = TypeVar("C")
 
 
 class LateCallbackList(list[C]):
-    """List of a trainer's callbacks while the trainer iterates over another list, the running list.
+    """Copy of a trainer's list of callbacks, used while the trainer iterates over the original list.
 
-    Only the running list has an additional callback at its end. A callback appended during the iteration goes into both
-    lists.
+    Only the original list gets an additional callback at its end, which the trainer then calls last. A callback that is
+    appended during the iteration goes into both lists.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -22,12 +22,12 @@ class LateCallbackList(list[C]):
         running.append(last)
 
     def append(self, callback: C, /) -> None:
-        """Append a callback to both lists."""
+        """Append a callback to this list and to the original list."""
         super().append(callback)
         self._running.append(callback)
 
     def settle(self) -> list[C]:
-        """Return the running list without the additional callback, or a new list if the callbacks have changed."""
+        """Return the original list without the additional callback, or a new list if the callbacks have changed."""
         if self._running[-1:] == [self._last]:  # removing it from the middle would make the iteration skip a callback
             list.pop(self._running)
         same = [*map(id, self._running)] == [*map(id, self)]
@@ -35,20 +35,20 @@ class LateCallbackList(list[C]):
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return an ordinary list of the callbacks, even after an exception in the midst of the trainer's iteration."""
+    """Return an ordinary list of the callbacks, even if an exception has interrupted the trainer's iteration."""
     return callbacks.settle() if isinstance(callbacks, LateCallbackList) else callbacks
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:
-    """Move a callback to the front, in place, because an iteration over the list may have reached this callback."""
+    """Move a callback to the front of the same list object, because the trainer may be iterating over the list."""
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
 
 
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
-    """Return True if this callback measures the trainer: the first enabled callback of ours does.
+    """Return True if this callback is the trainer's first enabled `PerfCallback`, which measures the trainer.
 
-    Warn if another callback measures the trainer. If the program's own code has added a callback, even a disabled one,
+    Warn if another `PerfCallback` measures. If the program itself has added a `PerfCallback`, even a disabled one, then
     callbacks that a launcher added don't count.
     """
     ours = [one for one in callbacks if isinstance(one, CallbackBase)]

@@ -1,7 +1,6 @@
-"""Watched methods of a trainer: each replacement calls the original and records the call.
+"""Replacements for methods of a trainer: each calls the original method and records the call.
 
-Stages and batches are recorded in every step. There the main cost is calls of Python functions, so each replacement is
-a single function.
+Each replacement is a single function, because calls of Python functions are the main cost of recording.
 """
 
 import functools
@@ -21,17 +20,20 @@ T = TypeVar("T")
 def stages(
     recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
 ) -> None:
-    """Count the time in `owner.name` as `stage`.
+    """Count the time in calls of the method `owner.name` as the stage `stage`.
 
-    The time afterwards counts as `then`, or else as the stage before the call. With `ends_fit`, an exception ends the
-    fit, as in `exits`.
+    After the call, the stage `then` begins. If `then` is None, the stage before the call resumes.
+    If `ends_fit` is True, an exception from the call ends the fit.
     """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
     _marked(recorder, owner, name, begin, end, ends_fit=ends_fit)
 
 
 def turns(recorder: Recorder, owner: Any, name: str, mark: Mark, *, ends_fit: bool = False) -> None:
-    """Write a mark before each call of `owner.name`. With `ends_fit`, an exception ends the fit, as in `exits`."""
+    """Write a mark, such as the beginning of a stage, before each call of the method `owner.name`.
+
+    If `ends_fit` is True, an exception from the call ends the fit.
+    """
     _marked(recorder, owner, name, mark, None, ends_fit=ends_fit)
 
 
@@ -64,9 +66,10 @@ def _marked(recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | 
 
 
 def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
-    """Record a positional argument of `owner.name` as a micro-batch; `self` is argument 0.
+    """Record one positional argument of each call of the method `owner.name` as a micro-batch.
 
-    With `ends_fit`, an exception ends the fit, as in `exits`.
+    `argument` is the position of this argument, where `self` has position 0.
+    If `ends_fit` is True, an exception from the call ends the fit.
     """
     take = recorder.batch
 
@@ -96,10 +99,10 @@ def spans(
     first: Callable[[Recorder], object] | None = None,
     after: Callable[[object], object] | None = None,
 ) -> None:
-    """Exclude the time in `owner.name` from all steps.
+    """Exclude the time in calls of the method `owner.name` from all steps.
 
-    `first` is called before the span begins. `after` is called after a successful call, with its first argument behind
-    `self`.
+    The function `first` runs before the excluded time begins. The function `after` runs after each successful call, and
+    gets the call's first argument after `self`.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -126,7 +129,10 @@ def spans(
 def around(
     inner: Callable[P, T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
 ) -> Callable[P, T]:
-    """Wrap a method: call `before` first, and `after` with the result. Neither may raise."""
+    """Return a wrapper of a method that calls `before`, then the method, and then `after` with the method's result.
+
+    Neither `before` nor `after` may raise an exception.
+    """
 
     @functools.wraps(inner)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -139,7 +145,10 @@ def around(
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
-    """Count the time in `owner.name` as a named part of the stage `other`. Calls during any other stage don't count."""
+    """Count the time in calls of the method `owner.name` as the part `part` of the stage named `other`.
+
+    A call during a stage such as `forward` doesn't count.
+    """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
@@ -157,7 +166,7 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
 
 
 def _since(recorder: Recorder) -> float | None:
-    """Return the current time if it counts, or may later count, as `other`; None otherwise."""
+    """Return the current time if the current stage is `other` or still undecided, and None otherwise."""
     with guard(recorder.fail):
         stage, _ = recorder.tape.turned()
         return None if recorder.engine.open_spans or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
@@ -177,10 +186,10 @@ def exits(
     last: bool = False,
     before: Callable[[Recorder], object] | None = None,
 ) -> None:
-    """End the fit if `owner.name` raises: for trainers that don't report exceptions to callbacks.
+    """End the fit if a call of the method `owner.name` raises an exception.
 
-    With `last`, the fit also ends after a successful call. `before` is called before an exception ends the fit, and may
-    end the last step.
+    Some trainers don't report exceptions to callbacks. If `last` is True, the fit also ends after a successful call.
+    The function `before` runs before an exception ends the fit, and may end the last step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -203,9 +212,9 @@ def exits(
 
 
 def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace `owner.name` by the same kind of callable: a method or, on an instance, a plain function.
+    """Replace a method by a method, and a plain function on an instance by a plain function.
 
-    Torch's schedulers replace `optimizer.step` by a plain function: a method in its place would cost a frame.
+    Torch's schedulers replace `optimizer.step` by a plain function. A method in its place would be slower.
     """
     found = getattr(owner, name, None)
     plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)

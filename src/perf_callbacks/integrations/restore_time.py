@@ -1,4 +1,4 @@
-"""Time in which a framework reads a checkpoint, before the fit begins."""
+"""Measurement of the time that a framework takes to read a checkpoint before the fit begins."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RestoreTime:
-    """Adds up the time in calls that read a checkpoint. Nested calls count once."""
+    """Adds up the time in calls that read a checkpoint. The time in nested calls is counted once."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -22,10 +22,11 @@ class RestoreTime:
         self._freed: weakref.finalize[..., Any] | None = None
 
     def watch(self, owner: Any, *names: str) -> None:
-        """Time methods of an object until `take`.
+        """Time the named methods of an object until `take` is called.
 
-        The object's class gets the replacements, so copies of the object hold nothing of ours, and nothing keeps the
-        object alive. Attributes that are no plain functions, such as static methods and mocks, stay as they are.
+        The methods are replaced on the object's class. So copies of the object contain no replacement, and no
+        replacement keeps the object alive. Attributes that aren't plain functions, such as static methods, stay as they
+        are.
         """
         self._stop()
         mine = weakref.ref(owner)
@@ -46,7 +47,7 @@ class RestoreTime:
         self._freed.atexit = False
 
     def timed(self, inner: Callable[..., T]) -> Callable[..., T]:
-        """Wrap a function that reads a checkpoint."""
+        """Wrap a function that reads a checkpoint, so that its calls are timed."""
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> T:
@@ -61,7 +62,7 @@ class RestoreTime:
         return call
 
     def take(self) -> float | None:
-        """Stop watching, and return the seconds since the last `take`. None: no timed call."""
+        """Stop timing, and return the seconds of all timed calls. Return None if there was no timed call."""
         self._stop()
         seconds, self._seconds = self._seconds, None
         return seconds

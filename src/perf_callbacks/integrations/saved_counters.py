@@ -1,7 +1,7 @@
-"""Counters of a fit, in a separate file of a checkpoint directory.
+"""Counters of a fit, such as its step, saved in a separate file of a checkpoint directory.
 
-A checkpoint without this file works too. The framework's own state holds nothing of ours, so a resumed run ends with
-the same state as an uninterrupted run.
+Training can also resume from a checkpoint without this file. The state that the framework saves is not changed, so a
+resumed run ends with the same state as an uninterrupted run.
 """
 
 import json
@@ -23,9 +23,9 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
-    """Read the counters of a rank, or else the counters of rank 0, which show at least the run and its step.
+    """Read the counters of a rank, or the counters of rank 0 if the checkpoint has none for this rank.
 
-    Empty if the checkpoint holds no valid counters.
+    Return an empty dictionary if the checkpoint holds no valid counters.
     """
     of_rank = (f"perf_callbacks.{rank}.json", f"perf_callbacks_{rank}.json")  # the second name is the old one
     for name in (*(of_rank if rank else of_rank[1:]), NAME, "perf_callbacks_0.json"):
@@ -49,7 +49,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file as a whole or not at all. After a failure, training and measuring go on."""
+    """Write a file completely or not at all. If writing fails, log a warning, and training goes on."""
     unfinished = path.with_suffix(".tmp")
     try:
         unfinished.unlink(missing_ok=True)  # left by a killed process, or a link to a file of the user

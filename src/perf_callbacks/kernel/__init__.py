@@ -1,1 +1,1 @@
-"""Kernel: settings, records, engine, batches, the process and the fit. The kernel knows no feature."""
+"""The kernel: settings, records, engine, batches, process and fit. The kernel imports none of the features."""

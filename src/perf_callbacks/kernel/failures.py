@@ -13,7 +13,7 @@ from perf_callbacks.kernel.settings.config import printable
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    """Escape control characters: names and paths in a message may come from anywhere."""
+    """Escape control characters in a log message, because its names and paths may come from anywhere."""
     args = record.args
     if isinstance(args, tuple):  # a line end in an argument would begin a new log line
         record.args = tuple([printable(str(one)) if isinstance(one, str | Path | Exception) else one for one in args])
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class Measuring(Protocol):
-    """Object whose methods measure until a method raises an error."""
+    """Object that measures until one of its methods raises an error."""
 
     @property
     def active(self) -> bool:
-        """False: measuring has ended, or never began."""
+        """True while the object measures."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -49,7 +49,7 @@ M = TypeVar("M", bound=Measuring)
 
 
 def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
-    """Wrap a method: an `Exception` ends measuring instead of the run, and later calls do nothing."""
+    """Wrap a method so that an `Exception` in it ends measuring, but not the run. Later calls return None."""
 
     @functools.wraps(method)
     def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -74,11 +74,11 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
 
 
 class guard:  # noqa: N801 named like `contextlib.suppress`
-    """Pass an `Exception` of the block to `handle`, and go on after the block.
+    """Context manager that passes an `Exception` of its block to `handle`. The program goes on after the block.
 
-    If a signal handler of the program raised the exception, `handle` must raise it again. A method `fail` and the
-    result of `logs` do so; any other function must call `let_pass`. Without `handle`, `reason` describes the error.
-    A guard costs two Python frames, so code that runs for each event of a step has its own `except` instead.
+    If a signal handler of the program raised the exception, `handle` must raise it again. The method `fail` and the
+    result of `logs` do so. Any other function must call `let_pass`. Without `handle`, the attribute `reason` describes
+    the error. A guard costs two Python frames, so code that runs for each event of a step has its own `except` instead.
     """
 
     __slots__ = ("_handle", "reason")
@@ -104,7 +104,10 @@ class guard:  # noqa: N801 named like `contextlib.suppress`
 
 
 def logs(log: Callable[..., None], message: str, *, trace: bool = False) -> Callable[[Exception], None]:
-    """Return a handler for a `guard` that logs `message` with the error for `%s`, and a traceback if `trace`."""
+    """Return a handler for `guard` that logs `message`, with the error in place of `%s`.
+
+    With `trace=True`, the handler also logs the traceback.
+    """
 
     def handle(error: Exception) -> None:
         let_pass(error)
@@ -124,7 +127,7 @@ def describe(error: BaseException) -> str:
 
 
 def exit_reason() -> str:
-    """Return the reason of a fit's end at the interpreter's exit, with the exception that ends the program, if any."""
+    """Return why a fit ended at the interpreter's exit, and which exception ended the program, if there was one."""
     error: object = getattr(sys, "last_value", None)
     after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
     return f"the interpreter exited{after}"

@@ -1,7 +1,8 @@
-"""Errors that a signal handler of the program raises within our code.
+"""Find errors that a signal handler of the program raised while our code was running.
 
-Python runs a handler in the main thread, between any two instructions, so also within our code. A guard keeps our own
-errors from the training. But a guard must not swallow an exception by which the program wants to stop, or to time out.
+Python runs a signal handler in the main thread, between any two instructions, so also within our code. A guard keeps
+our own errors away from training. But a guard must not swallow the exception of a handler, because the program may use
+it to stop, or to time out.
 """
 
 import contextlib
@@ -16,18 +17,19 @@ _NUMBERS = signal.valid_signals()
 
 
 def let_pass(error: BaseException) -> None:
-    """Raise the exception of a signal handler behind this error, if any. Every guard of ours calls this first."""
+    """If a signal handler raised this error, or a cause of it, raise that error. Every guard calls this first."""
     foreign = of_handler(error)
     if foreign is not None:
         raise foreign
 
 
 def of_handler(error: BaseException) -> BaseException | None:
-    """Return the exception that a signal handler raised: this error, or a cause of this error; else None.
+    """Return this error, or a cause of this error, if a signal handler raised it. Otherwise return None.
 
-    `__context__` is an exception that was being handled when this error was raised. A `__context__` counts only if a
-    frame in this error's traceback caught that exception. For example, `Thread.start` may raise a `KeyError` while it
-    handles a signal handler's exception. The program may have handled any other `__context__` long ago.
+    The `__context__` of an error is the exception that was being handled when the error was raised. A `__context__`
+    counts as a cause only if a frame in the error's traceback caught it. For example, `Thread.start` may raise a
+    `KeyError` while it handles the exception of a signal handler. The program may have handled any other `__context__`
+    long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
@@ -45,7 +47,10 @@ def of_handler(error: BaseException) -> BaseException | None:
 
 
 class suppress(contextlib.suppress):  # noqa: N801 named like the class of the standard library
-    """Suppress these errors, but not the error of a signal handler, such as a `TimeoutError`, which is an `OSError`."""
+    """Suppress errors of the given classes, unless a signal handler raised them.
+
+    For example, `suppress(OSError)` lets the `TimeoutError` of a signal handler pass.
+    """
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,7 +65,7 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
-    """Return True if a function's first arguments are the number of a signal and a frame, as those of a handler.
+    """Return True if a function got a signal number, followed by the frame `outer`, as signal handlers do.
 
     The handler may no longer be installed, because many handlers restore the default before they raise.
     """
@@ -72,7 +77,10 @@ def _interrupts(outer: FrameType, inner: FrameType) -> bool:
 
 
 def _installed() -> set[CodeType]:
-    """Return the code of all installed handlers. `_interrupts` misses a handler that has deleted its arguments."""
+    """Return the code objects of all installed signal handlers.
+
+    They are needed because `_interrupts` misses a handler that has deleted its arguments.
+    """
     codes = set[CodeType]()
     for number in _NUMBERS:
         handler: object = signal.getsignal(number)

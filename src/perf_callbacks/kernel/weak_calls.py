@@ -1,4 +1,4 @@
-"""Calls of a method whose object may be freed before the call."""
+"""Call a method whose object may have been freed."""
 
 import weakref
 from collections.abc import Callable
@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
-    """Wrap a method in a function that holds its object weakly, and returns None once the object is freed."""
+    """Return a function that calls `method` without keeping the object of the method alive.
+
+    Once the object is freed, the function returns None.
+    """
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -1,7 +1,7 @@
-"""The section `perf_callbacks` of accelerate's config file.
+"""Reader and editor of the section `perf_callbacks` in accelerate's config file.
 
-Editing replaces the section. The rest of the file stays unchanged, with all comments. The edited text is parsed again
-before the file is saved.
+An edit replaces only this section. All other lines of the file, including comments, stay unchanged. The edited text is
+parsed again as a check before the file is saved.
 """
 
 import json
@@ -22,27 +22,27 @@ from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, pa
 KEY = "perf_callbacks"
 
 _SECTION = re.compile(rf"""^(["']?){KEY}\1[ ]*:.*\n?(?:[ \t].*\n?|\r?\n(?=[ \t]))*""", re.MULTILINE)
-"""The line of the key, and the indented lines after it."""
+"""Pattern for the line with the key `perf_callbacks`, and for the indented lines after this line."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccelerateConfig:
-    """A config file and its section."""
+    """Config file of accelerate, with its section `perf_callbacks`."""
 
     path: Path
     text: str
     root: Node | None
-    """None: the file is empty."""
+    """Root of the parsed file. None means that the file is empty."""
     key: Node | None
-    """None: the file has no section."""
+    """Key of the section `perf_callbacks`. None means that the file has no such section."""
     entries: tuple[FileEntry, ...]
-    """The fields that the section sets."""
+    """Settings in the section `perf_callbacks`."""
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of accelerate's default config, without importing accelerate, which takes seconds.
+    """Return the path of accelerate's default config file, or None if there is no home directory.
 
-    None: there is no home directory.
+    The function doesn't import accelerate, because the import would take seconds.
     """
     cache = Path(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     try:
@@ -53,7 +53,7 @@ def default_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def load(path: Path) -> AccelerateConfig:
-    """Read a config file."""
+    """Read and parse a config file of accelerate."""
     return _composed(path, config_file.read(path))
 
 
@@ -73,7 +73,10 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for all ranks: the fields of the section that no stronger source sets."""
+    """Return the settings of a section as environment variables for all ranks.
+
+    Settings that the environment, or the file of `PERF_CALLBACKS_CONFIG`, already sets are left out.
+    """
     settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)
     texts = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
@@ -86,7 +89,7 @@ def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[
 
 
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
-    """Return the content of the file without the section, as accelerate reads it."""
+    """Return the parsed content of the file without the section `perf_callbacks`."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     try:
@@ -97,7 +100,7 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Return the text with fields set or removed. Raise `ConfigError` if the section can't be edited."""
+    """Return the text of the file with changed settings. Raise `ConfigError` if the section can't be edited."""
     known = parse(config.entries)
     for name in unset:
         if name not in known:
@@ -119,7 +122,7 @@ def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collec
 
 
 def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str:
-    """Return the text with a section of these values, in place of the old section or at the end."""
+    """Return the text with a new section in place of the old section, or at the end if there is none."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     block = ""
@@ -136,7 +139,7 @@ def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str
 
 
 def save(path: Path, text: str) -> None:
-    """Replace the text of a file atomically, keeping mode and owner. Raise `ConfigError` on failure."""
+    """Replace the text of a file atomically, and keep its mode and owner. Raise `ConfigError` on failure."""
     path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

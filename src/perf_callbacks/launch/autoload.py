@@ -1,7 +1,8 @@
 """Measure the trainers and Accelerate loops of programs without a change to their code.
 
-Every Python process of an armed program imports this file at its start, even workers and tools. So the file imports
-almost nothing. An integration is imported only when the program makes a trainer or an accelerator.
+In an armed process, every trainer and every Accelerate loop is measured. All Python processes of an armed program
+import this file when they start. So this file imports almost nothing. An integration is imported only when the program
+makes a trainer or an accelerator.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 
 SWITCH = "PERF_CALLBACKS"
 OFF = frozenset({"", "0", "false", "no", "off"})
-"""Values of the variable `PERF_CALLBACKS` with which no process is armed."""
+"""Values of the environment variable `PERF_CALLBACKS` that turn measuring off."""
 
 SECTION = "perf_callbacks"
-"""Our section of accelerate's config."""
+"""Name of the section for this package in accelerate's config file."""
 
 RUN = "_PERF_CALLBACKS_RUN"
-"""Variable: the id of the program's main process, and the path of a file that exists until something is measured."""
+"""Name of an environment variable of `perf-callbacks run`.
+
+Its value is the id of the program's main process, and the path of a file that exists until something is measured.
+"""
 
 NOTHING_MEASURED = (
     "perf_callbacks measured nothing: it found no Hugging Face Trainer, no Lightning Trainer and no Accelerator in "
@@ -36,7 +40,7 @@ NOTHING_MEASURED = (
 
 
 def asked() -> bool:
-    """Return True if the environment asks for measurements: `PERF_CALLBACKS=1`."""
+    """Return True if the environment turns measuring on, as with `PERF_CALLBACKS=1`."""
     return os.environ.get(SWITCH, "").strip().lower() not in OFF
 
 
@@ -66,18 +70,18 @@ def _join_trial() -> None:
 
 
 def arm_if_asked() -> None:
-    """Arm this process if the environment asks for measurements."""
+    """Call `arm` if the environment turns measuring on, as with `PERF_CALLBACKS=1`."""
     if asked():
         arm()
 
 
 class Finder:
-    """Finds the modules in `ACTIONS` through later finders. Each spec runs its module's action after the import."""
+    """Import finder for the modules in `ACTIONS`. After the import of such a module, its action runs."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module in `ACTIONS`. Return None for all other modules."""
+        """Find a module of `ACTIONS` by asking the other import finders. Return None for any other module."""
         if name not in ACTIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -90,11 +94,11 @@ class Finder:
 
 
 class ImportedSpec(ModuleSpec):
-    """Spec of a module during its import. When the import ends, the spec runs the module's action.
+    """Module spec that runs the module's action in `ACTIONS` when the import of the module ends.
 
-    The import system turns `_initializing` off when the import is done (CPython 3.10 to 3.13, `_load_unlocked` in
-    importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
-    would appear in the traceback of a module that can't be imported.
+    CPython 3.10 to 3.13 set `_initializing` to False when the import is done: see `_load_unlocked` in
+    importlib/_bootstrap.py. Replacing `exec_module` would be worse. It would be too late for a module whose import has
+    begun, and the replacement would appear in the traceback of a failed import.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -112,7 +116,7 @@ def _watch(spec: Any) -> None:
 
 
 def _safely(act: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of ours. An error is printed once, and the program goes on."""
+    """Call a function of this package. An error is printed once, and the program goes on."""
     try:
         return act(*arguments)
     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -125,7 +129,7 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _let_pass(error: Exception) -> None:
-    """Reraise an exception of the program's signal handlers. The import is delayed until there is an error."""
+    """Raise an exception again if it comes from a signal handler of the program."""
     from perf_callbacks.kernel.foreign_errors import let_pass  # noqa: PLC0415 as above
 
     let_pass(error)
@@ -142,13 +146,13 @@ def _say(sentence: str) -> None:
 
 
 def _arm_transformers(trainer: ModuleType) -> None:
-    """Add a callback to each Hugging Face trainer.
+    """Add a callback to each Hugging Face trainer that the program makes.
 
-    Other packages import `DEFAULT_CALLBACKS` by name, so the list must stay the same object.
+    The list `DEFAULT_CALLBACKS` must stay the same object, because other packages import it by name.
     """
 
     class ArmedCallback:
-        """Makes our callback. Trainers make their default callbacks from the list that contains this class."""
+        """Class in `DEFAULT_CALLBACKS`. A trainer that calls this class gets a callback that measures."""
 
         def __new__(cls) -> Any:
             return _safely(_transformers_callback) or trainer.TrainerCallback()
@@ -163,7 +167,7 @@ def _transformers_callback() -> object:
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
-    """Attach a callback to each accelerator that the program makes."""
+    """Measure the loop of each accelerator that the program makes."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     inner = accelerator.Accelerator.__init__
@@ -177,7 +181,7 @@ def _arm_accelerate(accelerator: ModuleType) -> None:
 
 
 def _arm_accelerate_config(module: ModuleType) -> None:
-    """Make accelerate accept a config with our section, and export the section's variables to the ranks."""
+    """Make accelerate accept a config file with the section `perf_callbacks`, and pass its settings to all ranks."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     kind = module.BaseConfig
@@ -198,7 +202,7 @@ def _arm_accelerate_config(module: ModuleType) -> None:
 
 
 def accept_section(kind: Any) -> None:
-    """Make accelerate's class of configs accept a file with our section."""
+    """Make a config class of accelerate accept a file with the section `perf_callbacks`."""
     process = kind.process_config
 
     def process_config(content: dict[str, Any]) -> Any:
@@ -217,7 +221,7 @@ def _export(file: str) -> None:
 
 
 def _attach(accelerator: Any) -> None:
-    """Attach a callback to a new accelerator, unless a Hugging Face trainer is making the accelerator."""
+    """Measure the loop of a new accelerator, unless a Hugging Face trainer is making the accelerator."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 only the stack shows what makes an accelerator
     while frame is not None:
@@ -230,12 +234,12 @@ def _attach(accelerator: Any) -> None:
 
 
 def lightning_callbacks() -> list[Any]:
-    """Make the callback for a trainer of `lightning.pytorch`. Lightning calls this entry point for each trainer."""
+    """Return the callback for a trainer of `lightning.pytorch`. Lightning calls this entry point for each trainer."""
     return _safely(_lightning_callbacks, "lightning") or []
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
-    """Make the callback for a trainer of `pytorch_lightning`. Lightning calls this entry point for each trainer."""
+    """Return the callback for a trainer of `pytorch_lightning`. Lightning calls this entry point for each trainer."""
     return _safely(_lightning_callbacks, "pytorch_lightning") or []
 
 
@@ -248,7 +252,7 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Remove the file that marks the program as unmeasured, because a process of the program measures something."""
+    """Remove the file that marks the program as unmeasured, because this process measures something."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # armed processes have a message of their own
@@ -260,7 +264,7 @@ def _found_a_trainer(session: ModuleType) -> None:
 
 
 def _expect_a_trainer() -> None:
-    """Register a message for the exit, in case nothing is measured. Only the main process prints the message."""
+    """Make the main process print a message at its exit if nothing was measured."""
     process, _, path = os.environ.get(RUN, "").partition(":")
     if process != str(os.getpid()):
         return
@@ -274,7 +278,7 @@ def _expect_a_trainer() -> None:
 
 
 def program_ended(path: str, *, failed: bool) -> None:
-    """Print a message if nothing was measured. After a failure, print none: the message would look like the cause."""
+    """Print a message if nothing was measured, unless the program has failed."""
     if os.path.exists(path):
         os.unlink(path)
         if not failed and os.environ.get("RANK", "0") == "0":
@@ -287,4 +291,4 @@ ACTIONS: dict[str, Callable[[ModuleType], None]] = {
     "accelerate.commands.config.config_args": _arm_accelerate_config,
     "perf_callbacks.session": _found_a_trainer,
 }
-"""Actions to take once a module is imported."""
+"""Functions to call after the import of a module, by the name of the module."""

@@ -1,8 +1,8 @@
 """Run a program, and measure the trainers in it: `python -m perf_callbacks.run [-m] TARGET args…`.
 
-The process becomes the program: the interpreter starts anew, with a directory on PYTHONPATH whose `sitecustomize.py`
-arms the process. So the program has the `__main__`, arguments, exit code, signals and tracebacks of a direct run. The
-program's child processes in Python are armed in the same way.
+The program replaces this process, and runs in a new interpreter. A `sitecustomize.py` in a directory on PYTHONPATH has
+the effect that all trainers are measured. The program has the same `__main__`, arguments, exit code, signals and
+tracebacks as in a direct run. Python child processes of the program are measured in the same way.
 """
 
 import importlib.util
@@ -20,21 +20,24 @@ from perf_callbacks.kernel.settings.config import ConfigError, printable, rules
 from perf_callbacks.launch.autoload import RUN, SWITCH, program_ended
 
 SITE = Path(__file__).parent / "site"
-"""The directory with our `sitecustomize.py`."""
+"""Directory that contains the `sitecustomize.py` of this package."""
 
 USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
-"""The directory of this Python, in which packages install commands."""
+"""Directory of the running Python interpreter, into which packages install commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
 PROFILE, STEPS = "PERF_CALLBACKS_PROFILE", "20:3"
-"""Variable of the setting `profile`, and the value that `--profile` alone stands for."""
+"""Environment variable of the setting `profile`, and its value for the option `--profile` without a value."""
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
-    """Become the program. Return only after an error, or on Windows, because Windows can't replace a process."""
+    """Replace this process by the program.
+
+    The function returns only after an error, or on Windows, because Windows can't replace a process.
+    """
     steps, words = profiled(words)
     environ = {**os.environ, PROFILE: steps} if steps else dict(os.environ)
     try:
@@ -57,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def profiled(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """Split `--profile`, with or without its value, from the rest of a command line.
+    """Return the value of the option `--profile` at the start of a command line, and the rest of the command line.
 
     >>> profiled(["--profile", "train.py"]), profiled(["--profile=auto", "-m", "train"])
     (('20:3', ['train.py']), ('auto', ['-m', 'train']))
@@ -71,7 +74,9 @@ def profiled(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 
 
 def find(words: Sequence[str]) -> list[str]:
-    """Find the program that a command line names: a module, a Python file, or a command. Raises `LookupError`.
+    """Return the full command for a command line that names a module, a Python file or a command.
+
+    `LookupError` is raised if there is no such program.
 
     >>> find(["-m", "json.tool", "--indent", "2"])[-4:]
     ['-m', 'json.tool', '--indent', '2']
@@ -95,7 +100,7 @@ def find(words: Sequence[str]) -> list[str]:
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Return the flags of an interpreter's command line. The flags end at the module, file or code to run.
+    """Return the flags in a command line, such as `-u`, between Python and the module, file or code to run.
 
     >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
     ['-u', '-X', 'dev', '-Wignore', '-O']
@@ -119,7 +124,7 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 
 
 def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
-    """Return True if the process can report at exit that nothing was measured: a Python program without `--help`."""
+    """Return True if a command runs Python, and has no option such as `--help`."""
     if HELP & {*words}:
         return False
     if WINDOWS or _is_this_python(command[0]):
@@ -133,22 +138,22 @@ def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
 
 
 def _is_this_python(command: str) -> bool:
-    """Return True if a command is this interpreter, under any of its names."""
+    """Return True if a command is the running Python interpreter, under any of its names."""
     return os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
 def isolating(command: Sequence[str]) -> str | None:
-    """Return the flag that keeps an interpreter from importing our `sitecustomize.py`. None: there is no such flag."""
+    """Return the Python flag in a command that prevents the import of `sitecustomize.py`, or None if there is none."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
 
 
 def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool = True) -> dict[str, str]:
-    """Return an environment in which Python processes arm themselves when they start.
+    """Return environment variables with which all trainers of a Python program are measured.
 
     Args:
-        environ: The environment so far.
-        reports: True: the program reports at exit if nothing was measured.
+        environ: Environment variables so far.
+        reports: If True, the program prints a message at its exit if nothing was measured.
     """
     found = environ.get("PYTHONPATH")  # an empty entry is the working directory
     others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
@@ -162,7 +167,10 @@ def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool =
 
 
 def _unmeasured() -> str:
-    """Make the file that exists until the program measures something. Empty: temporary files can't be made."""
+    """Create the file that exists until the program measures something. Return its path.
+
+    Return an empty string if no temporary file can be created.
+    """
     try:
         with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
             return file.name
@@ -171,7 +179,7 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    """Return True if `python -m` can find the top-level package or module of a name. The search imports nothing."""
+    """Return True if `python -m` can find the top-level package of a module's name. The search imports nothing."""
     found = sys.path
     sys.path = [str(Path.cwd()), *found]
     try:

@@ -1,6 +1,6 @@
-"""Join the trial that this process is part of: apply its changes, and measure a plain loop that nothing else measures.
+"""Part of `perf-callbacks try` in the tried program: applies the changes of a trial, and measures a plain loop.
 
-The interpreter imports this file at its start, before the program. So torch is not imported here.
+The interpreter imports this file before the program begins. So this file doesn't import torch.
 """
 
 import gc
@@ -26,7 +26,7 @@ Action = Callable[[ModuleType], None]
 
 
 def join(actions: dict[str, Action]) -> None:
-    """Add the actions of this process's trial to `actions`, which run once a module is imported."""
+    """Add the changes of this process's trial to `actions`, the functions that run after the import of a module."""
     found = turn.of_process()
     if found is None:
         return
@@ -47,7 +47,7 @@ def _both(first: Action, second: Action) -> Action:
 
 
 def _checked(trial: Turn, act: Action) -> Action:
-    """Return an action whose error ends the trial: a trial without its changes would measure something else."""
+    """Wrap an action, so that an error ends the trial. Without its changes, the trial would measure the wrong thing."""
 
     def checked(module: ModuleType) -> None:
         try:
@@ -62,9 +62,9 @@ def _checked(trial: Turn, act: Action) -> Action:
 class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
-    The model is the largest module that was called from outside of other modules and holds a parameter of the
-    optimizer. A compiled module may hide its calls. Then the model is the largest module that holds such a parameter
-    and is part of no other module.
+    The program itself calls some modules, and these call other modules. The model is the largest module that the
+    program itself called and that has a parameter of the optimizer. A compiled module may hide its calls. If
+    no call was seen, the model is the largest module that has such a parameter and is part of no other module.
     """
 
     def __init__(self, trial: Turn) -> None:
@@ -77,7 +77,7 @@ class PlainLoop:
         self._loading = False
 
     def watch(self, torch: ModuleType) -> None:
-        """Watch the calls of modules until the first step of an optimizer."""
+        """Watch all calls of modules until the first step of an optimizer."""
         import torch.optim.optimizer as optimizers  # noqa: PLC0415 torch has just been imported
         from torch.nn.modules import module as modules  # noqa: PLC0415 as above
         from torch.utils.data import dataloader  # noqa: PLC0415 as above

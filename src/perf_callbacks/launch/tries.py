@@ -1,7 +1,7 @@
-"""Run a program several times, as it is and under remedies, in turns: `perf-callbacks try`.
+"""Run a program several times, unchanged and with each suggested remedy: `perf-callbacks try`.
 
-Each trial is one launch of the program, which arms itself as under `perf-callbacks run`, measures its turn, writes an
-outcome and leaves. Then all processes of the trial are killed.
+Each trial launches the program once. The program is measured as under `perf-callbacks run`, writes its outcome to a
+file, and exits. Then all processes of the trial are killed.
 """
 
 import os
@@ -28,19 +28,19 @@ from perf_callbacks.trials.writes import TRACKERS
 POLL_SECONDS = 0.02
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
-"""A trial may take this many times the longest trial before it, and at least this long. Then it counts as hanging."""
+"""A trial counts as hanging after four times the duration of the longest earlier trial, but not before 120 s."""
 
 LAST_LINES = 3
-"""Lines of the program's output that are shown if a trial fails."""
+"""Number of last lines of the program's output that are shown if a trial fails."""
 
 TAIL_BYTES = 65536
-"""Bytes at the end of the program's output that are searched for these lines."""
+"""Number of bytes at the end of the program's output that are read to find the last lines."""
 
 LONGEST = 40
-"""Longest path of a temporary directory. The program's processes make sockets, whose paths are 60 characters longer."""
+"""Largest length of the temporary directory's path. Paths of the program's sockets are 60 characters longer."""
 
 SCANS = 10
-"""Most searches for processes of a trial: a process may start another one while it is killed."""
+"""Largest number of searches for processes of a trial. A process may start a new process before it is killed."""
 
 QUIET = {
     "PERF_CALLBACKS": "1",
@@ -50,7 +50,7 @@ QUIET = {
     "PERF_CALLBACKS_MEASURE_PEAK": "off",
     "PERF_CALLBACKS_ON_EVENT": "off",
 }
-"""Settings of all trials, which write no journal. Trials other than the probe count no FLOPs either."""
+"""Environment variables of all trials, which turn off the journal, the report and similar features."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +64,15 @@ class Wish:
     only: Collection[str] = ()
     yes: bool = False
     stopped: Callable[[], bool] = bool
-    """Returns True once the user has asked for an end. An exception in a signal handler might leave processes."""
+    """Function that returns True once the user wants to stop the trials."""
 
 
 class RefusedError(Exception):
-    """The program can't be tried."""
+    """Raised if the program can't be tried."""
 
 
 class Tries:
-    """All trials of a program."""
+    """Runs all trials of a program."""
 
     def __init__(
         self, wish: Wish, cpus: int, say: Callable[[str], object], show: Callable[[float, str], object]
@@ -80,10 +80,10 @@ class Tries:
         """Prepare the trials.
 
         Args:
-            wish: The options.
-            cpus: Number of CPUs of this process.
-            say: Prints a sentence.
-            show: Shows progress: the part that is done, and the current run.
+            wish: Options of `perf-callbacks try`.
+            cpus: Number of CPUs that this process may use.
+            say: Function that prints a sentence.
+            show: Function that shows the progress, given the finished share and the name of the current run.
         """
         self._wish, self._cpus, self._say, self._show = wish, cpus, say, show
         self.result = TrialResults(program=" ".join(_shown(wish.command)))
@@ -91,7 +91,7 @@ class Tries:
         self._own_callback = False
 
     def run(self) -> None:
-        """Look for findings, then run all settings in turns. An interrupt leaves the result as it is so far."""
+        """Find remedies in a first run, and try them in several rounds. An interrupt keeps the results so far."""
         flag = run.isolating(self._wish.command)
         if flag is not None:
             raise RefusedError(
@@ -122,7 +122,7 @@ class Tries:
             self._say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, scratch: Path, number: int) -> None:
-        """Run each setting once, in an order that differs from round to round."""
+        """Run the program once with each setting, in an order that differs from round to round."""
         result = self.result
         done: dict[str, TrialOutcome] = {}
         result.partial = done
@@ -164,7 +164,7 @@ class Tries:
             done[name] = outcome
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
-        """Choose the remedies to try together: remedies that didn't slow the program down in the first round."""
+        """Choose the remedies to try together: all remedies that didn't slow the program down in the first round."""
         base = first[BASE].step_seconds or 0.0 if BASE in first else 0.0
         titles = [
             one.title
@@ -219,7 +219,7 @@ class Tries:
 
 
 def _near() -> str | None:
-    """Return a directory for scratch directories. None: the default. Paths of sockets have at most 107 characters."""
+    """Return a directory with a short path for temporary directories, or None for the default directory."""
     return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 
@@ -230,9 +230,10 @@ def launched(
     patience: float | None,
     stopped: Callable[[], bool] = bool,
 ) -> TrialOutcome:
-    """Run the program until its outcome exists, it ends, or `patience` seconds are over. Then kill all its processes.
+    """Run the program until it has written its outcome, and then kill all its processes.
 
-    Raises `KeyboardInterrupt` once `stopped` returns True.
+    The run also ends if the program exits, or after `patience` seconds. `KeyboardInterrupt` is raised once `stopped`
+    returns True.
     """
     answer, output = outcome_path(path), path.with_suffix(".out")
     began = monotonic()
@@ -260,7 +261,7 @@ def launched(
 
 
 def _without_outcome(status: int, output: Path) -> str:
-    """Return the reason why a program has no outcome: an error, or no optimizer step."""
+    """Return the reason why a program wrote no outcome: it failed, or it made no optimizer step."""
     if status == 0:
         return "the program ended, and made no step with an optimizer of torch in a process that the trial could watch"
     with output.open("rb") as file:
@@ -270,7 +271,7 @@ def _without_outcome(status: int, output: Path) -> str:
 
 
 def kill(process: "subprocess.Popen[bytes]", plan: str) -> None:
-    """Kill the program, its workers and its ranks, even those in sessions of their own."""
+    """Kill the program, its workers and its ranks, even processes in other process groups."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -287,7 +288,7 @@ def kill(process: "subprocess.Popen[bytes]", plan: str) -> None:
 
 
 def _of_trial(plan: str) -> Iterator[int]:
-    """Yield the processes whose environment names the plan. Only Linux shows environments."""
+    """Yield the ids of all processes whose environment names the plan of the trial. This works only on Linux."""
     mark = f"{TRIAL}={plan}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

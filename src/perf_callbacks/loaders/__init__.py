@@ -1,1 +1,1 @@
-"""Loaders: pinned memory, asynchronous copies, and waits for workers."""
+"""Data loaders: pinned memory, asynchronous copies, and waits for workers."""

@@ -1,4 +1,7 @@
-"""Waits for the first batch of each later epoch, when loaders without persistent workers start new workers."""
+"""Measurement of the wait for the first batch of each epoch after the first epoch.
+
+Loaders without persistent workers start new workers at the beginning of each epoch.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,22 +14,22 @@ from perf_callbacks.kernel.records.fit_records import Gc
 
 
 class EpochWaits(Observer):
-    """Adds up the waits for data in the first step after each epoch."""
+    """Adds up the waits for data in the first step of each epoch after the first epoch."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._epochs = 0
         self._seconds = self._seconds_in_rows = 0.0
         self._recorder = recorder
         self._last: set[int] = set()
-        """The last step of each epoch after which no step is measured yet."""
+        """Number of the last step of each epoch whose following step is not measured yet."""
 
     @property
     def watching(self) -> bool:
-        """True: the first step of an epoch is still to be measured."""
+        """Return True if the first step of an epoch is not measured yet."""
         return bool(self._last)
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Record the end of an epoch."""
+        """Record the end of an epoch if the loader has no more batches."""
         if exhausted:
             self.epoch_ended()
 
@@ -35,7 +38,7 @@ class EpochWaits(Observer):
         self._last.add(self._recorder.step)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
-        """Add the waits of the first step of each epoch."""
+        """Add the wait for data in each step that is the first step of an epoch."""
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
                 self._epochs += 1
@@ -45,7 +48,7 @@ class EpochWaits(Observer):
             self._last = {number for number in self._last if number >= steps[-1].number}
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` about these waits."""
+        """Return the fields of `Facts` about waits for the first batch of an epoch."""
         steps = max(1, self._recorder.step - self._recorder.run.step)
         return {
             "epochs": self._epochs,

@@ -1,7 +1,7 @@
 """The checklist item `loaders`: batches in pinned memory, and asynchronous copies to the device.
 
-A copy from memory that is not pinned always waits for the device. A copy from pinned memory doesn't wait if called with
-`non_blocking`. The item changes neither the number nor the order of batches.
+The host always waits for a copy to the device if the batch is in unpinned memory. With a batch in pinned memory and
+`non_blocking=True`, the host doesn't wait. The item changes neither the number nor the order of batches.
 """
 
 import functools
@@ -21,16 +21,16 @@ from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 MOST_PINNED = 0.1
-"""Share of the available memory that pinned batches may take. Pinned memory can't be swapped out."""
+"""Largest share of the available host memory that pinned batches may take. Pinned memory can't be swapped out."""
 
 
 class Loaders:
-    """The item `loaders`."""
+    """Checklist item that pins batches, and makes copies of pinned batches asynchronous."""
 
     slug = "loaders"
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide how batches get to the device."""
+        """Decide if batches are to be pinned and copied asynchronously."""
         status, why = _status(environment, config)
         before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
         if status == ADVISED:
@@ -41,7 +41,7 @@ class Loaders:
         )
 
     def apply(self, fit: Fit) -> "PinnedLoading":
-        """Pin batches if possible, and don't wait for copies of pinned batches."""
+        """Pin batches if possible, and copy pinned batches asynchronously."""
         return PinnedLoading(fit)
 
 
@@ -67,21 +67,24 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
 
 
 def _line(environment: Environment) -> str:
-    """Return the options for the user to set."""
+    """Return the options that the user can set to get the same effect."""
     pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
     copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
     return ", ".join(part for part in (pin, copies) if part)
 
 
 class CopySwitch:
-    """Switch for asynchronous copies of pinned batches."""
+    """Switch that turns asynchronous copies of pinned batches on and off."""
 
     def __init__(self) -> None:
         self.go_on = True
 
 
 class PinnedLoading(ActiveItem):
-    """Pins batches and copies asynchronously until closed. Only copies go on trial: running loaders keep pinning."""
+    """Pins batches and copies them asynchronously, until `closed` is called.
+
+    A trial turns only the asynchronous copies on and off, because running loaders keep pinning.
+    """
 
     slug = Loaders.slug
 
@@ -90,7 +93,7 @@ class PinnedLoading(ActiveItem):
         self._patches = Patches()
         self._undo = weakref.finalize(self, self._patches.restore)  # holds no reference to this object
         self._seams = Patches()
-        """Changes to objects that live as long as the fit."""
+        """Replaced functions of the trainer, which are restored when the item is closed."""
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
@@ -113,7 +116,7 @@ class PinnedLoading(ActiveItem):
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
     def step_ended(self, step: int) -> None:
-        """Undo the item if the first batch is too large or not pinned. Until a batch comes, check ever more rarely."""
+        """Undo the item if the first batch is not pinned, or if the pinned batches would take too much memory."""
         if step < self._due:
             return
         if self._first.kind is None:
@@ -133,34 +136,34 @@ class PinnedLoading(ActiveItem):
 
     @property
     def turns(self) -> bool:
-        """True: a trial is possible."""
+        """Return True if a trial can turn asynchronous copies on and off."""
         return self._copied and self._undo.alive
 
     def hold(self) -> None:
-        """Make copies synchronous until the trial."""
+        """Make copies synchronous until the trial begins."""
         self._copies.go_on = False
 
     def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
-        """Make copies asynchronous or synchronous for one turn of the trial."""
+        """Make copies asynchronous if `done` is True, and synchronous otherwise, for the next steps of the trial."""
         self._copies.go_on = done
 
     def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Keep copies asynchronous for good, after a trial that saved time."""
+        """Keep copies asynchronous for good, because they saved time in the trial."""
         self._copies.go_on = True
 
     def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Make copies synchronous, after a trial that saved too little. Pinning was not on trial and stays."""
+        """Make copies synchronous for good, because the trial saved too little time. Batches stay pinned."""
         self._copies.go_on = False
 
     def closed(self) -> None:
-        """Restore the loaders and the function that copies. Idempotent."""
+        """Restore the loaders, and the function that copies batches. Idempotent."""
         self._due = NEVER
         self._seams.restore()
         self._undo()
 
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
-    """Make a loader pin its batches, unless the loader already pins or is running."""
+    """Make a loader pin its batches, unless the loader already pins batches or is running."""
     loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps the loader
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
         patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
@@ -175,7 +178,7 @@ def _unpin(reference: "weakref.ref[DataLoader[Any]]", before: bool) -> None:  # 
 
 
 def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that prepares a loader for a trainer."""
+    """Wrap the trainer's function that prepares a loader, so that the loader pins its batches."""
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +191,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
 
 
 def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that gets a batch before the copy to the device."""
+    """Wrap a function that gets each batch before the copy to the device, to examine the first batch."""
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Memory: its parts in a step, its growth, and the use of the machine."""
+"""Measure the memory of a training step by part, the growth of memory, and the use of host and GPU."""

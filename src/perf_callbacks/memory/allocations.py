@@ -1,4 +1,4 @@
-"""Storages of the tensors that a counted step makes, with their lifetimes."""
+"""Track the storages of all tensors that a training step makes, and the lifetimes of the storages."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -8,10 +8,10 @@ import torch
 
 
 class Allocation(weakref.ref[Any]):
-    """Weak reference to a storage that the step made.
+    """Weak reference to a storage that the measured step made.
 
-    The callback of the reference is a function in C. In a function in Python, a signal handler might raise an
-    exception, and Python would swallow the exception because the function is a callback.
+    The callback of the weak reference is a C function. If it were a Python function, Ctrl-C might raise
+    `KeyboardInterrupt` in it, and Python ignores exceptions in callbacks of weak references.
     """
 
     __slots__ = ("backward", "born", "freed", "kept", "key", "saved", "size")
@@ -26,9 +26,9 @@ class Allocation(weakref.ref[Any]):
 
 
 class Allocations:
-    """Follows the storages of results. A counter of operations passes each result to `made`.
+    """Tracks the storages of the results of operations. The method `made` receives each result.
 
-    All references to storages are weak. A result that shares the storage of an operand, such as a view, is not new.
+    All references to storages are weak. A view adds no storage, because it shares the storage of its base tensor.
     """
 
     def __init__(self, device: str) -> None:
@@ -40,15 +40,16 @@ class Allocations:
         self._events: list[Allocation | None] = []  # None for each new storage, its allocation for each freed storage
         self._seen = 0  # events processed so far
         self.activation_bytes = 0
-        """Bytes of the forward's storages that were alive when a backward began; the largest sum of all backwards."""
+        """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards,
+        the largest of their sums counts."""
 
     @property
     def seen(self) -> bool:
-        """True: the step made storages and ran a backward, and no operation was missed."""
+        """True if the step made storages and ran a backward, and if no result was missed."""
         return bool(self._all) and self._backward > 0 and not self._broken
 
     def made(self, func: Any, out: Any, backward: int) -> None:
-        """Record the result of an operation. `backward`: the number of the running backward, or 0 if none runs."""
+        """Record the result of an operation. `backward` is the number of the running backward, or 0 if none runs."""
         try:
             self._made(func, out, backward)
         except Exception:
@@ -68,13 +69,16 @@ class Allocations:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def hold(self, storages: Iterable[Any]) -> None:
-        """Follow gradients that exist before the step: the step may free these gradients, and make new gradients."""
+        """Track the storages of gradients that exist before the step. The step may free these storages."""
         for storage in storages:
             self._follow(storage, backward=True)
             self.keep([storage._cdata])  # noqa: SLF001 there is no public identity
 
     def keep(self, storages: Iterable[int]) -> set[int]:
-        """Mark storages as gradients or optimizer state, which are measured separately. Return the known storages."""
+        """Mark storages as gradients or optimizer state, so that they don't count as temporary memory.
+
+        Storages that are not tracked are ignored. Return the keys of the marked storages.
+        """
         self._take_in()
         found = {key: self._alive[key] for key in storages if key in self._alive}
         for one in found.values():
@@ -82,30 +86,30 @@ class Allocations:
         return {*found}
 
     def temporary_bytes(self) -> int:
-        """Return the peak of the storages that are neither activations nor gradients nor optimizer state."""
+        """Return the peak memory of all storages except activations, gradients and optimizer state."""
         self._take_in()
         return _peak([one for one in self._all if not (one.saved or one.kept)])
 
     def peak_bytes(self) -> int:
-        """Return the peak of all storages that the step made."""
+        """Return the peak memory of all storages that the step made."""
         self._take_in()
         return _peak(self._all)
 
     def high_moments(self) -> list[tuple[int, int]]:
-        """Return the moments that may have the largest sum, if gradients count less than other storages.
+        """Return the moments of a step that may have the peak memory if gradients are sharded.
 
-        Each moment is a pair: bytes of the gradients that the step had made, and bytes of the other storages.
+        Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made.
         """
         self._take_in()
         return _high_moments(self._all)
 
     def end(self) -> None:
-        """Stop following storages."""
+        """Stop tracking storages."""
         self._take_in()
         self._alive.clear()
 
     def _take_in(self) -> None:
-        """Record which storages were freed, and when. The position of an event among all events serves as time."""
+        """Record which storages were freed, and when. The number of an event serves as its time."""
         while self._seen < len(self._events):
             one, self._seen = self._events[self._seen], self._seen + 1
             if one is not None:
@@ -114,7 +118,7 @@ class Allocations:
                     del self._alive[one.key]
 
     def _turn(self) -> None:
-        """Mark the living storages of the forward as activations, when a backward begins."""
+        """Mark the storages of the forward that are alive when a backward begins as activations."""
         self._take_in()
         saved = [one for one in self._alive.values() if not one.backward]
         for one in saved:
@@ -143,12 +147,12 @@ class Allocations:
 
 
 def _peak(allocations: Iterable[Allocation]) -> int:
-    """Return the largest sum of sizes at any moment."""
+    """Return the largest number of bytes that were allocated at the same moment."""
     return max([kept + rest for kept, rest in _moments(allocations)], default=0)
 
 
 def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
-    """Yield the bytes of gradients and of other storages after each event."""
+    """Yield the bytes of gradients and of all other storages after each allocation and each release."""
     changes = [(one.born, one.size, one.kept) for one in allocations]
     changes += [(one.freed, -one.size, one.kept) for one in allocations if one.freed is not None]
     kept = rest = 0
@@ -158,7 +162,7 @@ def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
 
 
 def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
-    """Return the moments that no other moment exceeds in both gradients and other storages."""
+    """Return the moments that no other moment exceeds both in gradients and in other storages."""
     found: list[tuple[int, int]] = []
     for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
         if not found or rest > found[-1][1]:

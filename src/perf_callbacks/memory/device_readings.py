@@ -1,4 +1,4 @@
-"""Energy and lowered clocks of a fit's device, from readings of its counters."""
+"""Sum up a GPU's energy and the effect of lowered clocks, from readings of the GPU's counters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 
 FEWEST_STEPS = 20
-"""Fewest steps for the energy of a step. A reading falls anywhere in a step, so the number of steps between the first
-reading and the last is wrong by less than one."""
+"""Smallest number of steps from which the energy per step is computed. A reading may be taken in the middle of a step,
+so the number of steps between two readings has an error of up to one step."""
 
 HEAT = "heat"
 
@@ -21,27 +21,28 @@ CAUSES = {
     counters.BY_HAND: counters.BY_HAND,
     counters.POWER_CAP: counters.POWER_CAP,
 }
-"""Causes of a lower clock by the device's reasons, the gravest first. A reading counts for its gravest cause only."""
+"""Cause of a lower clock, by the reason that the driver reports. The most serious reason comes first. If a reading has
+several reasons, only the most serious reason counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lowered:
-    """Readings in which one cause lowered the clock. The clock and the temperature are means over these readings."""
+    """Summary of all readings in which one cause lowered the clock. Clock and temperature are means of the readings."""
 
     readings: int
     lost: float
-    """Sum over the readings: the share of time that a full clock could save, if all work ran at the pace of the clock.
-    A device that was idle for a part of a reading loses nothing in this part."""
+    """Share of time that the full clock would save, summed over the readings. The speed of all work is assumed to be
+    proportional to the clock. Idle time of the device loses nothing."""
     sm_mhz: float
     max_sm_mhz: int
     celsius: float | None
     limit_watts: float | None
-    """Power limit at the last of the readings, like `default_limit_watts`."""
+    """Power limit at the last of the readings. `default_limit_watts` comes from the same reading."""
     default_limit_watts: float | None
 
 
 def _with(before: Lowered | None, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) -> Lowered:
-    """Add a reading with these clocks."""
+    """Return `before` with one more reading."""
     readings, lost, mean = 1, 0.0, 0.0
     celsius: float | None = use.celsius
     busy = 1.0 if use.utilization is None else use.utilization
@@ -61,19 +62,19 @@ def _with(before: Lowered | None, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) 
 
 
 class DeviceReadings:
-    """Sums over the readings of a fit. One thread adds readings; any thread may read the sums."""
+    """Sums over all readings of a fit's GPU. One thread adds readings, and any thread may read the sums."""
 
     def __init__(self) -> None:
         self.clocked = 0
-        """Number of readings with known clocks and reasons."""
+        """Number of readings in which the clock and the reasons for a lower clock are known."""
         self.lowered: Mapping[str, Lowered] = {}
-        """Readings with a lower clock, by cause."""
+        """Summary of the readings with a lowered clock, by cause."""
         self._energy = 0.0, 0
         self._shared = False
         self._before: tuple[int, float] | None = None
 
     def add(self, step: int, use: DeviceUse) -> float | None:
-        """Add a reading after `step` steps. Return the joules since the previous reading; None if unknown."""
+        """Add a reading that was taken after `step` steps. Return the joules since the previous reading, if known."""
         self._shared |= (use.processes or 0) > 1
         mhz, most = use.sm_mhz, use.max_sm_mhz
         if use.throttled_by is not None and mhz is not None and most:
@@ -88,6 +89,9 @@ class DeviceReadings:
         return use.joules - before[1]
 
     def summary(self) -> EnergySummary | None:
-        """Return the energy. None: unknown, too few steps, or several processes share the device."""
+        """Return the energy of the fit, or None if it is unknown.
+
+        The energy is unknown after too few steps, or if several processes share the device.
+        """
         joules, steps = self._energy
         return EnergySummary(joules=joules, steps=steps) if steps >= FEWEST_STEPS and not self._shared else None

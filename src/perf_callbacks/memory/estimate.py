@@ -1,4 +1,4 @@
-"""Estimates of memory: shares of a rank, the largest micro-batch that fits, layers to checkpoint. Arithmetic alone."""
+"""Estimate the memory of a rank, the largest micro-batch that fits, and the number of layers to checkpoint."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,23 +19,23 @@ SHARDED = {
     "zero2": ("optimizer", "gradients"),
     **dict.fromkeys(FULL, ("optimizer", "gradients", "weights")),
 }
-"""Parts of memory of which each rank holds its share only, by the kind of sharding."""
+"""Parts of memory that are divided among the ranks, by the kind of sharding."""
 
 GATHERED_LAYERS = 2
-"""Layers whose weights a rank holds in full with sharded weights: the layer that runs, and the next layer."""
+"""With sharded weights, a rank gathers the full weights of two layers: the layer that runs, and the next layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedStep:
-    """Memory of one step on one rank without sharding, in bytes."""
+    """Memory of one optimizer step on one rank without sharding. Integers are in bytes."""
 
     parts: Memory
-    """The parts as in a measured step."""
+    """Parts of memory in the form of a `memory` record, like those of a real step."""
     passes: tuple[tuple[int, int], ...]
-    """Moments of forward and backward: bytes of gradients, and bytes of all other tensors that the step made. Other
-    moments have less of both."""
+    """Moments of forward and backward that may have the peak memory. Each moment is a pair: the bytes of gradients, and
+    the bytes of all other tensors that the step made."""
     optimizer_temporary: int
-    """Largest sum of the tensors that the optimizer makes and frees."""
+    """Peak memory of the tensors that the optimizer makes during its step."""
     weights: int
     gradients: int
     optimizer: int
@@ -44,21 +44,22 @@ class SimulatedStep:
 def on_rank(
     step: SimulatedStep, ranks: int, sharding: str, layers: int, layer_bytes: int, *, accumulated: int = 1
 ) -> dict[str, float]:
-    """Return the parts and the peak of a rank in GB, by formulas for what sharding divides and adds.
+    """Return the parts of memory on one of several ranks, and their peak, in GB.
 
-    - ddp adds buckets as large as the gradients (`gradient_as_bucket_view=False`).
-    - zero3 and fsdp add gathered weights: the weights outside of the list of layers, and of two layers. Both also add
-      the unsharded gradients of the weights outside of the list, and of one layer. If fsdp accumulates, ranks exchange
-      gradients in the last micro-batch only (`no_sync`), and until then each rank holds all gradients.
-    - Buckets of zero1 and zero2 have a size of their own, and are left out.
+    - ddp adds buckets as large as all gradients, as with `gradient_as_bucket_view=False`.
+    - zero3 and fsdp add the gathered weights of two layers, and all weights outside of the list of layers. Both also
+      add the unsharded gradients of one layer, and of all weights outside of the list of layers.
+    - With gradient accumulation, fsdp exchanges gradients only in the last micro-batch (`no_sync`). Before the
+      exchange, each rank holds all gradients.
+    - The buckets of zero1 and zero2 are left out, because their size doesn't depend on the model.
 
     Args:
-        step: The step on one rank.
-        ranks: Number of ranks that share.
+        step: Memory of the step on one rank without sharding.
+        ranks: Number of ranks among which the memory is divided.
         sharding: A name in `SHARDED`.
-        layers: Number of layers in the model's list of layers; 0 without such a list.
-        layer_bytes: Bytes of the weights of a layer; without such a list, of the model.
-        accumulated: Number of micro-batches.
+        layers: Number of layers in the model's list of layers, or 0 if the model has no such list.
+        layer_bytes: Bytes of the weights of one layer, or of the whole model if it has no list of layers.
+        accumulated: Number of micro-batches in an optimizer step.
     """
     share = {part: 1 / ranks if part in SHARDED[sharding] else 1.0 for part in ("weights", "gradients", "optimizer")}
     weights, optimizer = step.weights * share["weights"], step.optimizer * share["optimizer"]
@@ -90,7 +91,9 @@ def on_rank(
 
 
 def largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 0 to `most` that fits. If a number fits, so do all smaller numbers.
+    """Return the largest number from 0 to `most` for which `fits` returns True. The search starts at `guess`.
+
+    If `fits` returns True for a number, it must return True for all smaller numbers.
 
     >>> largest(lambda number: number <= 12, guess=11, most=100)
     12
@@ -109,10 +112,11 @@ def largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
 
 
 def growth_gb(parts: Memory) -> float | None:
-    """Return the memory of a measured step that may grow with its micro-batch, in GB. None: unknown.
+    """Return the GB of a measured step that may grow with the micro-batch, or None if unknown.
 
-    This is the peak without weights and optimizer state. The peak may also contain gradients, which don't grow. So for
-    a larger micro-batch the estimate may be too high, but never too low.
+    The result is the peak memory minus weights and optimizer state. The result may contain gradients, although
+    gradients don't grow with the micro-batch. So the estimated memory of a larger micro-batch may be too high, but
+    never too low.
     """
     if parts.peak_gb is None or parts.weights_gb is None or not parts.micro_batch:
         return None
@@ -121,9 +125,10 @@ def growth_gb(parts: Memory) -> float | None:
 
 
 def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
-    """Return the memory that a step may use beyond weights and optimizer state: measured, or below a limit.
+    """Return the GB that a step may use in addition to weights and optimizer state.
 
-    None: unknown.
+    With `limit_gb`, this is the memory that remains below the limit. Without `limit_gb`, this is the measured free
+    memory, or None if the free memory is unknown.
     """
     if limit_gb is None or parts.weights_gb is None:
         return parts.headroom_gb
@@ -131,7 +136,9 @@ def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
 
 
 def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
-    """Return the largest micro-batch that certainly fits, by a measured step. 0: none fits. None: unknown.
+    """Return the largest micro-batch that certainly fits, by the memory of a measured step.
+
+    0 means that no micro-batch certainly fits. None means unknown.
 
     >>> fitting_micro_batch(Memory(step=2, device="cuda", weights_gb=2.0, peak_gb=10.0, micro_batch=8), headroom=12.5)
     12
@@ -145,22 +152,23 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 
 
 def _fixed_gb(parts: Memory) -> float:
-    """Return an upper bound of the part of `growth_gb` that a smaller micro-batch or checkpointing doesn't free.
+    """Return the GB of gradients and temporary tensors, such as the temporary tensors of an optimizer.
 
-    The bound is the sum of the gradients and the temporary tensors, such as the optimizer's.
+    No more than this part of `growth_gb` is independent of the micro-batch and of checkpointing.
     """
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 
 
 def about_micro_batch(batch: int, used: float, room: float, layers_run: int, layers: int) -> int:
-    """Estimate the micro-batch that would have fitted if the forward failed in one of its layers.
+    """Estimate the micro-batch that would have fitted, after an allocation failed in a layer of the forward.
 
-    The estimate assumes that layers are alike, and hold all memory that grows with the micro-batch.
+    The estimate assumes that all layers use the same amount of memory. It also assumes that only the layers use memory
+    that grows with the micro-batch.
 
     Args:
-        batch: Samples of the micro-batch that failed.
+        batch: Number of samples in the micro-batch that failed.
         used: Memory in use that grows with the micro-batch.
-        room: Memory left, in the same unit.
+        room: Free memory, in the same unit as `used`.
         layers_run: Number of layers that had run, including the layer that failed.
         layers: Number of all layers.
 
@@ -171,7 +179,7 @@ def about_micro_batch(batch: int, used: float, room: float, layers_run: int, lay
 
 
 class Layers(NamedTuple):
-    """List of layers in a model, and the activations that checkpointing of one layer frees."""
+    """List of layers in a model, and the memory that is freed by checkpointing one of the layers."""
 
     path: str
     number: int
@@ -179,10 +187,11 @@ class Layers(NamedTuple):
 
 
 def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
-    """Find the list of layers with most activations in a counted step. None: no list, or its activations are unknown.
+    """Return the list of layers whose checkpointing would free the most memory, or None if there is no such list.
 
-    A checkpointed layer keeps its input, which is the output of the layer before. The input counts as the activations
-    that a layer's own forward made or, without such activations, as the largest activations of one of its modules.
+    A checkpointed layer still stores its input, which is the output of the previous layer. The size of this output is
+    the size of the tensors that the layer's own forward made. If the layer's own forward made none, the largest
+    activations of one of its submodules are used instead.
     """
     lists: dict[str, list[ModuleWork]] = {}
     for line in modules:
@@ -200,9 +209,10 @@ def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
 
 
 def layers_to_checkpoint(parts: Memory, headroom: float | None, layers: Layers | None, batch: int | None) -> int | None:
-    """Return the number of layers to checkpoint, so that a micro-batch fits. None: unknown, or impossible.
+    """Return the number of layers to checkpoint so that a micro-batch of `batch` samples fits.
 
-    The first layers are checkpointed. The last layer is not, because its recomputation would be the new peak.
+    None means that the number is unknown, or that checkpointing is not enough. Checkpointing begins with the model's
+    first layer. The last layer is never checkpointed, because its recomputation would be the new peak.
     """
     growth = growth_gb(parts)
     if growth is None or headroom is None or layers is None or not batch or not parts.micro_batch:

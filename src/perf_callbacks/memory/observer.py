@@ -1,4 +1,4 @@
-"""Memory of a fit by part, and the use of host and GPU, recorded by the watchdog's thread."""
+"""Measure the memory of a fit by part, such as weights and activations, and record the use of host and GPU."""
 
 import weakref
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
 
 TRIES = 3
-"""Most steps to measure until an optimizer takes a step. A gradient scaler may skip the optimizer's first steps."""
+"""Largest number of steps to measure until an optimizer steps. A gradient scaler may skip the first optimizer steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
-    """Watch the memory of this fit."""
+    """Return an observer that measures the memory of this fit."""
     watch = MemoryWatch(recorder, training.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
@@ -57,14 +57,14 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
 
 
 class MemoryWatch(Observer):
-    """Measures the parts of memory in the second step, and records the use of the machine every ten seconds.
+    """Measures the parts of memory in the second step of a fit, and writes a `use` record every ten seconds.
 
-    The training thread measures the parts of memory once. The watchdog's thread records the use of the machine.
+    The training thread measures the parts of memory. The watchdog's thread writes the `use` records.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module | None) -> None:
         self.optimizers: tuple[weakref.ref[Any], ...] = ()
-        """The optimizers that the integration knows."""
+        """Weak references to the known optimizers of the fit."""
         self._recorder = recorder
         self._model = model
         self._trained = None if model is None else weakref.ref(model)
@@ -82,7 +82,7 @@ class MemoryWatch(Observer):
         self._uuid = device.of(recorder.device).features().uuid
         self._ended = False
         self.use = MemoryUse()
-        """The parts of memory and its growth, so far."""
+        """Measured parts of memory, and the growth of memory so far."""
         self.use.data_parallel = recorder.run.data_parallel
         self._readings = DeviceReadings()
         self._rank_use = RankUse()
@@ -92,24 +92,24 @@ class MemoryWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Next step at whose end to act: the first step of the fit, then each measured step."""
+        """Number of the next step at whose end this observer acts: the fit's first step, then each measured step."""
         if self._tries == TRIES:
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
 
     @property
     def following(self) -> bool:
-        """True: the current step is measured, and so its operations are followed."""
+        """True while a step is measured, because the observer then needs all operations of the step."""
         return self._measuring is not None
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
-        """Follow the storages of an operation's result."""
+        """Track the storages of an operation's results, if the current step is measured."""
         measuring = self._measuring
         if measuring is not None:
             measuring.allocations.made(function, output, backward)
 
     def step_began(self) -> None:
-        """Measure this step, except the first step, which makes gradients and optimizer state."""
+        """Begin to measure a step. The fit's first step is left out, because it allocates the optimizer state."""
         if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
             return
         with guard(self._give_up):  # models may be anything; all other measuring goes on
@@ -136,17 +136,17 @@ class MemoryWatch(Observer):
             self._model = None
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Remove the hook if a loop leaves its loader early: training may be over."""
+        """Stop measuring the current step if a loop leaves its loader early, because training may be over."""
         if not exhausted:
             self._let_go()
 
     def record_written(self, record: Record) -> None:
-        """Keep the activations by module of a counted step, for the report of a failed allocation."""
+        """Store the activations of each module from a `flops` record, for the report of a failed allocation."""
         if isinstance(record, Flops) and record.modules:
             self._modules = record.modules
 
     def exception_raised(self, error: BaseException) -> None:
-        """Write and log a report if the exception is that of a failed allocation."""
+        """Write and log a report if the exception means that an allocation failed."""
         with guard(logs(log.info, "perf_callbacks can't report the failed allocation: %s.")):
             found = failed_allocation(error)
             if found is not None:
@@ -157,7 +157,7 @@ class MemoryWatch(Observer):
                 log.warning(message, *lines)
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
-        """Return the peak, the reserved memory and the retries of the device's allocator. Empty: no allocator."""
+        """Return the peak memory, the reserved memory and the number of retries of the device's allocator, if any."""
         found = device.allocators(self._devices)
         if found is None:
             return {}
@@ -168,7 +168,7 @@ class MemoryWatch(Observer):
         }
 
     def resources(self) -> Mapping[str, float]:
-        """Return the use of the machine by this rank since the last window."""
+        """Return this rank's use of the machine since the previous window of steps."""
         return self._rank_use.take()
 
     def summary(self) -> dict[str, MemorySummary | EnergySummary | None]:
@@ -180,7 +180,7 @@ class MemoryWatch(Observer):
         return {"memory": self.use, "readings": self._readings}
 
     def closed(self) -> None:
-        """Stop measuring, and write the parts that are not written yet."""
+        """Stop measuring, and write the `memory` record if it is not written yet."""
         self._ended = True
         self._let_go()
         self._model = None
@@ -188,7 +188,7 @@ class MemoryWatch(Observer):
             self._write(None)
 
     def tick(self, now: float) -> bool:
-        """Record the use of the machine every ten seconds. An error ends these records, not the measuring."""
+        """Write a `use` record every ten seconds. An error ends only these records; other measurements continue."""
         if self._ended:
             if self._monitor is not None:
                 self._monitor.close()
@@ -257,7 +257,10 @@ class MemoryWatch(Observer):
         return [one for one in (reference() for reference in self.optimizers) if one is not None]
 
     def _with_batches(self, parts: Memory) -> Memory:
-        """Add the micro-batches of the step that is ending, and the memory that a single device has left."""
+        """Return `parts` with the micro-batches of the current step and the free memory of the device.
+
+        If the model is on several devices, the free memory is unknown.
+        """
         batches = self._recorder.batches
         room = self._devices[0].headroom() if len(self._devices) == 1 else None
         return replace(
@@ -268,7 +271,7 @@ class MemoryWatch(Observer):
         )
 
     def _report(self, error: BaseException) -> OutOfMemory:
-        """Describe a failed allocation."""
+        """Return the report of a failed allocation."""
         began, message = self._recorder.clock(), str(error)
         model = None if self._trained is None else self._trained()
         failure, kind = place(error), self._recorder.device.type
@@ -311,7 +314,7 @@ class MemoryWatch(Observer):
         )
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record. If NVML reports this process's memory on its only GPU, include the context."""
+        """Write the `memory` record. Include the CUDA context's memory if NVML reports the memory of this process."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
@@ -336,9 +339,9 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return the mean number of busy CPU cores, and MB read, between two moments.
+    """Return the mean number of busy CPU cores, and the MB read from disks, between two readings.
 
-    The CPU time of a killed child is lost.
+    The CPU time of a child process that was killed between the readings is missing.
     """
     seconds, ran = now[0] - before[0], now[1].cpu_seconds - before[1].cpu_seconds
     cores = ran / seconds if seconds > 0 and ran >= 0 else None

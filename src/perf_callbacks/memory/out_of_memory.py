@@ -1,4 +1,4 @@
-"""A failed allocation: how to recognise it, where it failed, and which tensors exist at that moment."""
+"""Recognize a failed allocation, find its place in the program, and list the tensors that exist at that moment."""
 
 import inspect
 import re
@@ -21,20 +21,21 @@ from perf_callbacks.memory.step_memory import sizes
 from perf_callbacks.memory.use import GB
 
 MOST = 8
-"""Most entries of a report's list of large tensors."""
+"""Largest number of entries in a report's list of large tensors."""
 
 LONGEST = 300
-"""Most characters of the framework's message in a report."""
+"""Largest number of characters of the error message in a report."""
 
 DEEPEST = 8
-"""Most errors in a chain of causes that are examined, and most containers within each other."""
+"""Largest number of errors that are examined in a chain of `__cause__`. Tensors in nested containers are searched to
+the same depth."""
 
 MOST_LOOKS = 1000
-"""Most objects that are examined at each depth of containers."""
+"""Largest number of objects that are examined at each depth of nested containers."""
 
 _SIGNS = ("defaultcpuallocator", "out of memory", "cublas_status_alloc_failed", "bad_alloc")
-"""Parts of the messages of a `RuntimeError`, in lower case: of the CPU's allocator, of devices whose error has no class
-of its own, and of libraries."""
+"""Lower-case texts by which the message of a `RuntimeError` shows a failed allocation. The CPU's allocator, for
+example, raises no `MemoryError`."""
 
 _REQUEST = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 
@@ -43,11 +44,11 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 
 _STAGES = {"torch/autograd/graph.py": "backward", "torch/optim/": "optimizer"}
-"""Files of torch whose functions show the stage, by the ends or parts of their paths."""
+"""Stage of a training step, by a part of the path of a torch file. Functions in this file run in this stage."""
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
-    """Return the error of a failed allocation: this error, or a cause of this error. None: no allocation failed.
+    """Return the error of a failed allocation among an error and its causes, or None if no allocation failed.
 
     >>> failed_allocation(ValueError("no")) is None
     True
@@ -62,7 +63,7 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
 
 
 def requested_bytes(message: str) -> int | None:
-    """Return the size of the failed allocation. None: the message doesn't say.
+    """Return the size of the failed allocation from an error message, or None if the message doesn't contain it.
 
     >>> requested_bytes("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
     2147483648
@@ -72,22 +73,25 @@ def requested_bytes(message: str) -> int | None:
 
 
 class Failure(NamedTuple):
-    """Place of a failed allocation."""
+    """Place in the program where an allocation failed."""
 
     stage: str | None
-    """One of forward, backward, optimizer, evaluation; None: another place."""
+    """"forward", "backward", "optimizer" or "evaluation". None means that the allocation failed in another place."""
     calls: Sequence[nn.Module]
-    """Modules that were being called, the outermost first."""
+    """Modules whose calls were running, the outermost first."""
     frames: Sequence[tuple[nn.Module, FrameType]]
-    """Frames that modules had called, each with its module."""
+    """Python frames within the call of a module, each with the innermost such module."""
 
     @property
     def module(self) -> nn.Module | None:
-        """Innermost module whose forward failed."""
+        """Innermost module in whose forward the allocation failed."""
         return self.calls[-1] if self.calls else None
 
     def layer(self, model: nn.Module) -> tuple[int, int] | None:
-        """Return the number of the failed layer, from 1 on, and the number of layers. None: no list has the layer."""
+        """Return the number of the failed layer, counted from 1, and the number of layers in its `nn.ModuleList`.
+
+        Return None if the allocation failed outside of every `nn.ModuleList`.
+        """
         calls = {id(one) for one in self.calls}
         lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
         found = [
@@ -97,10 +101,10 @@ class Failure(NamedTuple):
 
 
 def place(error: BaseException) -> Failure:
-    """Find the place of a failure by the frames of the error's traceback.
+    """Return the place of a failed allocation, by the frames of the error's traceback.
 
-    The report reads variables only in frames within a module's call. A frame outside may go on after the exception, and
-    up to Python 3.12 reading its variables would keep their values alive.
+    The report reads local variables only in frames within a module's call. Other frames may catch the exception and go
+    on. Up to Python 3.12, reading the variables of such a frame would keep their values alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
     for frame in _frames(error):
@@ -122,7 +126,8 @@ def place(error: BaseException) -> Failure:
 def variables(frame: FrameType) -> dict[str, Any]:
     """Return the local variables of a function that has ended.
 
-    Up to Python 3.12, reading the variables leaves a copy on the frame, which `traceback.clear_frames` doesn't clear.
+    Up to Python 3.12, reading `f_locals` leaves a copy of the variables in the frame. `traceback.clear_frames` doesn't
+    remove this copy, so this function removes it.
     """
     found = dict(frame.f_locals)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -131,7 +136,10 @@ def variables(frame: FrameType) -> dict[str, Any]:
 
 
 def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
-    """Return the tensors among values, and in their containers, which may be large, and may hold themselves."""
+    """Return the tensors among values, and in lists, tuples and dicts among values.
+
+    The search is limited, because a container may be very large or contain itself.
+    """
     found, level = [], [*islice(values, MOST_LOOKS)]
     for _ in range(DEEPEST):
         found += [value for value in level if isinstance(value, torch.Tensor)]
@@ -144,9 +152,10 @@ def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
 
 
 def coming_state_gb(optimizers: Iterable[Any]) -> float:
-    """Return the memory that optimizers take at their first step: two tensors per weight with betas, one with momentum.
+    """Estimate the GB of state that optimizers will allocate at their first step.
 
-    Other optimizers, and optimizers that have already stepped, add nothing.
+    An optimizer with betas, such as Adam, allocates two tensors per weight. An optimizer with momentum allocates one
+    tensor per weight. All other optimizers count as 0. Optimizers that have already stepped also count as 0.
     """
     total = 0
     for optimizer in optimizers:
@@ -164,7 +173,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 class Holdings:
-    """Tensors of a model and its optimizers on a device, with their bytes by module. Each storage counts once."""
+    """Bytes of a model's and its optimizers' tensors on a device, by module and kind. Each storage counts once."""
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Any], device: str) -> None:
         self._device = device
@@ -184,23 +193,26 @@ class Holdings:
             self.add(path, "optimizer", [state for one in held for state in states.get(id(one), ())])
 
     def add(self, path: str, kind: str, found: Iterable[torch.Tensor | None]) -> None:
-        """Add tensors of a module that were not added before."""
+        """Add the bytes of a module's tensors. Storages that were added before are ignored."""
         for key, size in sizes([one for one in found if one is not None], self._device).items():
             if key not in self._seen:
                 self._seen.add(key)
                 self._bytes[path, kind] += size
 
     def add_failed_call(self, failure: Failure) -> None:
-        """Add the local variables of the functions in which the allocation failed."""
+        """Add the tensors in local variables of the modules' functions in which the allocation failed."""
         for module, frame in failure.frames:
             self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 
     def gb(self, kind: str) -> float:
-        """Return the GB of all tensors of a kind."""
+        """Return the GB of all tensors of a kind, such as "gradients"."""
         return sum([size for (_, found), size in self._bytes.items() if found == kind]) / GB
 
     def largest(self, counted: Sequence[ModuleWork]) -> tuple[HeldMemory, ...]:
-        """Return the largest amounts, and activations of a counted step, the largest first."""
+        """Return the `MOST` largest amounts of memory, the largest first.
+
+        `counted` has the modules of an earlier step. The activations of these modules are included.
+        """
         found = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
         found += [
             HeldMemory(path=line.path, kind="activations", gb=line.activation_bytes / GB)

@@ -1,4 +1,4 @@
-"""Use of the machine by a rank between two windows of the job."""
+"""Collect readings of a rank's use of the machine, and summarize them for each window of steps."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -7,10 +7,10 @@ from statistics import fmean
 from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, UTILIZATION, WATTS
 
 MOST_READINGS = 64
-"""Most readings that are kept. Without an exchange between ranks, no window takes them."""
+"""Largest number of readings that are kept. If no window takes readings, the oldest readings are dropped."""
 
 Reading = Mapping[str, float | None]
-"""Values by the names in `RESOURCES`. None: unknown."""
+"""Values of the use of the machine, by the names in `RESOURCES`. None means unknown."""
 
 _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
     CORES: fmean,
@@ -22,7 +22,10 @@ _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 class RankUse:
-    """Collects readings. One thread adds readings, another thread takes them; a reading added meanwhile may be lost."""
+    """Collects readings of the use of the machine. One thread adds readings, and another thread takes them.
+
+    A reading that is added while `take` runs may be lost.
+    """
 
     def __init__(self) -> None:
         self._new: deque[Reading] = deque(maxlen=MOST_READINGS)
@@ -34,7 +37,10 @@ class RankUse:
         self._new.append(reading)
 
     def take(self) -> dict[str, float]:
-        """Return means, and maxima of memory, since the last call. Without a new reading, repeat the last reading."""
+        """Return the mean of each value since the previous call of this method. For memory, return the maximum.
+
+        If no reading was added since the previous call, return the values of the last reading.
+        """
         new, self._new = self._new, deque(maxlen=MOST_READINGS)
         readings = [*new] or ([] if self._last is None else [self._last])
         columns = {name: [reading.get(name) for reading in readings] for name in _COMBINED}

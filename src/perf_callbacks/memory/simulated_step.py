@@ -1,7 +1,7 @@
-"""Memory of a training step, from a run on fake tensors: these have shapes but no values, and take no memory.
+"""Estimate the memory of a training step by a run on fake tensors, which have shapes but no values.
 
-The same code measures a real step. So an estimate contains all tensors that the framework and autograd make, as long as
-no shape depends on values.
+The same code measures the memory of real steps. So an estimate contains all tensors that torch and autograd make. The
+shapes of these tensors must not depend on values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from perf_callbacks.memory.step_memory import StepMemory, sizes
 from perf_callbacks.memory.use import GB
 
 _DEVICE = "cpu"
-"""Device of the fake tensors. With a GPU's name, autograd would need a GPU."""
+"""Device of the fake tensors. For fake tensors on "cuda", autograd would need a real GPU."""
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=1e-3),
@@ -29,24 +29,26 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
     "adafactor": partial(torch.optim.Adafactor, lr=1e-3),
 }
-"""Optimizers of torch, by the names that `perf-callbacks memory` takes."""
+"""Optimizers of torch, by the names that the command `perf-callbacks memory` accepts."""
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 MIXED = "-mixed"
-"""End of the name of a number format: weights are float32, and products run under autocast in this format."""
+"""Suffix of a dtype's name, as in "bf16-mixed". The weights are then float32, and the model runs under autocast."""
 
 
 class Simulation:
-    """A model and its optimizer on fake tensors, which take steps of any size.
+    """Simulates optimizer steps of a model on fake tensors, with any batch size.
+
+    If the model can't run on fake tensors, its error is raised.
 
     Args:
-        make: Makes the model with weights of a number format. The model takes token ids and labels, as in transformers.
+        make: Function that makes the model with weights of the given dtype. The model must accept token ids and labels
+            like a model of transformers.
         optimizer: A name in `OPTIMIZERS`.
-        dtype: A name in `DTYPES`, or such a name with `MIXED`.
-        accelerator: True: the optimizer updates all weights at once, as on a GPU. False: one by one, as on a CPU.
-
-    Raises any error of a model that can't run without values.
+        dtype: A name in `DTYPES`, with or without the suffix `MIXED`.
+        accelerator: If True, the optimizer updates all weights at once, as on a GPU. If False, the optimizer updates
+            the weights one by one, as on a CPU.
     """
 
     def __init__(
@@ -68,28 +70,28 @@ class Simulation:
 
     @property
     def layers(self) -> int:
-        """Number of layers in the largest list of layers."""
+        """Number of layers in the model's largest `nn.ModuleList`, or 0 if the model has no list of layers."""
         return len(self._layers)
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of the weights of the largest of these layers; without such a list, of the whole model."""
+        """Bytes of the weights of the largest layer, or of the whole model if the model has no list of layers."""
         return max([_bytes(layer) for layer in self._layers], default=_bytes(self.model))
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def step(self, batch: int, length: int, *, checkpointed: int = 0, accumulated: int = 1) -> SimulatedStep:
-        """Simulate an optimizer step whose first `checkpointed` layers are checkpointed.
+        """Simulate an optimizer step, and return its memory.
 
         Args:
-            batch: Sequences in a micro-batch.
-            length: Tokens in a sequence.
-            checkpointed: Number of layers.
-            accumulated: Number of micro-batches. From the second on, gradients exist during the forward, so the
-                simulation runs at most two.
+            batch: Number of sequences in a micro-batch.
+            length: Number of tokens in a sequence.
+            checkpointed: Number of layers to checkpoint, beginning with the first layer.
+            accumulated: Number of micro-batches. The simulation runs at most two, because each further micro-batch uses
+                as much memory as the second.
         """
         for place, (layer, plain) in enumerate(zip(self._layers, self._plain, strict=True)):
             # the forward of a module may be replaced: `nn.Module.__call__` looks it up on the instance
@@ -103,7 +105,7 @@ class Simulation:
             return self._measured(batch, length, min(accumulated, 2))
 
     def _measured(self, batch: int, length: int, accumulated: int) -> SimulatedStep:
-        """Run one step, and follow its tensors."""
+        """Run one optimizer step, and return the memory of its tensors."""
         whole, passes, update = StepMemory(self.model, _DEVICE), Allocations(_DEVICE), Allocations(_DEVICE)
         gradients: dict[int, int] = {}
         whole.begin(self.model)
@@ -153,10 +155,10 @@ class Simulation:
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Passes the results of operations to allocations, and answers questions about values.
+    """Passes the results of operations to `Allocations`, and makes `.item()` work on fake tensors.
 
-    Operations on fake tensors raise an error if Python reads a value. Here each value is 1 or True, which suits masks
-    without padding and the numbers in optimizers. These values don't change the size of a tensor.
+    Without this class, reading the value of a fake tensor raises an error. With this class, each value is 1 or True.
+    This suits masks without padding, and the step counts of optimizers. No size of a tensor depends on these values.
     """
 
     def __init__(self) -> None:
@@ -174,7 +176,8 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
 
 
 _GROUPED = {one.default for one in [getattr(torch.ops.aten, "_grouped_mm", None)] if one is not None}
-"""Matrix product of experts. The rule for its shape takes bfloat16 only, although the operation takes other formats."""
+"""Matrix products of a mixture of experts. On fake tensors, torch accepts only bfloat16 for this operation, although
+the real operation accepts other dtypes."""
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
@@ -187,7 +190,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    """Return the list of layers with most parameters. All of its modules have the same class."""
+    """Return the layers of the model's largest `nn.ModuleList` whose modules all have the same class."""
     lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
     alike = [one for one in lists if len(one) > 1 and len({type(layer) for layer in one}) == 1]
     return max(alike, key=lambda layers: sum(_bytes(layer) for layer in layers), default=[])

@@ -1,4 +1,4 @@
-"""Memory of one optimizer step by part, measured from the tensors while the step runs."""
+"""Measure the memory of one optimizer step by part, from the tensors of the running step."""
 
 import weakref
 from collections.abc import Container, Iterable, Iterator
@@ -21,16 +21,16 @@ OPERATIONS, ALLOCATOR = "operations", "allocator"
 
 
 class StepMemory:
-    """Measures gradients before an optimizer steps, and the optimizer's state at the end of the training step.
+    """Measures the gradients before an optimizer steps, and the optimizer's state at the end of the training step.
 
-    Optimizers of other models are left out. The hook holds no reference to the fit or the model. An error in the hook
-    ends the measurement, never the step.
+    A hook on all optimizers measures the gradients. The hook ignores optimizers of other models, and holds no reference
+    to the fit or the model. An error in the hook ends the measurement, but never the training step.
     """
 
     def __init__(self, model: nn.Module | None, device: str) -> None:
         self.allocations = Allocations(device)
         self.hooked = False
-        """True: a hook runs before each step of an optimizer."""
+        """True if a hook runs before each step of an optimizer."""
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
@@ -41,13 +41,15 @@ class StepMemory:
 
     @property
     def optimizer_seen(self) -> bool:
-        """True: an optimizer has stepped, and its gradients were read."""
+        """True if an optimizer has stepped and its gradients were measured."""
         return bool(self._optimizers) and not self._failed
 
     def begin(self, model: nn.Module | None) -> None:
-        """Follow the gradients that exist, as in Lightning, which frees them after the forward.
+        """Begin to measure a training step.
 
-        Watch the steps of optimizers by a hook, unless code is compiled: the hook would cause recompilation.
+        Gradients of the previous step are tracked too, because Lightning frees them only after the forward. A hook
+        measures the gradients when an optimizer steps. If the program compiles code, there is no hook, because a hook
+        would cause a recompilation.
         """
         self.allocations.hold(_storages(_gradients(model), self._device))
         self.hooked = not anything_compiled()
@@ -56,14 +58,14 @@ class StepMemory:
             _global_optimizer_pre_hooks[self._hook.id] = self._steps
 
     def end(self) -> None:
-        """Remove the hook, and stop following storages. Idempotent."""
+        """Remove the optimizer hook, and stop tracking storages. A second call does nothing."""
         self._hook.remove()
         self.allocations.end()
 
     def look(self, found: Iterable[Any]) -> None:
-        """Measure optimizers after their step. Call this if there is no hook.
+        """Measure the gradients of optimizers after their step. Call this method if there is no optimizer hook.
 
-        For a missing gradient, count the size of the weight.
+        A gradient that no longer exists counts with the size of its weight.
         """
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]
@@ -71,7 +73,7 @@ class StepMemory:
             self._optimizers.add(optimizer)
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
-        """Return the parts of memory of the step that is ending."""
+        """Return the parts of memory of the current step. Call this method at the end of the step."""
         weights = sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
@@ -129,7 +131,7 @@ def _gb(size: int | None) -> float | None:
 
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
-    """Return the bytes of each storage on a device, by the storage's identity."""
+    """Return the bytes of each storage that tensors use on a device, by the address of the storage."""
     storages = _storages(parts, device)
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 

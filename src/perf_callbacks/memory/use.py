@@ -1,4 +1,4 @@
-"""Memory of a fit: its parts, the slope of resident memory, and leaks of anonymous memory."""
+"""Summarize the memory of a fit: its parts, the growth of resident memory, and leaks of anonymous memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,26 +17,30 @@ MB = 1e6
 HOUR_SECONDS = 3600.0
 
 WARM_UP = 1 / 3
-"""Share of the points to leave out at the beginning, because caches, workers and allocators grow at first."""
+"""Share of a run's memory readings that are left out at the beginning, because caches and allocators grow at first."""
 
 FEWEST = 12
-"""Fewest points after warm-up for a slope. With one point every 10 seconds, there is a slope after three minutes."""
+"""Smallest number of readings after warm-up from which a slope is computed. With a reading every 10 seconds, the first
+slope is known after three minutes."""
 
 MOST = 96
-"""Most points to keep. If there are more, every second point is dropped, and half as many new points are added."""
+"""Largest number of readings to keep. If there are more, every second reading is dropped. From then on, only every
+second new reading is added."""
 
 GROUPS = 4
-"""Number of equal parts of the run. A leak grows from each part to the next."""
+"""Number of equal parts into which a run is cut. With a leak, memory grows from each part to the next."""
 
 STEADY = 0.6
-"""Least growth between two parts in a row, relative to the mean growth. Memory that levels off is thus no leak."""
+"""Smallest growth from one part of a run to the next that counts as a leak, relative to the mean growth. Memory that
+levels off is therefore not a leak."""
 
 LEAST_RISE = 0.05
-"""Least growth from the first part to the last, relative to the memory in the first part. Less is noise."""
+"""Smallest growth from the first part of a run to the last that counts as a leak, relative to the memory in the first
+part."""
 
 
 class MemoryReading(NamedTuple):
-    """Resident memory at a moment, either in total or only the anonymous part."""
+    """Resident memory at one moment: either all resident memory, or only its anonymous part."""
 
     seconds: float
     step: int
@@ -49,52 +53,52 @@ class Leak:
 
     gb_per_hour: float
     gb_per_step: float | None
-    """None: no step ended between the points."""
+    """Growth per optimizer step. None means that no step ended between the first and the last reading."""
     before_gb: float
-    """Least anonymous memory in the first part of the run after warm-up."""
+    """Smallest anonymous memory in the first quarter of the run after warm-up."""
     after_gb: float
-    """Least anonymous memory in the last part."""
+    """Smallest anonymous memory in the last quarter of the run."""
 
 
 class MemoryUse:
-    """Memory of a fit, as far as known. Only one thread writes a field. Any thread may read all fields."""
+    """Known facts about the memory of a fit. Only one thread writes each field, and any thread may read all fields."""
 
     def __init__(self) -> None:
         self.parts: Memory | None = None
         self.data_parallel: int | None = None
-        """Number of groups of ranks that share their samples."""
+        """Number of data-parallel groups. Ranks of the same group train on the same samples."""
         self.gb_per_hour: float | None = None
         self.leak: Leak | None = None
         self.retries = 0
-        """Retries of the device's allocator in all rows so far."""
+        """Number of retries of the device's allocator since the fit began."""
         self._retries_before: int | None = None
         self.gpu_readings = 0
-        """Number of times that the GPU's use was read while training went on."""
+        """Number of readings of the GPU's utilization after the fit's first step."""
         self._gpu_busy = 0.0
 
     @property
     def gpu_busy(self) -> float | None:
-        """Mean share of time in which a kernel of any process ran on the GPU. None: unknown."""
+        """Mean share of time in which a kernel of any process ran on the GPU. None means unknown."""
         return self._gpu_busy / self.gpu_readings if self.gpu_readings else None
 
     def saw_gpu(self, busy: float) -> None:
-        """Add a reading of the GPU's use, from 0 to 1."""
+        """Add a reading of the GPU's utilization, from 0 to 1."""
         self.gpu_readings += 1
         self._gpu_busy += busy
 
     def begin(self, retries: int) -> None:
-        """Store the retries that the allocator counted before the fit."""
+        """Store the number of allocator retries from the time before the fit."""
         self._retries_before = retries
 
     def retried(self, retries: int) -> int:
-        """Store the allocator's count of retries for a row. Return the retries since the previous row."""
+        """Return the number of allocator retries since the previous call. `retries` is the allocator's total count."""
         before, self._retries_before = self._retries_before, retries
         since = 0 if before is None else max(0, retries - before)
         self.retries += since
         return since
 
     def summary(self) -> MemorySummary:
-        """Return the parts and the slope so far."""
+        """Return the parts of memory and the growth of resident memory, for the `summary` record."""
         parts = self.parts
         return MemorySummary(
             parts_gb={} if parts is None else known(parts),
@@ -106,7 +110,7 @@ class MemoryUse:
 
 
 def known(parts: Memory) -> dict[str, float]:
-    """Return the parts that are known, by name.
+    """Return the GB of each known part of memory, by the name of the part.
 
     >>> known(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
     {'weights': 0.5, 'peak': 2.0}
@@ -120,14 +124,14 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "temporary", "conte
 
 
 class Series:
-    """Points of a run. A long run's points are thinned out evenly."""
+    """Memory readings of a run, in order of time. In a long run, only some readings are kept, at equal distances."""
 
     def __init__(self) -> None:
         self.points: list[MemoryReading] = []
         self._stride, self._skipped = 1, 0
 
     def add(self, point: MemoryReading) -> None:
-        """Add a point, or skip the point to thin out the series."""
+        """Add a reading, or skip the reading to keep the series short."""
         self._skipped += 1
         if self._skipped < self._stride:
             return
@@ -139,16 +143,16 @@ class Series:
 
 
 def after_warm_up(points: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
-    """Return the points after warm-up. Empty: there are too few points to judge growth."""
+    """Return the readings after warm-up, or nothing if there are fewer than `FEWEST` such readings."""
     warm = points[int(len(points) * WARM_UP) :]
     return warm if len(warm) >= FEWEST else ()
 
 
 def slope(points: Sequence[MemoryReading]) -> float | None:
-    """Return the GB per hour by which memory grows: the median slope of all pairs (Theil and Sen).
+    """Return the growth of memory in GB per hour, or None if there are too few readings.
 
-    A few points that are far off, for example during an evaluation, change the slope little. Raises `OverflowError` for
-    points that no run can have.
+    The growth is the median slope of all pairs of readings (Theil-Sen estimator). Some outliers, for example during an
+    evaluation, change the median little. Raise `OverflowError` if the growth is infinite.
     """
     warm = after_warm_up(points)
     slopes = [
@@ -166,10 +170,10 @@ def slope(points: Sequence[MemoryReading]) -> float | None:
 
 
 def leak(points: Sequence[MemoryReading]) -> Leak | None:
-    """Return the leak that the points of anonymous memory show. None: the points show no leak.
+    """Return the leak that readings of anonymous memory show, or None if they show no leak.
 
-    The run after warm-up is cut into quarters. In a leak, the least memory of a quarter grows from each quarter to the
-    next, by about the same amount. A single jump, a saw-tooth and growth that levels off are no leaks.
+    The run after warm-up is cut into quarters. If memory leaks, the smallest reading of a quarter grows from each
+    quarter to the next by about the same amount. A single jump or growth that levels off is not a leak.
     """
     warm = after_warm_up(points)
     if not warm:

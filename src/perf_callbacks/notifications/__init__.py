@@ -1,1 +1,4 @@
-"""Events of a fit for a command of the user: stalls, slow ranks, drift and the end, as JSON on the command's stdin."""
+"""Notifications: a command of the user gets each important event of a fit as JSON on its stdin.
+
+These events are stalls, slow ranks, a drift of the step time, and the end of the fit.
+"""

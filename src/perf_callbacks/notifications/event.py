@@ -1,4 +1,4 @@
-"""Events as lines of JSON: what happened in which run, bounded in size."""
+"""Events of a fit, such as a stall, as lines of JSON of limited size."""
 
 import json
 import math
@@ -12,32 +12,32 @@ from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.units import long_duration
 
 SCHEMA = 1
-"""Version of the events, incremented when a key is removed or changes its meaning."""
+"""Version of the event format. The version increases when a key is removed or changes its meaning."""
 
 STALL, STRAGGLER, DRIFT, END = "stall", "straggler", "drift", "end"
 
 ENDED, FAILED, LOST = "ended", "failed", "lost"
-"""States of a fit at its end. Lost: its process ended without a word."""
+"""States of a fit at its end. `lost` means that its process was killed or crashed."""
 
 MOST_TEXT, MOST_ITEMS = 500, 20
-"""Most characters of a text, and most items of a list."""
+"""Largest number of characters of a text, and largest number of items of a list."""
 
 MOST_FINDINGS = 5
 
 MOST_BYTES = 32_000
-"""Most bytes of an event. A larger event comes without its lists."""
+"""Largest size of an event, in bytes. A larger event is sent without its lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Fit that events come from."""
+    """Run and output directory that every event of a fit names."""
 
     run: Run
     directory: str | None
-    """Output directory. None: there is no journal."""
+    """Output directory of the run. None means that there is no journal."""
 
     def event(self, kind: str, sentence: str, details: Mapping[str, Any], *, step: int, now: float) -> dict[str, Any]:
-        """Return an event: common keys, and its details under the name of its kind."""
+        """Return an event with the keys of all events, and with details under the name of its kind, such as `stall`."""
         run = self.run
         title = run_title.title(run)
         common = {
@@ -59,7 +59,7 @@ class Origin:
         return {name: _bounded(value, 2 * MOST_TEXT) for name, value in common.items()} | {kind: _bounded(details)}
 
     def end(self, summary: Summary, *, now: float) -> dict[str, Any]:
-        """Return the event for the end of the fit, with state, verdict and findings."""
+        """Return the event for the end of the fit, with its state, verdict and findings."""
         seconds = sum(summary.wall_seconds.values())
         state = ENDED if summary.failure is None else FAILED
         verdict = cards.verdict(summary)
@@ -77,11 +77,11 @@ class Origin:
         return self.event(END, f"{sentence} {verdict}".strip(), details, step=summary.step, now=now)
 
     def drift(self, found: Finding, *, step: int, now: float) -> dict[str, Any]:
-        """Return the event for steps that became longer."""
+        """Return the event for a drift, which means that steps became longer during the fit."""
         return self.event(DRIFT, f"{found.evidence}; try {found.remedy}.", _finding(found), step=step, now=now)
 
     def lost(self, *, step: int, now: float) -> dict[str, Any]:
-        """Return the event for a process that ends without a word."""
+        """Return the event for a process that was killed or crashed."""
         reason = "its process ended without a word: it was killed, or ended in C code"
         show = "" if self.directory is None else f" `perf-callbacks show {self.directory}` shows what is left."
         details = {"state": LOST, "reason": reason}
@@ -89,7 +89,7 @@ class Origin:
 
 
 def line(event: Mapping[str, Any]) -> bytes:
-    """Encode an event as a line of JSON."""
+    """Encode an event as one line of JSON."""
     text = _encoded(event)
     return text if len(text) <= MOST_BYTES else _encoded(_without_lists(event))
 
@@ -109,7 +109,7 @@ def _finding(found: Finding) -> dict[str, Any]:
 
 
 def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
-    """Return a value for JSON: shortened texts without control characters, shortened lists, None for NaN and infinity.
+    """Return a value for JSON. Long texts and lists are shortened. NaN and infinity become None.
 
     >>> _bounded({"text": chr(27) + "x" * 600, "share": float("nan"), "ranks": range(30)})["share"] is None
     True

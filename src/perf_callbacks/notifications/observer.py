@@ -1,4 +1,4 @@
-"""The events of a fit that the user's command receives: stalls, slow ranks, drift and the end."""
+"""Observer that passes stalls, slow ranks, drift and the end of a fit to the user's command."""
 
 import shutil
 import weakref
@@ -21,10 +21,10 @@ from perf_callbacks.notifications.event import Origin
 from perf_callbacks.notifications.sender import Sender
 
 AT_ONCE, REFILL_SECONDS = 10, 60.0
-"""Most events at once, and the seconds after which one more may follow. Drift and the end always pass."""
+"""Largest number of events in a burst, and seconds until one more event may follow. The fit's end always passes."""
 
 STEP_SECONDS = 10.0
-"""Seconds between two messages that send the number of steps to the side process."""
+"""Seconds between two messages that send the current step to the side process."""
 
 NO_COMMAND = "perf_callbacks: %s has no effect: %s."
 
@@ -32,7 +32,10 @@ NO_MORE = "perf_callbacks: no more events for the command, training goes on: %s"
 
 
 def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
-    """Pass the events of this fit to the command that the environment sets. None: no command, or no way to run it."""
+    """Return an observer that passes the events of a fit to the user's command.
+
+    Return None if the environment sets no command, or if the command can't be run.
+    """
     command = recorder.on_event
     if not command:
         return None
@@ -50,9 +53,9 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
 
 
 class Notifications(Observer):
-    """Passes events to a side process. Each job has one such process, on rank 0.
+    """Passes events to a side process, which runs the user's command.
 
-    Another rank starts a side process only if that rank reports a stall.
+    Rank 0 starts its side process when the fit begins. Another rank starts a side process when it reports a stall.
     """
 
     def __init__(
@@ -73,14 +76,14 @@ class Notifications(Observer):
                 self._reach()
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Pass on a stall or a slow rank, unless many events came recently."""
+        """Pass on a stall or a slow rank. If too many events came recently, only count this event."""
         with guard(logs(log.warning, NO_MORE)):
             sentence = str(details.get("text", kind))
             step = int(details.get("step", self._recorder.step))
             self._send(self._origin.event(kind, sentence, details, step=step, now=unix_time()), limited=True)
 
     def record_written(self, record: Record) -> None:
-        """Pass on the end of the fit, and before it a drift of the step time."""
+        """When the fit's summary is written, pass on a drift of the step time, and then the end of the fit."""
         if isinstance(record, Summary) and self._recorder.run.rank == 0 and not self._ended:
             self._ended = True
             with guard(logs(log.warning, NO_MORE)):
@@ -90,19 +93,19 @@ class Notifications(Observer):
                 self._send(self._origin.end(record, now=unix_time()), last=True)
 
     def tick(self, now: float) -> bool:
-        """Pass on the number of steps now and then."""
+        """Send the current step to the side process, about every ten seconds."""
         if self._sender is not None and not self._ended and now >= self._step_at:
             self._step_at = now + STEP_SECONDS
             self._sender.note_step(self._recorder.step)
         return self._recorder.active
 
     def closed(self) -> None:
-        """End the side process of a rank that has no last event to pass on. Rank 0 still waits for the summary."""
+        """End the side process on ranks other than 0. Rank 0 still has to pass on the end of the fit."""
         if self._recorder.run.rank != 0 and self._sender is not None:
             self._sender.dismiss()
 
     def _reach(self) -> Sender:
-        """Return the side process, started if necessary."""
+        """Start the side process if necessary, and return its `Sender`."""
         if self._sender is None:
             first, step = self._recorder.run.rank == 0, self._recorder.step
             lost = self._origin.lost(step=step, now=unix_time()) if first else None
@@ -111,7 +114,7 @@ class Notifications(Observer):
         return self._sender
 
     def _send(self, found: dict[str, Any], *, limited: bool = False, last: bool = False) -> None:
-        """Pass on an event; count it instead if the limit is reached or the side process can't keep up."""
+        """Pass on an event. If the limit is reached, or the side process can't keep up, only count the event."""
         if not limited or self._may():
             if self._dropped:
                 found = {**found, "dropped": self._dropped}
@@ -128,7 +131,7 @@ class Notifications(Observer):
             )
 
     def _may(self) -> bool:
-        """Return True if the limit on events allows one more."""
+        """Return True if the limit on events allows one more event now."""
         now = self._recorder.clock()
         self._allowed = min(AT_ONCE, self._allowed + (now - self._refilled) / REFILL_SECONDS)
         self._refilled = now

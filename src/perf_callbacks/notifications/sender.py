@@ -1,7 +1,7 @@
-"""The training's side of the process that runs the command for events.
+"""Sender of events from the training process to the side process, which runs the user's command.
 
-A socket is the queue: a write that would wait is done later, by the watchdog's thread. So no thread of the training
-ever waits for the command, or starts a process after the beginning of the fit.
+Events go through a socket. If the socket is full, the watchdog's thread sends the events later. So no thread of the
+training ever waits for the command.
 """
 
 import atexit
@@ -23,14 +23,16 @@ from perf_callbacks.kernel.settings.on_event import VARIABLE
 from perf_callbacks.notifications import side_process
 
 COMMAND_SECONDS = 10.0
-"""Seconds after which a command and its process group are killed."""
+"""Seconds after which a running command and its process group are killed."""
 
 MOST_UNSENT = 256_000
-"""Most bytes that wait for the side process. Further events are dropped."""
+"""Largest number of bytes that wait for the side process. Further events are dropped."""
 
 EXIT_SECONDS = 3.0
-"""Seconds that the end of the interpreter may wait for the command: a container, or a step of Slurm, ends with its
-program, and all processes in it are killed."""
+"""Seconds that the exit of the interpreter may wait for the command.
+
+A container or a Slurm step ends with its program, and then kills all its other processes.
+"""
 
 POLL_SECONDS = 0.01
 
@@ -38,15 +40,18 @@ log = logging.getLogger("perf_callbacks")
 
 
 class Sender(SideProcess):
-    """Passes lines to a side process, which runs the command for each. Any thread may call; no method waits."""
+    """Passes events to a side process, which runs the command for each event.
+
+    Any thread may call the methods, and no method waits.
+    """
 
     def __init__(self, command: Sequence[str], lost: dict[str, Any] | None, seconds: float = COMMAND_SECONDS) -> None:
         """Start the side process.
 
         Args:
             command: The program and its arguments.
-            lost: The event that the side process passes on if this process ends without a word. None: no event.
-            seconds: Time limit of the command.
+            lost: Event that the command gets if this process is killed or crashes. If None, the command gets no event.
+            seconds: Time limit of the command in seconds.
         """
         setup = {"command": list(command), "seconds": seconds, "lost": lost}
         self._lock = threading.RLock()  # a signal handler that ends a fit may interrupt a call
@@ -61,7 +66,10 @@ class Sender(SideProcess):
             WATCHDOG.watch(self)
 
     def send(self, line: bytes, *, last: bool = False) -> bool:
-        """Pass an event on. `last`: the side process ends after this event. Return False if the event was dropped."""
+        """Pass on an event. Return False if the event was dropped.
+
+        If `last` is True, the side process ends after this event.
+        """
         with self._lock:
             if self._leaving or len(self._unsent) + len(line) > MOST_UNSENT:
                 return False
@@ -72,14 +80,14 @@ class Sender(SideProcess):
             return True
 
     def note_step(self, step: int) -> None:
-        """Pass on the number of steps, which the side process reports if this process ends without a word."""
+        """Pass on the current step, which the side process reports if this process is killed or crashes."""
         with self._lock:
             if not self._unsent and not self._leaving:
                 self._unsent += json.dumps({"step": step}).encode() + b"\n"
                 self._flush()
 
     def dismiss(self) -> None:
-        """End the side process after the events that it has: no last event is to come. Idempotent."""
+        """Let the side process end after the events that were already sent. Idempotent."""
         with self._lock:
             if not self._leaving:
                 self._leaving = True
@@ -87,7 +95,7 @@ class Sender(SideProcess):
                 self._flush()
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Pass on lines that wait, log the first trouble with the command, and reap the process that was started."""
+        """Send waiting events, and log the command's first failure. Return False once the side process has ended."""
         with self._lock:
             self._flush()
             runs = not self.over or self._process.poll() is None
@@ -101,11 +109,11 @@ class Sender(SideProcess):
 
     @property
     def heard(self) -> bool:
-        """True: the command has dealt with all events, or no answer will come."""
+        """Return True if the command has handled all events, or if no more answers will come."""
         return self._answered >= self._events or self.over
 
     def disown(self) -> None:
-        """Close the socket, and let the side process go on. Idempotent."""
+        """Close the socket, but let the side process go on. Idempotent."""
         _all.discard(self)
         self._leaving = True
         self._lock = threading.RLock()  # in a forked child, a thread that is gone may hold the old lock
@@ -134,18 +142,18 @@ class Sender(SideProcess):
                 self._complain(trouble)
 
     def _complain(self, trouble: str) -> None:
-        """Store the first trouble, which `tick` logs."""
+        """Store the first failure of the command, which `tick` logs."""
         if not self._complained:
             self._complained = True
             self._trouble = trouble
 
 
 _all: set[Sender] = set()
-"""Senders whose side process runs. The watchdog holds senders weakly, and a fit may be gone before the last event."""
+"""Senders whose side process is running. This set keeps each sender alive, even after the end of its fit."""
 
 
 def why_not() -> str | None:
-    """Return the reason why no side process can be started; None: a side process can be started."""
+    """Return the reason why no side process can be started, or None if one can be started."""
     return beside.why_not(side_process.__file__, "commands for events")
 
 

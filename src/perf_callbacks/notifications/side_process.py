@@ -1,9 +1,9 @@
-"""A process beside the training: runs the user's command for each event, and once more if the training is killed.
+"""Side process that runs the user's command for each event, and once more if the training process is killed.
 
-Python runs this file by its path and without site-packages, so it imports the standard library alone. The first line on
-stdin is the setup: the command, its time limit, and the event to pass on if the training ends without a word. Each
-further line is an event, a number of steps (`{"step": 3}`), or empty: then nothing is left to do. After each event a
-line on stdout says what went wrong, or null.
+Python runs this file by its path and without site-packages, so the file imports only the standard library. The first
+line on stdin contains the command, its time limit, and the event to report if the training process is killed. Each
+further line is an event or the current step, such as `{"step": 3}`. An empty line ends the side process. After each
+event, the side process writes a line to stdout: the reason why the command failed, or null.
 """
 
 import json
@@ -17,14 +17,14 @@ from time import time as unix_time  # noqa: TID251 no module of the package can 
 from typing import IO, Any
 
 MOST_SHOWN = 200
-"""Most bytes of a failed command's last line."""
+"""Largest number of bytes that are shown of a failed command's last line."""
 
 READ_SECONDS = 0.5
-"""Seconds to wait for the rest of stderr: a process that the command left behind may keep stderr open."""
+"""Seconds to wait for the end of stderr. A process that the command left behind may keep stderr open."""
 
 
 def main() -> None:
-    """Run the command for each line of stdin, until the training ends."""
+    """Run the command for each event on stdin, until the training ends."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # a scheduler ends all processes of a job, first with SIGTERM
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _stay)  # not SIG_IGN, which the command would inherit
@@ -49,9 +49,9 @@ def main() -> None:
 
 
 def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
-    """Return the lines until the training process ends.
+    """Yield the lines of stdin until the training process ends.
 
-    If that process is killed before it reads all answers, reading from the socket raises `ConnectionResetError`.
+    If the training process is killed before it reads all answers, reading from stdin raises `ConnectionResetError`.
     """
     try:
         yield from stdin
@@ -60,7 +60,7 @@ def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
 
 
 def run(command: list[str], event: bytes, seconds: float) -> str | None:
-    """Run the command with the event on stdin. Return the reason of a failure; None: the command succeeded."""
+    """Run the command with the event on its stdin. Return the reason why it failed, or None if it succeeded."""
     try:
         process = subprocess.Popen(  # noqa: S603 the user's command, from the environment alone
             command,
@@ -89,11 +89,11 @@ def run(command: list[str], event: bytes, seconds: float) -> str | None:
 
 
 def _stay(_number: int, _frame: object) -> None:
-    """Do nothing: the last event is still to come."""
+    """Ignore a signal, because the last event is still to come."""
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Return the object on a line; empty if the line is torn."""
+    """Return the JSON object on a line, or an empty dictionary if the line is incomplete."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -118,7 +118,7 @@ def _feed(stdin: IO[bytes], event: bytes) -> None:
 
 
 def _keep_last(stderr: IO[bytes], last: bytearray) -> None:
-    """Read all output, so that the command never waits, and keep the end."""
+    """Read all of the command's stderr, so that the command never waits, and keep the last bytes."""
     with stderr:
         while chunk := stderr.read1(4096):  # type: ignore[attr-defined]
             last += chunk

@@ -1,1 +1,1 @@
-"""Traces of torch.profiler, reduced to a `Profile`: busy time, causes of idle time, and the heaviest operations."""
+"""Reduce traces of torch.profiler to a `Profile`: busy time, causes of idle time, and the longest operations."""

@@ -1,4 +1,4 @@
-"""Timelines of a trace: work on devices, and the calls of host threads."""
+"""Split the events of a trace into work on devices and calls of host threads."""
 
 import math
 from collections.abc import Iterable
@@ -18,19 +18,19 @@ _WORK = {
     "memset": True,
     "concurrent_kernel": False,
 }
-"""Categories of work on a device, and True for work of the copy engines. Traces of 2021 capitalize the names."""
+"""Trace categories of work on a device. The value is True for work of the copy engines."""
 
 _HOST = {"cpu_op": "operation", "operator": "operation", "user_annotation": "annotation", "python_function": "python"}
 
 MICROSECOND = 1e-6
 
 MOST_MICROSECONDS = 1e18
-"""Times beyond this limit are damaged."""
+"""An event whose start or duration exceeds this limit is damaged, and is left out."""
 
 
 @dataclass(slots=True, eq=False)
 class DeviceWork:
-    """Kernel, copy or collective on a device. On a CPU: a part of an operation without inner operations."""
+    """Kernel, copy or collective on a device. On a CPU, each part of an operation outside of nested operations."""
 
     start: float
     end: float
@@ -40,36 +40,36 @@ class DeviceWork:
     origin: CallSite = NOWHERE
     launch: Call | None = None
     first: bool = False
-    """True: the trace shows no earlier work of the stream."""
+    """True if the trace shows no earlier work of the same stream."""
     continued: bool = False
-    """True: another part of the same operation comes before."""
+    """True if the work is a part of a CPU operation, but not the first part."""
     kind: str = kernel_classes.OTHER
     share: float = 0.0
-    """Microseconds of busy time that count for this work."""
+    """Share of the device's busy time that counts for this work, in microseconds."""
 
     @property
     def rank(self) -> int:
-        """Rank of the work if several run at once: computation, then collectives, then copy engines."""
+        """Priority among work that runs at once: 0 for computation, 1 for collectives, 2 for copy engines."""
         return 2 if self.by_copy_engine else int(self.kind == kernel_classes.COMMUNICATION)
 
     @property
     def order(self) -> tuple[float, float, tuple[str, str], str, float]:
-        """Place among all work, by start. The launch decides between equal work, as the order in a trace is chance."""
+        """Sort key of the work, by start first. Otherwise equal work is sorted by the end of its launching call."""
         return self.start, self.end, self.stream, self.name, math.inf if self.launch is None else self.launch.end
 
 
 @dataclass(slots=True)
 class Timelines:
-    """Work by device, and calls of the host. In a trace of several processes, devices may have the same number."""
+    """Device work by process id and device number, and the calls of host threads."""
 
     devices: dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     span: Interval | None = None
-    """Time of all events. None: there is no event."""
+    """Time span of all events except Python functions. None means that there is no event."""
 
 
 def split(events: Iterable[TraceEvent]) -> Timelines:
-    """Sort the events of a trace by timeline. Events with impossible times are left out."""
+    """Split the events of a trace into device work and host calls. Events with impossible times are left out."""
     found = Timelines()
     low, high = float("inf"), float("-inf")
     for event in events:
@@ -103,7 +103,7 @@ def split(events: Iterable[TraceEvent]) -> Timelines:
 
 
 def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list[DeviceWork]:
-    """Link the work of a device to the launching calls, and find the class of the work."""
+    """Find the class and the launching host call of all work of a device. Return the work, sorted by start."""
     launches = {call.correlation: call for call in host.calls if call.kind == "runtime" and call.correlation}
     operations = [call for call in host.calls if call.kind == "operation"]
     by_id = {_id(call.arguments.external_id) or 0: call for call in operations}
@@ -127,7 +127,7 @@ def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list
 
 
 def on_cpu(host: Host) -> list[DeviceWork]:
-    """Return the operations of all threads as work, without operations that load data."""
+    """Return the operations of all CPU threads as device work. Operations in a DataLoader are left out."""
     seen, found = set[int](), list[DeviceWork]()
     for call, (start, end) in host.self_times:
         origin = host.of(call)

@@ -1,4 +1,4 @@
-"""The operations and copies that take the most time."""
+"""Find the operations and copies that take the most time."""
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -34,7 +34,10 @@ _LONGEST = 200
 
 
 def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
-    """Return the operations with the most time, by name and shapes, and the FLOPs of all operations."""
+    """Return the operations that take the most time, longest first, and the total FLOPs of all operations.
+
+    Calls with the same operation name and the same input shapes are added up. The list has at most `MOST` operations.
+    """
     found, counted = list[ProfiledOperation](), set[int]()
     groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(one), one) for one in work])]
     groups.sort(key=lambda one: (-one[0], one[1]))
@@ -57,7 +60,10 @@ def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...
 
 
 def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
-    """Return the FLOPs of some work. An operation counts once, for the heaviest group with a part of its kernels."""
+    """Return the FLOPs of a group of device work, or None if no FLOPs are known.
+
+    The kernels of one operation may be in several groups. Then only the group with the most time gets its FLOPs.
+    """
     total: float | None = None
     for one in group:
         call, flops = operation_flops.of(one.origin.operations, one.kind)
@@ -68,7 +74,10 @@ def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
 
 
 def copies(work: Iterable[DeviceWork]) -> tuple[ProfiledCopy, ...]:
-    """Return the copies with the most time, by kind, operation and line."""
+    """Return the copies that take the most time, longest first.
+
+    Copies of the same kind, operation and source line are added up. The list has at most `MOST` entries.
+    """
     keyed = [(_copy(one), one) for one in work]
     found = [
         ProfiledCopy(kind=kind, operation=name, line=line or None, calls=_calls(group), seconds=_seconds(group))
@@ -94,7 +103,10 @@ def _seconds(group: Iterable[DeviceWork]) -> float:
 
 
 def _operation(work: DeviceWork) -> tuple[str, str]:
-    """Return the name and the shapes of the operation behind some work."""
+    """Return the name and the input shapes of the innermost operation that launched the device work.
+
+    A collective, or work that no operation launched, gets the name of its kernel and no shapes.
+    """
     if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
         return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
     call = work.origin.operations[0]
@@ -102,20 +114,20 @@ def _operation(work: DeviceWork) -> tuple[str, str]:
 
 
 def _shapes(call: Call) -> str:
-    """Render the shapes of tensors among the inputs of an operation."""
+    """Format the shapes of an operation's input tensors."""
     shapes = call.arguments.shapes if isinstance(call.arguments.shapes, list) else []
     return ", ".join([_shape(shape) for shape in shapes if isinstance(shape, list) and shape])
 
 
 def _shape(shape: list[Any]) -> str:
-    """Render a shape, or a list of shapes."""
+    """Format the shape of one tensor, or the shapes in a list of tensors."""
     if isinstance(shape[0], list):
         return f"[{', '.join([_shape(one) for one in shape if isinstance(one, list) and one])}]"
     return "x".join(map(str, shape))
 
 
 def _copy(work: DeviceWork) -> tuple[str, str, str] | None:
-    """Return kind, operation and line of a copy. None: the work is no copy of a tensor."""
+    """Return the kind, the operation and the source line of a copy, or None if the work copies no tensor."""
     if work.kind != kernel_classes.COPY:
         return None
     chain = list[Call]()

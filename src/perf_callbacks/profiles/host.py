@@ -1,4 +1,4 @@
-"""Host threads of a trace: which operation, module and Python function an event belongs to."""
+"""Find the operation, the module and the Python function to which each event of a host thread belongs."""
 
 import re
 from bisect import bisect_left
@@ -11,17 +11,17 @@ from perf_callbacks.profiles.intervals import Interval
 from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, Arguments, number
 
 MODULE = "nn.Module: "
-"""Prefix of the name of a module's call, in stacks of Python and in our marks."""
+"""Prefix of the names of module calls in a trace, both in torch.profiler's Python stacks and in our own events."""
 
 LEVELS = 3
-"""Most levels of a module path."""
+"""Largest number of levels in a module path."""
 
 DATA = re.compile(r"^enumerate\(DataLoader\)#")
 
 STEP = re.compile(r"^ProfilerStep#?(\d{1,18})\b")
 
 _DEPTH = 100
-"""Most enclosing operations that an origin has. Damaged traces nest all operations."""
+"""Largest number of enclosing operations that are stored. In a damaged trace, all operations may enclose each other."""
 
 _OPTIMIZER = "Optimizer.step#"
 
@@ -35,14 +35,14 @@ _LIBRARY = re.compile(r"^(?:torch/|threading\.py|contextlib\.py|importlib/|<)")
 
 
 Thread = tuple[str, str]
-"""Process and thread."""
+"""Process id and thread id of a trace event."""
 
 Modules = tuple[str, ...] | None
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Event of a host thread: an operation, an annotation, a call of the driver or a Python function."""
+    """Event of a host thread, such as an operation, an annotation, a CUDA runtime call or a Python function."""
 
     start: float
     end: float
@@ -59,18 +59,19 @@ class CallSite:
     """Place in the program from which a call was made."""
 
     operations: tuple[Call, ...] = ()
-    """Enclosing operations, the innermost first."""
+    """Operations that enclose the call, the innermost first."""
     in_optimizer: bool = False
     in_data: bool = False
     line: str | None = None
-    """Innermost Python function outside of torch. Else the innermost in torch."""
+    """File, line and name of the innermost Python function outside of torch. If all functions are in torch, the
+    innermost of them is given."""
     modules: Modules = None
-    """Enclosing modules, at most `LEVELS`, the outermost first. From our marks: the path of the innermost module. None:
-    not known."""
+    """Names of at most `LEVELS` enclosing modules, the outermost first. None means unknown. In traces with our own
+    module events, the only entry is the path of the innermost module."""
 
     @property
     def nodes(self) -> list[Call]:
-        """Enclosing nodes of autograd's graph in the backward, the innermost first."""
+        """Backward nodes of the autograd graph that enclose the call, the innermost first."""
         return [one for one in self.operations if one.name.startswith(_BACKWARD)]
 
 
@@ -79,24 +80,28 @@ NOWHERE = CallSite()
 
 @dataclass(slots=True)
 class Host:
-    """Calls of all threads, in order, each with its origin. The origin of an operation includes the operation."""
+    """Calls of all host threads, sorted by start, with the `CallSite` of each call.
+
+    The `CallSite` of an operation includes the operation itself.
+    """
 
     calls: list[Call]
     origins: dict[int, CallSite] = field(default_factory=dict)
-    """Origin by `id` of the call. Python functions have none."""
+    """`CallSite` of each call, by `id` of the call. Calls of Python functions are left out."""
     self_times: list[tuple[Call, Interval]] = field(default_factory=list)
-    """Parts of operations and collectives in which no inner operation ran on the thread."""
+    """Time spans of operations and collectives in which no nested operation ran on the same thread."""
     has_modules: bool = False
 
     def of(self, call: Call | None) -> CallSite:
-        """Return the origin of a call."""
+        """Return the `CallSite` of a call, or `NOWHERE` if it is unknown."""
         return NOWHERE if call is None else self.origins.get(id(call), NOWHERE)
 
 
 class _Forward:
-    """Modules of operations, by the sequence number that an operation shares with the node of its backward.
+    """Modules of forward operations, by thread and sequence number.
 
-    Each thread has its own sequence. Of operations with the same number, the last made the node.
+    A forward operation has the same sequence number as the autograd node that it makes. Each thread numbers its own
+    operations. If several operations of a thread have the same number, the last of them made the node.
     """
 
     def __init__(self) -> None:
@@ -104,15 +109,16 @@ class _Forward:
         self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
 
     def add(self, call: Call, origin: CallSite, *, again: bool) -> None:
-        """Add an operation. `again`: the operation ran within a backward, as in activation checkpointing."""
+        """Add a forward operation. `again` is True if it ran within a backward, as in activation checkpointing."""
         sequence = number(call.arguments.sequence)
         if sequence is not None:
             (self._again if again else self._first)[call.thread][sequence] = origin.modules
 
     def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
-        """Return the modules of the operation that made the innermost of some nodes, which `thread` ran.
+        """Return the modules of the forward operation that made the autograd node `nodes[0]`.
 
-        Within another node, a backward may belong to a forward that its own thread computed again.
+        `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, `thread` may
+        have recomputed the forward of the innermost node within an outer node.
         """
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
@@ -123,7 +129,7 @@ class _Forward:
 
 
 def read(calls: Iterable[Call]) -> Host:
-    """Find the origin of each call, thread by thread."""
+    """Return the calls of all host threads, with the `CallSite` of each call."""
     host = Host(sorted(calls, key=lambda call: (call.start, -call.end, call.kind, call.name, call.thread)))
     threads: dict[Thread, list[Call]] = {}
     for call in host.calls:
@@ -140,7 +146,7 @@ def read(calls: Iterable[Call]) -> Host:
 
 
 def _walk(host: Host, thread: Sequence[Call], forward: _Forward, backward: list[tuple[Call, list[Call]]]) -> None:
-    """Follow the calls of a thread with a stack."""
+    """Find the `CallSite` of each call of one thread. A stack holds the calls that enclose the current call."""
     stack = list[tuple[Call, CallSite]]()
     inner: dict[int, list[Interval]] = {}
     for call in thread:
@@ -177,14 +183,17 @@ def _rest(call: Call, inner: Iterable[Interval]) -> Iterator[Interval]:
 
 
 def is_work(call: Call) -> bool:
-    """Return True if a call is an operation, or a collective that runs on a thread of its own."""
+    """Return True if a call is an operation, or a collective on the CPU, such as "gloo:all_reduce".
+
+    Events that span a whole step, a fetch of the DataLoader or an optimizer's step are not work.
+    """
     if call.kind == "operation":
         return not DATA.match(call.name) and not STEP.match(call.name) and not call.name.startswith("Optimizer.")
     return call.kind == "annotation" and call.name.startswith(("gloo:", "mpi:", "ucc:"))
 
 
 def _within(outer: CallSite, call: Call) -> CallSite:
-    """Return the origin of calls within a call."""
+    """Return the `CallSite` of the calls that run within `call`."""
     if call.kind == "python":
         return _in_function(outer, call.name)
     if call.kind == "module":
@@ -209,7 +218,7 @@ def _within(outer: CallSite, call: Call) -> CallSite:
 
 
 def _in_function(outer: CallSite, name: str) -> CallSite:
-    """Return the origin of calls within a function of Python, which may be a module."""
+    """Return the `CallSite` of the calls that run within a Python function or within a call of a module."""
     if name.startswith(MODULE):
         modules = outer.modules or ()
         return outer if len(modules) == LEVELS else replace(outer, modules=(*modules, name.removeprefix(MODULE)))
@@ -218,7 +227,10 @@ def _in_function(outer: CallSite, name: str) -> CallSite:
 
 
 def _line(outer: str | None, name: str) -> str | None:
-    """Return the innermost function outside of torch and Python, else the innermost function with a line."""
+    """Return the name of a called Python function, with its file and line, or the name `outer` of its caller.
+
+    `outer` is returned if `name` has no line, or if only `outer` is outside of torch and Python's library.
+    """
     shown, library = _function(name)
     if shown is None or (library and outer is not None and not _LIBRARY.match(outer)):
         return outer
@@ -227,9 +239,9 @@ def _line(outer: str | None, name: str) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _function(name: str) -> tuple[str | None, bool]:
-    """Return the name of a function without the path of the installation, and True if torch or Python defines it.
+    """Return a function's name without the installation path, and True if torch or Python defines the function.
 
-    None, instead of the name: the call has no such name.
+    The name is None if the event's name has no Python file and line.
     """
     if not _FUNCTION.match(name):
         return None, True
@@ -238,14 +250,14 @@ def _function(name: str) -> tuple[str | None, bool]:
 
 
 class Cover:
-    """Union of intervals that answers how much of a time span it covers."""
+    """Sorted intervals without overlaps, for fast search of the intervals in a time span."""
 
     def __init__(self, parts: Sequence[Interval]) -> None:
         self._parts = parts
         self._ends = [part.end for part in parts]
 
     def within(self, start: float, end: float) -> Iterator[Interval]:
-        """Yield the parts from `start` to `end`."""
+        """Yield the intervals between `start` and `end`. Intervals that cross these times are cut."""
         for place in range(bisect_left(self._ends, start), len(self._parts)):
             part = self._parts[place]
             if part.start >= end:

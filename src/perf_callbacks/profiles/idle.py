@@ -1,4 +1,4 @@
-"""Causes of idle time of a device."""
+"""Find the causes of a device's idle time."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,36 +19,40 @@ DATA_CAUSE, COMMUNICATION, SYNC, HOST, DEVICE, UNKNOWN = CAUSES = (
 )
 
 SHORTEST_WAIT = 1.0
-"""Microseconds for which the host must wait for the device so that the call counts as a synchronization."""
+"""A host call counts as a synchronization if it waits for the device for more than this many microseconds."""
 
 LONGEST_START = 1000.0
-"""Microseconds that a device may take to start the first recorded work of a stream, once this work is launched. Longer:
-the device had work from before the recording, which the trace does not show."""
+"""Largest plausible delay, in microseconds, between the launch and the start of the first recorded kernel of a stream.
+
+A longer delay means that the device still ran work from before the recording. The trace doesn't show this work."""
 
 
 @dataclass(slots=True)
 class Idle:
-    """Idle time in microseconds, by cause, and of cause "sync" by line."""
+    """Idle time in microseconds by cause. For the cause "sync", the time is also given by source line."""
 
     by_cause: dict[str, float] = field(default_factory=dict)
     by_line: dict[str, float] = field(default_factory=dict)
 
     def add(self, cause: str, time: float) -> None:
-        """Add idle time."""
+        """Add idle time of one cause."""
         if time > 0:
             self.by_cause[cause] = self.by_cause.get(cause, 0.0) + time
 
 
 def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host) -> Idle:
-    """Divide the gaps between the work of a device by cause. `work` is in order of start.
+    """Divide the idle gaps between the kernels of a device by cause. `work` must be sorted by start.
 
-    In the part of a gap before the launch of the next work, the device waited for the host. The host was in the
-    DataLoader, or in a collective, or late. A host that has waited for the device is late by the duration of this wait:
-    without the wait, the host would have queued the next work earlier by this time. So much of the following gaps has
-    the cause "sync". The rest has the cause "host".
+    The launch of the next kernel divides a gap. After the launch, the cause is "device". Before the launch, the device
+    waited for the host. Time that the host spent in the DataLoader has the cause "data". Time that the host spent in a
+    collective has the cause "communication".
 
-    A graph has one launch for all its kernels. So gaps within a graph are gaps between queued work once the call that
-    launched the graph has returned.
+    All other time before the launch has the cause "sync" or "host". Assume that `loss.item()` waited 3 ms for the
+    device. Without this wait, the host would have launched the next kernels 3 ms earlier. So up to 3 ms of the gaps
+    after `loss.item()` have the cause "sync". All remaining time has the cause "host".
+
+    One call launches all kernels of a CUDA graph. So after the launch of a CUDA graph, gaps between its kernels have
+    the cause "device".
     """
     found = Idle()
     if not any([call.kind in {"operation", "runtime"} for call in host.calls]):
@@ -89,10 +93,10 @@ def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence
 
 
 def _waits(calls: Iterable[Call], busy: Cover, copies: Mapping[int, float]) -> Iterable[tuple[Call, float]]:
-    """Yield the calls in which the host waited while the device worked, and for how long.
+    """Yield each host call that waited for the busy device, with the duration of the wait in microseconds.
 
-    `copies` are the starts of the copies by `id` of their calls. An asynchronous call waits too if the memory of the
-    host is not pinned. A call that returned before its copy began did not wait.
+    `copies` maps the `id` of a host call to the start of the copy that the call launched. An asynchronous copy call
+    also waits if the host memory is not pinned. A copy call that returned before its copy began did not wait.
     """
     for call in calls:
         if call.kind != "runtime":
@@ -111,6 +115,6 @@ def _line(call: Call, host: Host) -> str:
 
 
 def _is_collective(call: Call) -> bool:
-    """Return True for calls of collectives. Annotations of the user, such as "step with allreduce", are none."""
+    """Return True if a call is a collective. A user's annotation, such as "step with allreduce", is not."""
     named = call.kind == "operation" or call.name.startswith(("nccl:", "gloo:", "mpi:", "ucc:"))
     return named and kernel_classes.of_name(call.name) == kernel_classes.COMMUNICATION

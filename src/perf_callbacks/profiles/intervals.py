@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """Time from `start` to `end`."""
+    """Time span from `start` to `end`, in microseconds."""
 
     start: float
     end: float
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
-    """Merge intervals that overlap or touch, in order of time.
+    """Merge intervals that overlap or touch. Return the merged intervals, sorted by start.
 
     >>> union([(5, 6), (0, 2), (1, 3)])
     [Interval(start=0, end=3), Interval(start=5, end=6)]
@@ -30,12 +30,14 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the time in intervals that don't overlap."""
+    """Return the total length of intervals. The intervals must not overlap."""
     return sum([end - start for start, end in intervals])
 
 
 def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of intervals outside of `covered`. Both are unions.
+    """Return the parts of `intervals` that lie outside of `covered`.
+
+    Each argument must be sorted and free of overlaps, like the result of `union`.
 
     >>> without([Interval(0, 10)], [Interval(2, 3), Interval(9, 12)])
     [Interval(start=0, end=2), Interval(start=3, end=9)]
@@ -56,9 +58,10 @@ def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[
 
 
 def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
-    """Divide busy time among intervals with ranks, so that each moment is counted once.
+    """Return each interval's share of the busy time. The shares add up to the length of the union of all intervals.
 
-    At each moment, the running intervals of the lowest rank share the time equally.
+    An interval is a tuple (start, end, rank). At each moment, only the running intervals with the smallest rank share
+    the time. Their shares are equal.
 
     >>> shares([(0, 10, 0), (5, 15, 1), (0, 10, 0)])
     [5.0, 5.0, 5.0]

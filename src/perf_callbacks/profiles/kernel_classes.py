@@ -1,4 +1,4 @@
-"""Classes of kernels and operations, by their names."""
+"""Find the class of a kernel or an operation by its name."""
 
 import re
 from collections.abc import Iterable
@@ -71,17 +71,18 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (INDEXING, r"index|gather|scatter|embedding|sort|topk|nonzero|routing"),
 )
-"""Class and pattern of its names, in the order in which the rules are tried. Patterns ignore case."""
+"""Pairs of a class and a regular expression for names. The first expression that matches a name decides its class.
+The expressions ignore case."""
 
 _PARTS = frozenset({SOFTMAX, REDUCTION, INDEXING})
-"""Classes of kernels that are often a part of a larger operation: softmax within attention, sums within a norm."""
+"""Classes of kernels that are often part of a larger operation, such as a softmax kernel within attention."""
 
 _COMPILED = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in RULES]
 
 
 @lru_cache(maxsize=1 << 16)
 def of_name(name: str) -> str | None:
-    """Return the class of a kernel or operation. None: no rule knows the name.
+    """Return the class of a kernel or an operation, or None if no rule matches its name.
 
     >>> of_name("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"), of_name("ncclDevKernel_AllGather_RING")
     ('contraction', 'communication')
@@ -90,9 +91,10 @@ def of_name(name: str) -> str | None:
 
 
 def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> str:
-    """Return the class of a kernel from its name, else from the operations that launched it, the innermost first.
+    """Return the class of a kernel by its name, or else by the operations that launched it, the innermost first.
 
-    If the name says softmax, reduction or indexing, an operation of another class, such as attention, decides.
+    If the name means softmax, reduction or indexing, an operation of another class decides, such as attention. Any
+    kernel in an optimizer's step has the class "optimizer", except a collective.
     """
     kind = of_name(name)
     if in_optimizer and kind != COMMUNICATION:

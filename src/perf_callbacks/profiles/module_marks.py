@@ -1,7 +1,7 @@
-"""Marks of modules in a trace of torch.profiler.
+"""Mark the calls of modules in a trace of torch.profiler.
 
-torch.profiler itself shows modules by Python's stacks, which more than double the time of a step. A mark is one event
-around each call of a module.
+torch.profiler itself shows modules only if it records Python stacks, and this more than doubles the time of a step. Our
+mark is a single trace event around each call of a module.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,10 @@ from perf_callbacks.profiles.host import LEVELS, MODULE
 
 
 def marks(model: nn.Module | None) -> Callable[[Patches], None]:
-    """Return a function that marks the calls of a model's modules until its patches are undone. Keeps no model alive.
+    """Return a function that turns on the marks of a model's modules.
 
-    A model may be anything: after an error, the trace shows no modules.
+    The function adds its change to the `Patches` that it receives. Undoing the patches turns the marks off. The
+    function holds only a weak reference to the model. If an error occurs, the trace shows no modules.
     """
     weak = None if model is None else ref(model)
 
@@ -35,12 +36,15 @@ def marks(model: nn.Module | None) -> Callable[[Patches], None]:
 
 
 def names(model: nn.Module) -> dict[int, str]:
-    """Return the name of the mark of each module that gets marks, by the id of the module."""
+    """Return the name of each module's trace event, by the `id` of the module.
+
+    Modules more than `LEVELS` levels deep are left out.
+    """
     return {key: MODULE + path for key, path in ModulePaths(model).by_id.items() if levels(path) <= LEVELS}
 
 
 def levels(path: str) -> int:
-    """Count the levels of a path. The number of a layer is no level.
+    """Count the levels of a module path. Layer numbers, and the `*` in their place, are not counted.
 
     >>> levels(""), levels("lm_head"), levels("model.layers.*.mlp"), levels("layer1.0.conv1")
     (0, 1, 3, 2)
@@ -49,10 +53,10 @@ def levels(path: str) -> int:
 
 
 def _marking(called: Mapping[int, str], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of `nn.Module.__call__` that marks the calls.
+    """Return a replacement of `nn.Module.__call__` that puts an event around each call into the trace.
 
-    Hooks would be part of the modules, and so of their copies and of files that a program writes meanwhile. A method of
-    the class is not. Compiled code doesn't call the replacement, and code that is compiled meanwhile has no marks.
+    Hooks would be stored in the modules. If the program copied or pickled a module, the copy would contain the hooks.
+    Compiled code doesn't call the replacement. While torch.compile traces a module, the replacement makes no event.
     """
     from torch._C._profiler import _RecordFunctionFast  # noqa: PLC0415 may not exist in other versions of torch
 

@@ -1,4 +1,7 @@
-"""Profile some steps of a fit: record them with torch.profiler, have the trace reduced, and write `profile` records."""
+"""Record some steps of a fit with torch.profiler, and write a `profile` record for each trace.
+
+A side process reduces each trace to the data of its record.
+"""
 
 import os
 import tempfile
@@ -28,32 +31,33 @@ from perf_callbacks.profiles.reducer import Reducer
 from perf_callbacks.profiles.side_process import MOST_BYTES
 
 AUTO, AUTO_STEPS, AUTO_TIMES = "auto", 3, 3
-"""Value of the setting, its number of steps per profile, and its largest number of profiles in a fit."""
+"""With `profile="auto"`, a profile has `AUTO_STEPS` steps, and a fit has at most `AUTO_TIMES` profiles."""
 
 MOST_PART = 0.05
-"""Largest part of a fit's time that the profiles of `auto` may take, after the first profile."""
+"""Largest share of a fit's time that all profiles of `profile="auto"` may take. The first profile has no limit."""
 
 MOST_NODES = 20_000
-"""Most nodes of autograd's graphs in a profile, about one per operation of the forward. To end a profile, torch holds
-the GIL: on a busy CPU, 0.9 s and 0.2 GB for 5,000 nodes, 7 s and 1.3 GB for 40,000, 49 s and 6 GB for 200,000. A
-device's kernels come on top."""
+"""Largest number of autograd graph nodes in a profile. A forward makes about one node per operation.
+
+torch holds the GIL while it ends a profile. On a busy CPU, ending a profile took 0.9 s and 0.2 GB for 5,000 nodes, 7 s
+and 1.3 GB for 40,000 nodes, and 49 s and 6 GB for 200,000 nodes. Kernels of a GPU take more time and memory."""
 
 MOST_TRIES = 3
-"""Number of evaluations or checkpoints in the first step of a profile after which the profile is given up."""
+"""Number of attempts to record a profile. An attempt fails if an evaluation or a checkpoint comes in its first step."""
 
 MOST_SECONDS = 60.0
-"""After this many seconds, no further step is added to a profile."""
+"""Number of seconds after which a profile records no further step."""
 
 CLOSE_SECONDS = 5.0
-"""Seconds that the end of a fit may wait for the side process."""
+"""Largest number of seconds that the end of a fit waits for the side process that reduces traces."""
 
 POLL_SECONDS = 0.02
 
 NO_WISH = 10**12
-"""Value of a rank that proposes no rank to profile: the least value wins."""
+"""Number that a rank sends if it proposes no profile. All ranks adopt the smallest number that any rank sends."""
 
 PER_TURN = 10**9
-"""Factor in a proposal: the number of the profile times this factor, plus the rank to profile."""
+"""A proposal is one integer: the number of the profile times `PER_TURN`, plus the rank to profile."""
 
 WISH = "profile"
 
@@ -63,7 +67,7 @@ HINT = "perf_callbacks: `profile` has no effect: %s."
 
 
 def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
-    """Profile steps of this fit, unless `profile` is "off"."""
+    """Return an observer that profiles some steps, or None if `profile` is "off" or profiling is impossible."""
     setting = recorder.config.profile
     if setting == "off":
         return None
@@ -87,10 +91,10 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
 
 
 class ProfileWatch(Observer):
-    """Records steps on one rank, and excludes these steps on all ranks.
+    """Profiles steps on one rank, and excludes these steps from the measurements of all ranks.
 
-    Rank 0 proposes the rank that `auto` profiles. So all ranks know the rank and the first step in advance, and no rank
-    takes the delay for a slow step.
+    With `profile="auto"`, rank 0 proposes which rank to profile. All ranks receive the proposal before the profile
+    begins. So no rank mistakes a step that the profiler delays for a slow step.
     """
 
     def __init__(
@@ -104,14 +108,14 @@ class ProfileWatch(Observer):
         self._rank, self._several = recorder.run.rank, recorder.run.world_size > 1
         self._auto = setting == AUTO
         self._first: int | None = None
-        """First step of the next profile, by the trainer's count. None: no profile is planned."""
+        """Trainer's number of the step with which the next profile begins. None means that no profile is planned."""
         self._chosen, self._count = 0, AUTO_STEPS
         if not self._auto:
             self._first, self._count = map(int, setting.split(":"))
         self._wish, self._turns, self._agreed = NO_WISH, 0, 0
         self._left = self._tries = 0  # steps still to exclude, and interrupted attempts
         self._profiler: StepProfiler | None = None
-        self._most, self._whole, self._at = 0, 0, 0  # steps and whole steps of the running profile, and its first step
+        self._most, self._whole, self._at = 0, 0, 0  # the running profile's most steps, complete steps, first step
         self._nodes, self._before = torch_profiler.graph_nodes(), recorder.step
         self._thread = threading.get_ident()
         self._process = os.getpid()
@@ -126,14 +130,14 @@ class ProfileWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Step at whose end a profile may begin. While steps are profiled or excluded, every step is due."""
+        """Number of the step after which the next profile begins, or 0 while a profile runs."""
         if self._left:
             return 0
         return NEVER if self._first is None else self._first - 1
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Proposal of rank 0: the number of the profile, and the rank to profile. Other ranks propose nothing."""
+        """Proposal of this rank for the next profile. Only rank 0 proposes a profile; other ranks send `NO_WISH`."""
         return {WISH: self._wish} if self._auto else {}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
@@ -144,12 +148,12 @@ class ProfileWatch(Observer):
             self._agreed, self._chosen, self._first, self._tries = turn, rank, step + 1, 0
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Propose to profile a confirmed straggler."""
+        """Propose to profile a rank that was confirmed as a straggler."""
         if kind == "straggler" and self._several and self._rank == 0:
             self._propose(int(details["rank"]))
 
     def record_written(self, record: Record) -> None:
-        """Propose to profile a single process after a confirmed slow step."""
+        """Propose a profile after a confirmed slow step, if the job has only one process."""
         if isinstance(record, Straggler) and not self._several:
             self._propose(0)
 
@@ -162,7 +166,7 @@ class ProfileWatch(Observer):
             self._wish = self._turns * PER_TURN + rank
 
     def step_began(self) -> None:
-        """Begin a profile, or its next step."""
+        """Begin the planned profile, or mark the next step of the running profile."""
         step, engine = self._recorder.step, self._recorder.engine
         if not self._left:
             if self._first is None or step + 1 < self._first or engine.excluded is not None:
@@ -184,7 +188,7 @@ class ProfileWatch(Observer):
                     self._profiler.mark(step + 1)
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002 the step is excluded
-        """End the profile after its last step."""
+        """End the running profile after its last step."""
         if not self._left:
             return
         self._left -= 1
@@ -197,7 +201,10 @@ class ProfileWatch(Observer):
             self._spent_seconds += self._recorder.clock() - self._started
 
     def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
-        """End the profile before any span. If no step is complete, profile the step after the next instead."""
+        """End the running profile before an evaluation, a checkpoint or another span.
+
+        If the profile has no complete step yet, plan another attempt, which begins with the next step.
+        """
         again = self._left > 0 and self._left == self._count + self._several
         if self._profiler is not None:
             self._finish()
@@ -210,21 +217,21 @@ class ProfileWatch(Observer):
                 self._say("an evaluation or a checkpoint comes in each step")
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 both may be the end of the training
-        """End the profile: training may be over, or other work may follow."""
+        """End the running profile when a loop leaves its loader, because training may be over."""
         if self._profiler is not None and self._whole:
             self._finish()
 
     def summary(self) -> dict[str, tuple[Profile, ...]]:
-        """Return the profiles of this rank, in short."""
+        """Return this rank's profiles for the `summary` record, each in its short form."""
         return {"profiles": tuple([one.short() for one in [*self._profiles]])}
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Write the records that the side process has made."""
+        """Write the `profile` records that the side process has finished."""
         self._take_answers()
         return self._recorder.active and self._reducer is not None
 
     def before_summary(self) -> None:
-        """Wait a moment for the side process, and write its last records."""
+        """Wait up to `CLOSE_SECONDS` for the side process, and write its last `profile` records."""
         deadline = monotonic() + CLOSE_SECONDS
         self._take_answers()
         while self._traces and os.getpid() == self._process and monotonic() < deadline:
@@ -238,7 +245,7 @@ class ProfileWatch(Observer):
             side.dismiss()
 
     def closed(self) -> None:
-        """End the profile. `before_summary` then writes its record."""
+        """End the running profile. `before_summary` later writes the record of this profile."""
         self._first, self._left = None, 0
         if self._profiler is not None:
             self._finish()
@@ -258,7 +265,10 @@ class ProfileWatch(Observer):
             self._profiler.start(step)
 
     def _finish(self) -> None:
-        """End the recording, and pass the trace on. The stall watch takes this for a span, and so waits longer."""
+        """End the recording, and pass the trace to the side process.
+
+        Meanwhile a span is open, so that the stall watch waits longer before it reports a stall.
+        """
         profiler, self._profiler = self._profiler, None
         if profiler is None or os.getpid() != self._process or threading.get_ident() != self._thread:
             return
@@ -298,7 +308,7 @@ class ProfileWatch(Observer):
         self._traces.append((trace, kept))
 
     def _take_answers(self) -> None:
-        """Write the records that the side process has made. Two threads may call this method."""
+        """Write the `profile` records that the side process has finished. Any thread may call this method."""
         if os.getpid() != self._process or not self._answering.acquire(blocking=False):
             return
         try:
@@ -328,7 +338,7 @@ class ProfileWatch(Observer):
             log.warning("perf_callbacks: the trace %s was not kept: %s.", kept.name, answer["unkept"])
 
     def _no_profile(self) -> guard:
-        """Return a guard that gives the profile up after an error of ours or of torch.profiler."""
+        """Return a context manager that gives the profile up if its block raises an error."""
         return guard(self._give_up)
 
     def _give_up(self, error: Exception) -> None:
@@ -343,7 +353,7 @@ class ProfileWatch(Observer):
         self._warn(NO_PROFILE, reason)
 
     def _warn(self, message: str, reason: str, **details: Any) -> None:
-        """Log the first reason only."""
+        """Log the first warning of this observer, and ignore all later warnings."""
         if not self._said:
             self._said = True
             log.warning(message, reason, **details)

@@ -1,4 +1,4 @@
-"""FLOPs of operations in a trace, from the shapes of their inputs. 2 per multiplication and addition."""
+"""Compute the FLOPs of operations in a trace from their input shapes. A multiply-add counts as 2 FLOPs."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +15,11 @@ _COUNTED = frozenset({kernel_classes.CONTRACTION, kernel_classes.ATTENTION, kern
 
 
 def of(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None]:
-    """Return the operation that gives some work its FLOPs, and its FLOPs: the innermost with a formula.
+    """Return the innermost operation whose FLOPs can be computed, and its FLOPs.
 
     Args:
-        operations: The operations around the work, the innermost first.
-        kind: Class of the work. Copies and sums within a product have no FLOPs.
+        operations: The operations that enclose the device work, the innermost first.
+        kind: Class of the device work. A copy or a sum within a matrix product gets no FLOPs.
     """
     for call in operations:
         given = number(call.arguments.flops)
@@ -32,7 +32,7 @@ def of(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None
 
 
 def _computed(call: Call, formula: Callable[[Shapes, Sequence[object]], int]) -> float | None:
-    """Apply a formula. None: the trace has no shapes, or impossible ones."""
+    """Return the FLOPs that a formula gives, or None if the trace has no usable shapes."""
     shapes, values = call.arguments.shapes, call.arguments.values
     try:
         return float(formula(shapes, values if isinstance(values, list) else ())) or None
@@ -41,22 +41,23 @@ def _computed(call: Call, formula: Callable[[Shapes, Sequence[object]], int]) ->
 
 
 def _product(shapes: Shapes, _: Sequence[object], *, first: int = 0) -> int:
-    """Count a product of [..., m, k] x [..., k, n], or x [k]."""
+    """Return the FLOPs of a product of [..., m, k] with a matrix [..., k, n] or a vector [k]."""
     left, right = shapes[first], shapes[first + 1]
     return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
 def _attention(shapes: Shapes, _: Sequence[object], *, first: int = 0, of_key: int = 1, of_value: int = 1) -> int:
-    """Count `of_key` products with queries and keys, and `of_value` with values. Causal attention counts in full.
+    """Return the FLOPs of attention whose operands have the shape [batch, heads, tokens, size].
 
-    Operands: [batch, heads, tokens, size].
+    `of_key` is the number of products of the size of queries times keys. `of_value` is the number of products of the
+    size of weights times values. Causal attention counts as if no token were masked.
     """
     query, key, value = shapes[first : first + 3]
     return 2 * prod(query[:-1]) * key[-2] * (of_key * query[-1] + of_value * value[-1])
 
 
 def _convolution(shapes: Shapes, values: Sequence[object]) -> int:
-    """Count a convolution: each element of the result takes a product with the weights of its channel."""
+    """Return the FLOPs of a convolution. Each output element takes a product with the weights of its channel."""
     image, weight = shapes[0], shapes[1]
     stride, padding, dilation = [json.loads(str(values[place])) for place in (3, 4, 5)]
     if str(values[6]).lower() not in {"false", "0"}:  # transposed: each element of the image
@@ -69,7 +70,10 @@ def _convolution(shapes: Shapes, values: Sequence[object]) -> int:
 
 
 def _convolution_backward(shapes: Shapes, values: Sequence[object]) -> int:
-    """Count the gradients of image and weights: each has the FLOPs of the forward."""
+    """Return the FLOPs of a convolution's backward.
+
+    The gradient of the image takes as many FLOPs as the forward, and so does the gradient of the weights.
+    """
     gradient, image, weight = shapes[:3]
     transposed = str(values[7]).lower() not in {"false", "0"}
     wanted = json.loads(str(values[10]).lower())[:2]
@@ -77,7 +81,7 @@ def _convolution_backward(shapes: Shapes, values: Sequence[object]) -> int:
 
 
 def _at(values: Sequence[int], place: int) -> int:
-    """Return the value of a dimension: a list may have one value for all."""
+    """Return the value for a dimension. The only value of a list of length 1 holds for all dimensions."""
     return values[place] if len(values) > 1 else values[0]
 
 

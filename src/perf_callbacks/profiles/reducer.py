@@ -1,4 +1,4 @@
-"""The training's side of the process that reduces traces. No method waits."""
+"""Send traces to the side process that reduces traces, and receive the answers. No method waits for the process."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from perf_callbacks.profiles import side_process
 
 
 class Reducer(SideProcess):
-    """Passes traces to a side process, which starts with the fit: a process that starts later would cost time."""
+    """Sends traces to a side process. The process starts with the fit, because a later start would delay training."""
 
     def __init__(self) -> None:
         paths = json.dumps([path for path in sys.path if path])
@@ -25,17 +25,20 @@ class Reducer(SideProcess):
         weakref.finalize(self, let_go, self._socket, self._process).atexit = False
 
     def send(self, trace: Path, kept: Path, last: int) -> None:
-        """Pass a trace on, with the number of its last whole step. Raise `OSError` if the side process was killed."""
+        """Send the path of a trace and the number of its last complete step to the side process.
+
+        Raise `OSError` if the side process was killed.
+        """
         job = json.dumps({"trace": str(trace), "kept": str(kept), "last": last}).encode() + b"\n"
         if self._socket.send(job, NO_SIGNAL) < len(job):
             raise BlockingIOError("the side process doesn't read")
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return the answers since the last call."""
+        """Return the answers that the side process sent since the previous call of this method."""
         return [json.loads(line) for line in self._lines()]
 
     def dismiss(self) -> None:
-        """Close the socket: the side process ends after its job. Idempotent."""
+        """Close the socket, so that the side process ends after its current job. A second call does nothing."""
         self.over = True
         if os.getpid() == self._process_id:  # closing is not enough while a forked child holds the same socket
             with suppress(OSError):
@@ -44,5 +47,5 @@ class Reducer(SideProcess):
 
 
 def why_not() -> str | None:
-    """Return the reason why no side process can be started. None: a side process can be started."""
+    """Return the reason why no side process can be started, or None if one can be started."""
     return beside.why_not(side_process.__file__, "profiles")

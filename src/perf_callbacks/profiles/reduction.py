@@ -15,11 +15,11 @@ from perf_callbacks.profiles.intervals import Interval, length, shares, union, w
 from perf_callbacks.profiles.trace_events import MOST_BYTES, Trace, TraceError, read
 
 MOST_MODULES = 100
-"""Most modules of a record."""
+"""Largest number of modules in a `profile` record."""
 
 
 def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
-    """Read a trace and reduce it. Raise `TraceError`, with the path in its text, if this is impossible."""
+    """Return the `Profile` of a trace file. If the file has no profile, raise `TraceError` with the path."""
     try:
         return reduce(read(path, most_bytes))
     except NoWorkError as error:
@@ -29,11 +29,11 @@ def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
 
 
 class NoWorkError(TraceError):
-    """Trace that has no work, or has the work of several processes."""
+    """Raised if a trace has neither kernels nor operations, or has the work of several processes."""
 
 
 def reduce(trace: Trace) -> Profile:
-    """Reduce a trace. Raise `NoWorkError` if the trace has no work or is of several processes."""
+    """Return the `Profile` of a trace. Raise `NoWorkError` if the trace has no work or has several processes."""
     timelines = split(trace.traceEvents)
     processes = {call.thread[0] for call in timelines.calls if call.kind != "python"}  # some of these have process 0
     if len(processes) > 1:  # correlations, steps and threads of several ranks have the same numbers
@@ -83,7 +83,10 @@ def _module(work: DeviceWork) -> str:
 
 
 def _by_module(work: Sequence[DeviceWork]) -> list[tuple[str, DeviceWork]]:
-    """Return work with its module. Of many modules, the modules with the least time share a line."""
+    """Return pairs of a module's name and device work.
+
+    The `MOST_MODULES` modules with the most time keep their names. All other modules get the name `OTHERS`.
+    """
     found = [(_module(one), one) for one in work]
     kept = dict(_descending(_sums([(path, one.share) for path, one in found]))[:MOST_MODULES])
     return [(path if path in kept else OTHERS, one) for path, one in found]
@@ -98,7 +101,7 @@ def _busy(timelines: Timelines, name: tuple[str, str]) -> float:
 
 
 def _steps(calls: Iterable[Call]) -> list[Call]:
-    """Return the steps that the profiler marked, in order, without a last step in which nothing happened."""
+    """Return the steps that the profiler marked, sorted by start. Drop steps at the end in which no work began."""
     calls = [call for call in calls if call.kind in {"operation", "annotation"}]
     steps = [call for call in calls if STEP.match(call.name)]
     starts = [call.start for call in calls if hosts.is_work(call)]
@@ -116,10 +119,11 @@ def _number(step: Call) -> int | None:
 
 
 def _window(steps: Sequence[Call], work: Sequence[DeviceWork], span: Interval) -> tuple[Interval, list[DeviceWork]]:
-    """Return the time of the steps and of the work that the steps launched, and the work within, cut to this time.
+    """Return the time span of the profiled steps, and the device work within this span.
 
-    A device may still do the work of earlier steps when the first step begins. The time begins when this work is done,
-    so that it contains the work of each step once. Work without a known launch was launched before the recording.
+    The span ends when the last step and all work that the steps launched have ended. When the first step begins, the
+    device may still run work of earlier steps. The span begins when this earlier work has ended. Work that crosses an
+    end of the span is cut. Work without a known launch counts as earlier work if it began before all work of the steps.
     """
     if steps:
         start, end = steps[0].start, max([step.end for step in steps])
@@ -144,5 +148,5 @@ def _sums(times: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _descending(times: dict[str, float]) -> list[tuple[str, float]]:
-    """Return the times above 0, the longest first."""
+    """Return the names and times of all times above 0, the longest time first."""
     return sorted([item for item in times.items() if item[1] > 0], key=lambda item: (-item[1], item[0]))

@@ -1,7 +1,8 @@
-"""A process beside the training: reduces traces at low priority.
+"""Side process of a training, which reduces traces of torch.profiler at low priority.
 
-Each line on stdin is a job: the path of a trace, the path for its gzipped copy, and the number of its last whole step.
-For each job, a line on stdout has the `profile` record, or the reason why there is none.
+Each line on stdin is a job: the path of a trace, the path for a gzipped copy, and the number of the last complete step
+in the trace. For each job, the process writes one line to stdout: the `profile` record, or the reason why there is no
+record.
 """
 
 import gzip
@@ -14,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 
 MOST_KEPT_BYTES = 20_000_000
-"""Largest gzipped trace that is kept."""
+"""Largest size of a gzipped trace that is kept."""
 
 MOST_BYTES = 200_000_000
-"""Largest trace that is reduced, in bytes of JSON. Reading takes up to five times as much memory, which the training
-may need."""
+"""Largest trace that is reduced, in bytes of JSON. Reading a trace of 200 MB takes up to 1 GB of memory, which the
+training may need."""
 
 LOWEST_PRIORITY = 19
 
 
 def main() -> None:
-    """Do the jobs on stdin, until the training ends."""
+    """Read jobs from stdin and write their answers to stdout, until the training process ends."""
     if hasattr(os, "nice"):
         os.nice(LOWEST_PRIORITY)
     try:  # noqa: SIM105 `contextlib.suppress` is banned, and ours can't be imported here
@@ -42,7 +43,11 @@ def main() -> None:
 
 
 def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
-    """Reduce a trace up to its last whole step, keep a gzipped copy unless it is too large, and remove the trace."""
+    """Reduce a trace, store a gzipped copy at `kept`, and delete the trace.
+
+    `last` is the number of the last complete step. The mark of the step after `last` is ignored. A gzipped copy that is
+    larger than `MOST_KEPT_BYTES` is deleted.
+    """
     events = importlib.import_module("perf_callbacks.profiles.trace_events")
     reduction = importlib.import_module("perf_callbacks.profiles.reduction")  # an idle process needs no memory for it
     pack = importlib.import_module("perf_callbacks.kernel.records.codec").pack
@@ -66,7 +71,10 @@ def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
 
 
 def _keep(trace: Path, kept: Path) -> int:
-    """Compress a trace, and return the size. Remove the trace, and a copy that is too large."""
+    """Compress a trace, delete the original, and return the compressed size in bytes.
+
+    If the compressed trace is larger than `MOST_KEPT_BYTES`, delete it too.
+    """
     partial = kept.with_name(kept.name + ".part")
     try:
         with trace.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as target:

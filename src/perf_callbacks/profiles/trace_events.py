@@ -12,7 +12,7 @@ import msgspec
 from perf_callbacks.kernel.settings.config import printable
 
 MOST_BYTES = 1_000_000_000
-"""Largest trace that is read, in bytes of JSON. Reading takes up to five times as much memory."""
+"""Largest trace that is read, in bytes of JSON. Reading a trace of 1 GB takes up to 5 GB of memory."""
 
 _CHUNK = 1 << 24
 
@@ -22,11 +22,11 @@ Scalar = int | float | str | bool | None
 
 
 class TraceError(ValueError):
-    """Trace that can't be read. The text is a sentence for the user."""
+    """Raised if a trace can't be read. The error message is a sentence for the user."""
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """Arguments of an event. Kineto spelled some names differently in 2021."""
+    """Arguments of a trace event. In 2021, torch.profiler spelled some names of arguments differently."""
 
     correlation: Any = None
     external_id: Any = msgspec.field(default=None, name="External id")
@@ -44,7 +44,7 @@ NO_ARGUMENTS = Arguments()
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """Event of a trace. Times in microseconds."""
+    """Event of a trace. The times `ts` and `dur` are in microseconds."""
 
     ph: str = ""
     cat: str | None = None
@@ -57,21 +57,21 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class TraceDevice(msgspec.Struct, gc=False):
-    """Device as the trace describes it."""
+    """Description of a device in a trace."""
 
     id: Scalar = None
     name: str = ""
 
 
 class Trace(msgspec.Struct):
-    """The parts of a trace that matter."""
+    """Events and device descriptions of a trace. Other parts of the file are ignored."""
 
     traceEvents: list[TraceEvent]  # noqa: N815 the name in the file
     deviceProperties: list[TraceDevice] = []  # noqa: N815 as above
 
 
 def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
-    """Read a trace, gzipped or not. Raise `TraceError` if this is impossible."""
+    """Read a trace file, which may be gzipped. Raise `TraceError` if the file can't be read."""
     shown = printable(str(path))
     try:
         data = _bytes(path, most_bytes)
@@ -91,7 +91,7 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
 
 
 def decode(data: bytes | bytearray) -> Trace:
-    """Decode a trace: an object with `traceEvents`, or a list of events."""
+    """Decode the JSON of a trace, which is an object with the key `traceEvents`, or a list of events."""
     try:
         found = msgspec.json.decode(data, type=Trace | list[TraceEvent])
     except msgspec.ValidationError:
@@ -104,7 +104,7 @@ def decode(data: bytes | bytearray) -> Trace:
 
 
 def _bytes(path: Path, most: int) -> bytearray | None:
-    """Return the uncompressed bytes of a file. None: there are more than `most`."""
+    """Return the uncompressed bytes of a file, or None if there are more than `most` bytes."""
     with path.open("rb") as plain:
         zipped = plain.read(2) == _GZIP
     data = bytearray()
@@ -121,7 +121,7 @@ def _short(error: Exception) -> str:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number from a trace; None for anything else."""
+    """Convert a value of a trace to a finite float. Return None if the value is no finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Bundles of parts of a window: the summed amounts of several ranks, and their signals side by side.
+"""Bundles: the data of several ranks for one window, with summed amounts and with the signals of each rank.
 
-The first rank of a machine bundles the parts of its ranks. So rank 0 handles a few numbers per machine, for any number
-of ranks.
+The part of a rank is its data for one window. The first rank of a machine bundles the parts of all ranks of the
+machine. So rank 0 handles one bundle per machine instead of one part per rank.
 """
 
 from array import array
@@ -17,42 +17,43 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""An amount of this size or more counts as unknown. So sums over all ranks of a job stay far below 128 bits."""
+"""An amount of this size or more counts as unknown. So sums over all ranks of a job need far fewer than 128 bits."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
 class Bundle:
-    """Work of several ranks in one window. Their step counts agree, and their signals have the same names."""
+    """Work of several ranks in one window. The ranks agree in their step counts and in the names of their signals."""
 
     window: int
-    """Number of the window. This field and the next five are those of `Part`."""
+    """Number of the window. This field and the next five have the same meaning as in `Part`."""
     length: int
     world_size: int
     data_parallel: int
     steps: int
     attempt: int
     seconds: float
-    """Seconds of the slowest of these ranks."""
+    """Seconds that the slowest of these ranks took."""
     amounts: tuple[int | None, ...]
-    """Samples, tokens, useful tokens, model and hardware FLOPs of these ranks together. None: a rank doesn't know."""
+    """Samples, tokens, useful tokens, model FLOPs and hardware FLOPs of these ranks together. None if a rank doesn't
+    know its amount."""
     asks: Mapping[str, int]
-    """Values that the ranks propose: for each name, the least proposal."""
+    """Values that the ranks propose: for each name, the smallest proposal."""
     ranks: "array[int]"
     """The ranks, in ascending order."""
     axes: tuple[str, ...]
-    """Names of the ranks' coordinates. Empty: unknown."""
+    """Names of the coordinates of each rank, such as "data". Empty: unknown."""
     places: "array[int]"
-    """Coordinates, rank by rank."""
+    """Coordinates of the ranks, rank by rank in the order of `axes`."""
     names: tuple[str, ...]
     """Names of the signals."""
     columns: "array[float]"
-    """Signals, rank by rank and signal by signal: `length` values each."""
+    """Values of the signals, rank by rank and, for each rank, signal by signal. Each signal has `length` values."""
     resources: "array[float]"
     """Use of the machine, rank by rank, in the order of `RESOURCES`; `UNKNOWN` if a rank doesn't know a value."""
 
     @classmethod
     def of(cls, part: Part) -> "Bundle":
-        """Make a bundle from a part whose useful tokens have been read from the device."""
+        """Make a bundle from one rank's part, whose useful tokens must have been read from the device before."""
         amounts = part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops
         return cls(
             window=part.window,
@@ -87,7 +88,7 @@ class Bundle:
         }
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank; empty if unknown."""
+        """Return the coordinates of each rank, by name; empty if unknown."""
         number = len(self.axes)
         starts = range(0, len(self.places), number) if number else ()
         places = [self.places[start : start + number] for start in starts]
@@ -97,7 +98,7 @@ class Bundle:
 class RankSignals(Mapping[str, "array[float]"]):
     """Signals of one rank, by name.
 
-    A signal is cut out of the bundle on access, since readers use one signal of most ranks.
+    A signal is cut out of the bundle on access, because readers use only one signal of most ranks.
     """
 
     __slots__ = ("_columns", "_length", "_places", "_start")
@@ -124,7 +125,7 @@ class RankSignals(Mapping[str, "array[float]"]):
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
-    """Merge bundles whose ranks counted alike. The bundles must be in the order of their ranks."""
+    """Merge bundles that agree in window, counts and names. The bundles must be sorted by rank."""
     alike: dict[object, list[Bundle]] = {}
     for one in bundles:
         alike.setdefault((*_counting(one), one.attempt, one.axes, one.names), []).append(one)
@@ -148,11 +149,11 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 
 
 class Combination:
-    """Sum over all ranks of one window, built in slices, because thousands of ranks take milliseconds.
+    """Sums the data of all ranks for one window, bit by bit, because thousands of ranks take milliseconds.
 
-    Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. If several ranks compute the
-    same samples, the sum is divided by the number of these ranks. If the result isn't a whole number, the ranks counted
-    differently, and the amount is unknown.
+    Sums are exact. A sum is unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
+    samples, the sum is divided by the number of these ranks. If the quotient isn't a whole number, the ranks counted
+    differently, and the sum is unknown.
     """
 
     def __init__(self) -> None:
@@ -175,10 +176,10 @@ class Combination:
         self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
-        """Return the window, without the missing ranks.
+        """Return the combined window of all ranks except the missing ranks.
 
-        None if the ranks' parts don't fit together. This includes ranks with different numbers of included steps: their
-        amounts belong to no common time.
+        Return None if the ranks' data don't fit together, for example because ranks included different numbers of
+        steps.
         """
         if len(self._counting) != 1:
             return None

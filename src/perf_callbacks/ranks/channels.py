@@ -1,6 +1,6 @@
-"""Named channels between ranks: a feature writes notes for the other ranks, and the exchange passes them on unread.
+"""Named channels between ranks: features write notes for other ranks, and the exchange passes the notes on unread.
 
-A channel has one note per rank and one note that all ranks share. Notes are text, which the feature packs and unpacks.
+A channel has one note per rank and one note that all ranks share. A note is text, which the feature packs and unpacks.
 """
 
 from abc import ABC, abstractmethod
@@ -15,15 +15,15 @@ class Channel:
     def __init__(self, name: str, board: StoreNotes | FileNotes, fit: str, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.fit = fit
-        """Identifies the fit."""
+        """Id of the fit."""
         self.seen = ""
-        """Shared note, with its fit, as this rank last read or wrote it. The rank that talks for its machine passes
-        this note on."""
+        """Shared note, with the id of its fit, as this rank last read or wrote it. If this rank talks with the store
+        for its machine, it passes the note on to the machine's other ranks."""
         self._name, self._board = name, board
 
     @property
     def reads_all(self) -> bool:
-        """True if this rank reads the notes of all ranks. False if another rank of its machine reads them."""
+        """True if this rank reads the notes of all ranks. False if another rank of its machine reads the notes."""
         return isinstance(self._board, StoreNotes)
 
     def put(self, note: str) -> None:
@@ -49,7 +49,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note unless another rank changed it since this rank last read it. Return True if written."""
+        """Write the shared note if no other rank changed it since this rank's last reading. Return True if written."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:
@@ -57,25 +57,25 @@ class Channel:
         return claimed
 
     def forget(self) -> None:
-        """Forget the shared note: other ranks of this machine see no note until this rank reads again."""
+        """Forget the shared note. Other ranks of this machine see no note until this rank reads the note again."""
         self.seen = ""
 
     def _own(self, text: str) -> str:
-        """Return a note without its fit; "" for a note of another fit."""
+        """Return a note without the id of its fit; "" for a note of another fit."""
         fit, _, note = text.partition(" ")
         return note if fit == self.fit else ""
 
 
 class ChannelHandler(ABC):
-    """Base class of a feature's side of a channel. The exchange calls the handler in a side thread.
+    """Base class for a feature that uses a channel. The exchange calls the handler in a side thread.
 
-    That thread keeps the handler alive, so a handler must hold neither the recorder nor the exchange.
+    The side thread keeps the handler alive, so a handler must hold neither the recorder nor the exchange.
     """
 
     @abstractmethod
     def round(self, channel: Channel, now: float) -> float | None:
-        """Read and write notes. Return the seconds until the next round; None: no round until `Exchange.wake`."""
+        """Read and write notes. Return the seconds until the next round; None to wait for `Exchange.wake`."""
 
     @abstractmethod
     def leave(self, channel: Channel) -> None:
-        """Write the last note: the fit of this rank is over."""
+        """Write the last note, because the fit of this rank has ended."""

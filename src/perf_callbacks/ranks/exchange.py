@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
 A side thread makes all calls to the process group's store, and each call returns at once. If a rank crashes, hangs,
-ends early or lacks the callback, windows are closed without its parts; training continues.
+ends early or lacks the callback, windows are closed without its data, and training continues.
 """
 
 import atexit
@@ -32,10 +32,11 @@ AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""
 
 CLOSE_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the thread, which ends at once unless the store does not answer."""
+"""Seconds that the end of a fit may wait for the side thread. The thread ends at once unless the store does not answer.
+"""
 
 EXIT_SECONDS = 1.0
-"""Seconds that the end of the interpreter may wait for a call that the store does not answer."""
+"""Seconds that the end of the interpreter may wait for a side thread whose call the store does not answer."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -75,14 +76,14 @@ def meet(place: Place, config: PerfConfig) -> "Exchange | None":
 
 
 def of(recorder: Recorder) -> "Exchange | None":
-    """Return the exchange of a fit, for a feature; None if the fit has none."""
+    """Return the exchange of a fit; None if the fit has none."""
     return recorder.ranks if isinstance(recorder.ranks, Exchange) else None
 
 
 class Exchange:
-    """This rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
+    """One rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
 
-    The window length, run and directory of rank 0 hold for all ranks. The values of other ranks have no effect. If rank
+    Rank 0's window length, run id and directory hold for all ranks. The values of other ranks have no effect. If rank
     0's `window` is None, nothing is exchanged.
     """
 
@@ -118,7 +119,7 @@ class Exchange:
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
-        """Wait for rank 0's settings; None at the timeout. Later settings appear in `job_settings`."""
+        """Return rank 0's settings, or None after the timeout. Settings that come later appear in `job_settings`."""
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
         return self._rounds.job_settings
@@ -130,18 +131,18 @@ class Exchange:
 
     @property
     def window(self) -> int | None:
-        """Optimizer steps per window. None: not known yet, or nothing is exchanged."""
+        """Optimizer steps per window. None: the number is not known yet, or nothing is exchanged."""
         return self._rounds.job_settings.window if self._rounds.job_settings is not None else None
 
     @property
     def signals(self) -> bool:
-        """True: parts of this fit carry signals. False: parts carry none, or this is not known yet."""
+        """True: ranks also exchange signals, such as the times of each step. False: ranks don't, or not yet."""
         job_settings = self._rounds.job_settings
         return job_settings is not None and job_settings.window is not None and job_settings.signals
 
     @property
     def role(self) -> Mapping[str, int]:
-        """Coordinates of this rank in the layout of the job, which its parts carry. Empty: unknown."""
+        """Coordinates of this rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
         return self._rounds.role
 
     @role.setter
@@ -151,15 +152,15 @@ class Exchange:
     def add_reader(self, reader: WindowReader) -> None:
         """Register a reader of the gathered windows on rank 0; other ranks ignore the call.
 
-        The exchange holds the reader weakly: its thread must not keep an abandoned fit alive. After an error, the
-        reader gets no more windows.
+        The exchange holds only a weak reference to the reader, because its thread must not keep an abandoned fit alive.
+        A reader that raises an exception gets no more windows.
         """
         if isinstance(self._rounds, Leader):
             self._rounds.readers.append(weakref.ref(reader))
 
     @property
     def latest(self) -> Window | None:
-        """Newest window of rank 0 that this rank has received. None before the first window."""
+        """Newest window that rank 0 closed and this rank received. None before the first window."""
         return self._rounds.latest
 
     @property
@@ -170,20 +171,20 @@ class Exchange:
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, one rank per machine talks with the store. That rank passes on only the channels that it
-        has opened itself.
+        In a job of many ranks, one rank per machine talks with the store, and passes on only the channels that it has
+        opened itself.
         """
         self._rounds.open(name, handler)
 
     def wake(self) -> None:
-        """Make the thread run a round soon, because a handler has a note to write."""
+        """Make the side thread run a round soon, because a handler has a note to write."""
         if self._talk.here:
             self._talk.wake()
 
     def offer(self, part: Part) -> None:
-        """Hand this rank's part of a finished window to the thread, which keeps only recent parts.
+        """Hand this rank's data of a finished window to the side thread, which keeps only recent windows.
 
-        A device may still be computing the useful tokens; this method doesn't wait for the device.
+        If a device is still computing the useful tokens, this method doesn't wait for the device.
         """
         if self._talk.here:
             self._rounds.offers.append(part)
@@ -195,13 +196,13 @@ class Exchange:
         return [finished.popleft() for _ in range(len(finished))]
 
     def close(self) -> None:
-        """Stop the exchange and release the store. Wait for the thread, at most `CLOSE_SECONDS`."""
+        """Stop the exchange and release the store. Wait for the side thread, at most `CLOSE_SECONDS`."""
         self._talk.end()
         self._talk.wait(CLOSE_SECONDS)
 
 
 class _ExchangeThread:
-    """The thread that runs the rounds."""
+    """The side thread that runs the rounds of the exchange."""
 
     def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
         self._rounds = rounds
@@ -214,7 +215,7 @@ class _ExchangeThread:
 
     @property
     def here(self) -> bool:
-        """True if this is the process of the thread, and not a fork."""
+        """True if this is the process of the thread, and not a forked child."""
         return os.getpid() == self._process
 
     def start(self) -> None:
@@ -231,12 +232,12 @@ class _ExchangeThread:
             self._finish()
 
     def wake(self) -> None:
-        """Wake the thread: there is something to do."""
+        """Wake the side thread, because there is something to do."""
         if self._calls.empty():
             self._calls.put(None)
 
     def end(self, *, politely: bool = True) -> None:
-        """Stop the thread after its current call."""
+        """Stop the side thread after its current call."""
         if self._ending or not self.here:
             return
         self._politely = politely
@@ -246,7 +247,7 @@ class _ExchangeThread:
             self._rounds.leave(politely=False)
 
     def wait(self, timeout: float) -> None:
-        """Wait for the end of the thread."""
+        """Wait for the end of the side thread."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and self.here and thread.is_alive():
             thread.join(max(0.0, timeout))
@@ -260,7 +261,7 @@ class _ExchangeThread:
         self._finish()
 
     def _rest(self, pause: float | None, began: float) -> None:
-        """Sleep until the next round is due or a part is offered. Windows shorter than `SOON` share a round."""
+        """Sleep until the next round is due or `offer` is called. Windows shorter than `SOON` share a round."""
         try:
             self._calls.get(timeout=pause)
         except queue.Empty:
@@ -280,7 +281,7 @@ class _ExchangeThread:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the ranks of this machine if its first rank talks with the store for all. None: each rank talks itself."""
+    """Return the ranks of this machine if its first rank talks with the store for all. Else return None."""
     address = store_room.address(store)
     if address is None:
         return None
@@ -299,7 +300,7 @@ _running: set[_ExchangeThread] = set()
 
 
 def _at_exit() -> None:
-    """Stop the threads at the exit of the interpreter, and wait for them.
+    """Stop the side threads at the exit of the interpreter, and wait until they have ended.
 
     A thread that returned from the store while the interpreter shuts down would abort the process.
     """

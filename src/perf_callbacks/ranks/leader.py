@@ -1,4 +1,4 @@
-"""Rank 0's side of the exchange: settings for all ranks, and windows put together from the parts of all ranks."""
+"""Rank 0's side of the exchange: sends settings to all ranks, and combines the data of all ranks into windows."""
 
 import logging
 import weakref
@@ -19,33 +19,36 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""Seconds until rank 0 first looks for the parts of more than `MANY` ranks: a look costs milliseconds."""
+"""Seconds until rank 0 first looks for the data of a window, in a job of more than `MANY` ranks. There, a look costs
+milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""Further pauses in such a job, as a multiple of the wait so far. The second look comes after `GATHER_SECONDS`."""
+"""In a job of more than `MANY` ranks, each further pause between two looks is this many times as long as the wait so
+far. So rank 0's second look comes after `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
-"""Seconds of work after which this thread yields the GIL to training: a slice. A slice may take half a millisecond
+"""Seconds of work after which the side thread yields the GIL to training. A slice of work may take half a millisecond
 more."""
 
 SLICE = 128
-"""Bundles combined between two readings of the clock."""
+"""Number of bundles that are combined between two readings of the clock."""
 
 BREATH_SECONDS = 0.0002
-"""Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
+"""Seconds between two slices of work. After a sleep of 0 s, the thread may take the GIL back before a waiting thread
+has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
-"""Most notes, and most bytes of signals, that are read at once."""
+"""Largest number of notes, and of bytes of signals, that are read at once."""
 
 LATE_SECONDS = 1.0
 """If rank 0 is late by this many seconds at a deadline, its process was suspended, and so was the store that it serves.
 The window then stays open for this many seconds more, so that the delayed notes of other ranks arrive."""
 
 MOST_SHOWN = 8
-"""Most missing ranks that the message names."""
+"""Largest number of missing ranks that the warning names."""
 
 OWN = -1
-"""Source under which rank 0's own part is listed: this part doesn't go through the store."""
+"""Key of rank 0's own part in `_Pending.bundles`. Rank 0's own part doesn't go through the store."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -60,14 +63,18 @@ class _Pending:
     bundles: dict[int, list[Bundle]] = field(default_factory=dict)
     """Bundles received so far, by source: the rank whose key holds the bundles."""
     ranks: set[int] = field(default_factory=set)
-    """Ranks of these bundles."""
+    """Ranks whose data `bundles` contains."""
     prolonged: bool = False
-    """True: the deadline was moved, because this process was suspended when the deadline passed."""
+    """True: the deadline was moved once, because this process was suspended when the deadline passed."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """Length and first bytes of the last note of each source. If both are the same again, the note has not changed."""
+    """Length and first bytes of the last note that was read from each source. If both are the same at the next reading,
+    the note has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """Replace a source's bundles if new bundles add ranks, keep the source's ranks, and repeat no other rank."""
+        """Replace the bundles of a source, and return True, if the new bundles are valid.
+
+        Valid bundles add ranks, contain the source's earlier ranks, and contain no rank of another source.
+        """
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
         new = {*ranks} - before
@@ -87,12 +94,12 @@ class Leader(Rounds):
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
         self.readers: list[weakref.ref[WindowReader]] = []
-        """Readers of the windows. A reader that raises gets no more windows; the exchange continues."""
+        """Readers of the windows. A reader that raises gets no more windows, but the exchange continues."""
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """For each rank, the rank whose key holds its part. Before parts arrive, this is a guess from the number of
-        ranks on this machine."""
+        """For each rank, the rank whose key in the store holds the data of the former. Before data arrive, this is a
+        guess from the number of ranks on this machine."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}
@@ -128,7 +135,7 @@ class Leader(Rounds):
         return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
     def _read(self, board: StoreNotes, window: int, now: float) -> None:
-        """Read the missing parts of a window."""
+        """Read the data of a window that are still missing."""
         pending = self._pending[window]
         waited = now - pending.since
         next_look = pause(waited) if self._world_size <= MANY else pause(SELDOM_OF_MANY * waited, SOON_OF_MANY)
@@ -156,12 +163,12 @@ class Leader(Rounds):
                 self._breathe()
 
     def _possible(self, bundle: Bundle, source: int, window: int) -> bool:
-        """Return True if a bundle fits its source and window."""
+        """Return True if a bundle's ranks and steps match its source and window."""
         known = (bundle.window, bundle.length) == (window, self._mine.window)
         return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
-        """Yield the GIL after a slice of work, if the job has more than `MANY` ranks."""
+        """Yield the GIL if the last slice of work took longer than `after`, in a job of more than `MANY` ranks."""
         if self._world_size > MANY and perf_counter() - self._breathed > after:
             sleep(BREATH_SECONDS)
             self._breathed = perf_counter()
@@ -192,7 +199,7 @@ class Leader(Rounds):
             self._free(bundles)
 
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
-        """Combine the bundles of a window. `windows`: number of windows that are over by now."""
+        """Combine the bundles of a window. `windows` is the number of windows that have ended by now."""
         combination = Combination()
         for start in range(0, len(bundles), SLICE):
             combination.add(bundles[start : start + SLICE])

@@ -1,4 +1,4 @@
-"""Notes from all ranks of this machine, collected by its first rank: for a command that a launcher started.
+"""Collect notes from all ranks of this machine at its first rank, for a command that a launcher started.
 
 The ranks meet in the store that the launcher's environment variables point to. There is no process group.
 """
@@ -14,13 +14,14 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 c10d: Any = dist  # torch documents this module's names without exporting them
 
 PATIENCE_SECONDS = 20.0
-"""Seconds to wait for the store, and then for each rank."""
+"""Seconds to wait for the store, and then for the note of each rank."""
 
 
 def hand_in(note: str, local: tuple[int, int], environ: Mapping[str, str]) -> list[str | None] | None:
-    """Send a note to the first rank of this machine. That rank gets all notes, other ranks get None.
+    """Send a note to the first rank of this machine. The first rank gets all notes, and other ranks get None.
 
-    In the list of notes, None stands for a note that didn't come in time. Raise an exception if the ranks can't meet.
+    In the list of notes, None stands for a note that didn't come in time. Raise an exception if the ranks can't reach
+    the store.
     """
     place, number = local
     if number == 1:

@@ -1,8 +1,8 @@
-"""The ranks of one machine in a large job, where the first rank of each machine talks with the store for all.
+"""The ranks of one machine in a large job: the machine's first rank talks with the store for all of them.
 
-The ranks leave each other notes as files in a directory of their own. The first rank packs the parts of these ranks
-into one note in the store. The first rank also passes on settings, windows and the notes of channels. So only one rank
-per machine needs a connection to the store.
+The ranks of a machine leave each other notes as files in a private directory. The first rank packs the parts of all
+these ranks into one note in the store. The first rank also passes on settings, windows and the notes of channels. So
+only one rank per machine needs a connection to the store.
 """
 
 import os
@@ -21,19 +21,20 @@ from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST, rank_key
 
 GATHER_SECONDS = 3.0
-"""Seconds after which the first rank passes on the parts of its machine, even if some are missing."""
+"""Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
 
 CLOCK_SECONDS = 0.2
-"""Seconds by which the times of files and processes may differ."""
+"""Largest error, in seconds, when a file's time is compared with the start time of a process."""
 
 LOOK_SECONDS = 2.0
-"""Seconds between two looks for notes of channels."""
+"""Seconds after which the first rank looks again for notes of channels."""
 
 LEFT_SECONDS = 24 * 3600
-"""A directory without a new note for this many seconds was left by a job that ended without removing it."""
+"""If a directory got no new note for this many seconds, its job has ended without removing the directory."""
 
 TRIES = 4
-"""Number of attempts to write a note: another rank may remove the directory before the note is written."""
+"""Number of attempts to write a note. An attempt fails if another rank removes the directory before the note is
+written."""
 
 _changing = threading.RLock()  # fits of a process overwrite each other's notes, and remove them
 
@@ -50,24 +51,24 @@ class Node:
 
     @property
     def talks(self) -> bool:
-        """True if this rank talks with the store for its machine."""
+        """True if this rank talks with the store for all ranks of its machine."""
         return self.rank == self.ranks[0]
 
 
 def gathered(
     rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
-    """Return the ranks of this machine if its first rank talks with the store for all. None: each rank talks itself.
+    """Return the ranks of this machine if its first rank talks with the store for all. Else return None.
 
-    The ranks of a machine can't ask each other, because this would take a connection. So each rank must find the same
-    answer by itself. Launchers number the ranks of a machine one after the other. Machines may have different answers:
-    rank 0 finds the ranks that talk.
+    The ranks of a machine can't ask each other, because this would take a connection. So each rank must find out by
+    itself, and all must find the same. Launchers number the ranks of a machine one after the other. The result may
+    differ between machines: rank 0 finds the ranks that talk with the store.
 
     Args:
         rank: Rank of this process.
         world_size: Number of ranks of the job.
-        local: Rank on this machine and number of ranks there. None: unknown.
-        many: Largest number of ranks at which each rank talks.
+        local: Local rank and number of ranks on this machine. None: unknown.
+        many: Largest number of ranks in a job in which each rank talks with the store itself.
         job: Words that distinguish this job from other jobs on the machine.
         attempt: Number of times that the job was restarted. Each attempt has a directory of its own.
     """
@@ -82,7 +83,7 @@ def gathered(
 
 
 class FileNotes:
-    """Notes by key, as files that only this user may read or write. As with the store, reading never waits."""
+    """Notes by key, as files that only this user may read or write. Reading never waits, as with `StoreNotes`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = PrivateDirectory(directory)
@@ -107,7 +108,7 @@ class FileNotes:
                     self._directory.make()
 
     def read(self, *keys: str) -> list[str]:
-        """Read the notes under these keys, in order; an empty list if a note is missing."""
+        """Read the notes under these keys, in the order of the keys; an empty list if a note is missing."""
         with _changing:
             try:
                 self._directory.find()
@@ -129,9 +130,9 @@ class FileNotes:
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that no rank reads any more.
 
-        The rank that talks removes the directory. But if the directory holds settings of the next fit, other ranks may
-        have read these, and the rank removes only its own notes. Any other rank removes its notes only if the rank that
-        talks has already left.
+        The rank that talks with the store removes the directory. If the directory already holds settings of the next
+        fit, other ranks may have read them. In this case, the rank removes only its own notes. Any other rank removes
+        its notes only if the rank that talks with the store has already left.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
             self._directory.find()
@@ -142,7 +143,7 @@ class FileNotes:
         self._directory.close()
 
     def _own(self, key: str) -> bool:
-        """Return True if this object wrote the note, and not another fit of this process."""
+        """Return True if this object wrote the note. Another fit of this process may have overwritten the note."""
         try:
             return self._written.get(key) == self._directory.identity(key)
         except OSError as error:
@@ -151,10 +152,10 @@ class FileNotes:
 
 
 def remove_earlier(directory: Path) -> None:
-    """Remove directories that killed attempts of this job left behind, or that no job has used for a day.
+    """Remove directories left by killed attempts of this job, and directories unused for a day.
 
-    Removing the directory of a running job does no harm. If its ranks wrote no note for a day, they have read all
-    earlier notes, and their next note creates the directory again.
+    Removing the directory of a running job does no harm. If the ranks of a job wrote no note for a day, they have read
+    all earlier notes, and their next note creates the directory again.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")
@@ -170,7 +171,8 @@ def remove_earlier(directory: Path) -> None:
 def process_began() -> float:
     """Return the wall-clock time at which this process began. 0: unknown.
 
-    Ranks of one job write their notes after all processes have begun, since forming the group waits for all processes.
+    Ranks of one job write their notes after all processes have begun, because forming the process group waits for all
+    processes.
     """
     age = processes.age()
     return 0.0 if age is None else unix_time() - age
@@ -195,13 +197,13 @@ class Relay:
                 self._passed[key] = note
 
     def open(self, window: int, own: bytes, now: float, deadline: float) -> None:
-        """Begin to collect a window. `own`: this rank's part; empty on rank 0, which doesn't store its part."""
+        """Begin to collect the parts of a window. `own` is this rank's part. On rank 0, `own` is empty."""
         self._open[window] = _Open(own, now, deadline)
         for old in [*self._open][: -self._kept]:
             del self._open[old]
 
     def notes(self, channels: Iterable[str]) -> dict[str, str]:
-        """Return the notes that the other ranks left in channels since the last call."""
+        """Return the notes that the machine's other ranks left in channels since the last call."""
         keys = [rank_key(name, rank) for name in channels for rank in self._others]
         notes = {key: note.decode(errors="replace") for key, note in zip(keys, self.folder.get(keys), strict=True)}
         new = {key: note for key, note in notes.items() if note and self._passed.get(key) != note}
@@ -209,9 +211,9 @@ class Relay:
         return new
 
     def collect(self, fit: bytes, now: float) -> dict[str, bytes]:
-        """Return the notes to write into the store: windows that are complete or have waited `GATHER_SECONDS`.
+        """Return notes for the store: the parts of windows that are complete or have waited `GATHER_SECONDS`.
 
-        Parts that come later are passed on too, until the deadline of the window.
+        Parts of other ranks that come later are passed on too, until the deadline of the window.
         """
         notes: dict[str, bytes] = {}
         for window, one in [*self._open.items()]:
@@ -230,7 +232,7 @@ class Relay:
         return notes
 
     def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts into a single note, or into several notes under further ranks' keys if too large."""
+        """Bundle parts into one note. If it would be too large, make several notes, under the keys of further ranks."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
         notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
@@ -250,4 +252,4 @@ class _Open:
     since: float
     deadline: float
     sent: int = -1
-    """Number of parts that were passed on, besides `own`."""
+    """Number of parts that were passed on, without `own`. -1: nothing was passed on."""

@@ -1,7 +1,8 @@
-"""Parts of windows as bytes, for the store: a header, then columns. Nothing is unpickled.
+"""Pack ranks' data of a window into bytes for the store: a header, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped, and other parts stay valid. The byte order is the machine's: all ranks
-of a job run the same version on the same kind of machine. If a rank runs another version, the first bytes show it.
+Bytes that are foreign, incomplete or damaged are dropped, and the other parts stay valid. The byte order is the
+machine's, because all ranks of a job run on the same kind of machine. The first bytes show if a rank runs another
+version.
 """
 
 import json
@@ -16,14 +17,14 @@ from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.ranks.bundles import Bundle, bundled
 
 VERSION = 3
-"""Version of the layout. The version changes with the columns of the header."""
+"""Version of the layout of the bytes. The version changes when the fields of the header change."""
 
 MOST_ATTEMPTS = 2**32 - 1
-"""Largest number of an attempt that a part can carry."""
+"""Largest attempt number that fits into a packed bundle."""
 
 _FRAME = struct.Struct("=4sII")  # magic and version, number of bytes that follow, their checksum
 FRAME = _FRAME.size
-"""Bytes before the body of a bundle."""
+"""Number of bytes before the body of a packed bundle."""
 
 _MAGIC = b"pcw" + bytes([VERSION])
 _HEADER = struct.Struct("=16sQIIIIIIIId16s16s16s16s16s")
@@ -31,7 +32,7 @@ _NOT_KNOWN = b"\xff" * 16
 
 
 def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
-    """Pack a bundle into bytes. `fit`: 16 bytes that identify the fit. Packed bundles may be joined."""
+    """Pack a bundle into bytes. `fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
     schema = _schema(bundle.names, tuple(bundle.asks), bundle.axes)
     header = _HEADER.pack(
         fit,
@@ -69,12 +70,12 @@ def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
 
 
 def bundle_again(blob: bytes, fit: bytes) -> bytes:
-    """Merge the bundles in `blob` whose ranks counted alike."""
+    """Unpack the bundles in `blob`, merge them where possible, and pack the result."""
     return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
 
 
 def _bundle(body: memoryview) -> Bundle | None:
-    """Build a bundle; None if its numbers are impossible. Rank 0 does this hundreds of times per window."""
+    """Unpack a bundle; None if its numbers are impossible. Rank 0 does this hundreds of times per window."""
     try:
         (
             _, window, length, world_size, parallel, steps, attempt, count, schema_size, asked_size, seconds, *amounts,
@@ -125,7 +126,7 @@ def _schema(*names: tuple[str, ...]) -> bytes:
 
 @lru_cache(64)  # the ranks of a job have the same names and usually the same asks: parse the text once
 def _asked(schema_and_values: bytes, schema_size: int) -> tuple[tuple[str, ...], Mapping[str, int], tuple[str, ...]]:
-    """Read the names of the signals, the values that the ranks ask for, and the names of the coordinates."""
+    """Read the names of the signals, the values that the ranks propose, and the names of the coordinates."""
     signals, asks, role = [tuple(map(str, names)) for names in json.loads(schema_and_values[:schema_size])]
     values = array("q", schema_and_values[schema_size:])
     if min(values, default=0) < 0:

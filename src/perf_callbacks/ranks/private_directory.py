@@ -2,7 +2,7 @@
 
 Without a sticky bit on the outer directory, another user may replace the private one at any time. So this module opens
 the directory, checks it and keeps it open: the directory is then "held". Files are reached through the held directory,
-never through its path, and no link is followed. On Windows a directory can't be held: there the module uses the path,
+never through its path, and no link is followed. On Windows a directory can't be held. There the module uses the path,
 and checks only that the path is a directory.
 """
 
@@ -22,28 +22,28 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 _NOTE = re.compile(r"[a-z]+\d*( \d+)?(\.\d+)?")
-"""Name of a note, finished or still being written."""
+"""Pattern of the file name of a note, finished or still being written."""
 
 LARGEST_FILE = 64_000_000
-"""Bytes of the largest note that is read."""
+"""Size, in bytes, of the largest note that is read."""
 
 
 class PrivateDirectory:
-    """Files of this user, by name."""
+    """Reads and writes files in a directory that only this user has access to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held: int | None = None
 
     def make(self) -> None:
-        """Make and hold the directory. Raise `PermissionError` if other users have access to the directory."""
+        """Make and open the directory. Raise `PermissionError` if other users have access to the directory."""
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
             self.find()
 
     def find(self) -> None:
-        """Hold the directory that is at the path now. Raise `OSError` if it is missing or open to other users."""
+        """Open the directory that is at the path now. Raise `OSError` if it is missing or others have access."""
         found = os.lstat(self.path)
         if self._held is not None and os.path.samestat(os.fstat(self._held), found):
             return
@@ -83,7 +83,7 @@ class PrivateDirectory:
             raise PermissionError(f"the directory {self.path} is open to other users (mode {mode:o}); remove it")
 
     def _at(self, name: str) -> str:
-        """Return the path of a file; in a held directory, only its name."""
+        """Return the path of a file; on systems that can hold directories, return only its name."""
         if HOLDS and self._held is None:
             raise FileNotFoundError(f"{self.path} is not held")
         return name if HOLDS else str(self.path / name)
@@ -103,7 +103,7 @@ class PrivateDirectory:
         os.replace(self._at(name), self._at(new), src_dir_fd=self._held, dst_dir_fd=self._held)
 
     def read(self, name: str, *, since: float) -> bytes:
-        """Read a file of this user. A file older than `since` counts as missing: an earlier job wrote that file."""
+        """Read a file of this user. A file older than `since` counts as missing, because an earlier job wrote it."""
         file = os.open(self._at(name), _READ, dir_fd=self._held)
         try:
             found = os.fstat(file)
@@ -119,9 +119,9 @@ class PrivateDirectory:
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
-        """Remove these files (None: all), and the directory if empty then.
+        """Remove these files (None: all files), and then the directory if it is empty.
 
-        With None, the method removes nothing if any file doesn't have the name of a note: another user may have moved a
+        With None, nothing is removed unless all files have names of notes, because another user may have moved a
         directory here.
         """
         if names is None:

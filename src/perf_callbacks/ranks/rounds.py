@@ -1,7 +1,7 @@
-"""Messages between ranks, one round at a time: rank 0's settings, each rank's parts, windows.
+"""Exchange messages between ranks in rounds: rank 0's settings, each rank's data of a window, and windows.
 
-A round does all work that is possible now and returns the seconds until the next round. Nothing here reads a clock. A
-round waits for one thing only: for a number of a message that a device is still computing.
+A round does all work that is possible now and returns the seconds until the next round. No function of this module
+reads a clock. A round waits only for numbers of a message that a device is still computing.
 """
 
 import dataclasses
@@ -23,44 +23,45 @@ from perf_callbacks.ranks.packed_parts import pack_bundle
 from perf_callbacks.ranks.store import LARGEST, StoreNotes
 
 MANY = 64
-"""In a job of more ranks than this, one rank of each machine talks for all of them."""
+"""In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
 
 FEW = 16
-"""In a job of more ranks than this, a rank reads rank 0's window when it sends its next part. In smaller jobs, the rank
-also looks in between."""
+"""In a job of more ranks than this, a rank reads rank 0's newest window only when it sends its own data of the next
+window. In smaller jobs, the rank also looks for rank 0's window in between."""
 
 KEPT = 8
-"""Most parts of a rank that are kept, here or in the store. If a rank is further behind, windows close without its
-part."""
+"""Largest number of windows for which a rank's data are kept, in its process or in the store. If a rank is further
+behind, windows close without its data."""
 
 KEPT_OF_MANY = 4
-"""Most parts of a rank that the store keeps in a job of more than `MANY` ranks."""
+"""Largest number of windows for which the store keeps a rank's data, in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window closes without the missing ranks. If two steps take longer, the window stays open for
-two steps."""
+"""Seconds after which a window closes even if the data of some ranks are missing. If two steps take longer, the window
+stays open for two steps."""
 
 FINISHED = 64
-"""Most windows that wait for `Exchange.take`."""
+"""Largest number of windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds until a rank looks again for missing notes. Each further pause is as long as the wait so far, up to
+"""Seconds until a rank looks again for missing notes. Each further pause is as long as the whole wait so far, up to
 `SELDOM`."""
 
 SOON_HERE = 0.5
-"""Like `SOON`, for notes of the other ranks of a machine."""
+"""Like `SOON`, but for notes of the other ranks of the machine."""
 
 SELDOM = 30.0
 """Longest pause, in seconds, before a rank looks again for missing notes."""
 
 EARLY = 0.01
-"""Like `SOON`, for the settings that training waits for. Each further pause is an eighth of the wait so far."""
+"""Like `SOON`, but for the settings that training waits for. Each further pause is an eighth of the whole wait so far.
+"""
 
 _obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings the rank last followed
 
 
 class Rounds:
-    """A rank's side of the exchange in a fit. An error ends only the exchange."""
+    """A rank's side of the exchange in a fit. An error ends only the exchange, not the training."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
         self._store = store  # held because rank 0 may serve the store, which must not end before the exchange does
@@ -73,9 +74,9 @@ class Rounds:
         self.role: Mapping[str, int] = {}
         """Coordinates of this rank in the layout of the job."""
         self.offers: deque[Part] = deque(maxlen=KEPT)
-        """Parts of this rank that were not sent yet."""
+        """Parts of this rank, each with its data of one window, that have not been sent yet."""
         self.finished: deque[Window] = deque(maxlen=FINISHED)
-        """Windows that were not taken yet, on rank 0."""
+        """On rank 0, the closed windows that `Exchange.take` has not returned yet."""
         self.job_settings: JobSettings | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
@@ -85,7 +86,7 @@ class Rounds:
         """Set when the settings of the job are known, or when it is clear that rank 0 will send none."""
 
     def step(self, now: float) -> float | None:
-        """Run a round. Return the seconds until the next round. None: the next offer starts the next round."""
+        """Run a round. Return the seconds until the next round. None: the next round waits for `Exchange.offer`."""
         if self.failure is not None:
             return None
         try:
@@ -104,7 +105,7 @@ class Rounds:
             return None
 
     def open(self, name: str, handler: ChannelHandler) -> None:
-        """Open a channel."""
+        """Open a channel for a handler."""
         self._handlers = {**self._handlers, name: handler}  # new, as the thread may be reading the old dict
 
     def _opened(self, board: StoreNotes | FileNotes, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
@@ -146,7 +147,7 @@ class Rounds:
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
-        """Release the store. With `politely`, first take back notes that no longer hold, which takes another call."""
+        """Release the store. With `politely`, first withdraw outdated notes, with further calls to the store."""
         try:
             with guard(let_pass):  # the store may be gone
                 if self._board is not None and self.failure is None and politely:
@@ -161,17 +162,17 @@ class Rounds:
             self.agreed.set()
 
     def _leave_node(self) -> None:
-        """Remove this machine's notes if this rank talks for the machine, or the rank that talks has left."""
+        """Remove this machine's notes if this rank talks with the store, or if the rank that talks has left."""
         if self._relay is not None:
             self._relay.folder.leave(talks=True)
         elif isinstance(self._board, FileNotes):
             self._board.leave()
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
-        """Take back notes. A rank that only sends parts has no notes to take back."""
+        """Withdraw notes from the store. A rank that only sends its data has no notes to withdraw."""
 
     def _drained(self, window: int) -> list[Part]:
-        """Take the parts offered since the last round; drop parts of windows of another length."""
+        """Return the parts offered since the last round, except parts of windows of another length."""
         parts = [self.offers.popleft() for _ in range(len(self.offers))]
         return [
             dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens), role=self.role, attempt=self._attempt)
@@ -181,11 +182,11 @@ class Rounds:
 
 
 class Follower(Rounds):
-    """A rank other than rank 0: follows rank 0's settings, however late, and sends its parts.
+    """A rank other than rank 0. It follows rank 0's settings, however late they come, and sends its data.
 
-    The store may still hold the settings of an earlier fit. If this process has followed these settings before, the
-    rank ignores the settings. If the process had no part in the earlier fit, the rank follows the old settings until
-    the current settings arrive. The current settings arrive before the first window is sent.
+    The store may still hold the settings of an earlier fit. If this process has followed the earlier fit's settings
+    before, the rank ignores them. If the process had no part in the earlier fit, the rank follows the earlier fit's
+    settings until the current settings arrive. The current settings arrive before the first window is sent.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
@@ -223,7 +224,7 @@ class Follower(Rounds):
         return self.latest.last_step if self.latest is not None else 0
 
     def _hear(self, board: StoreNotes | FileNotes) -> None:
-        """Read rank 0's newest window, and its settings unless that window belongs to the current fit."""
+        """Read rank 0's newest window. Read rank 0's settings too, unless the window belongs to the current fit."""
         if self._awaited and self.job_settings is not None and isinstance(board, StoreNotes):
             note = board.peek("window")  # thousands of ranks do this with each window
             if note.startswith(self.job_settings.fit):
@@ -252,19 +253,19 @@ class Follower(Rounds):
 
 
 def _settled(amount: Any) -> int | None:
-    """Wait for a number that a device may still be computing. None: an error, or no number."""
+    """Wait for a number that a device may still be computing; None if there is no number or an error."""
     with guard(let_pass):  # a device may raise anything
         return None if amount is None else int(amount)
     return None
 
 
 def pause(waited: float, least: float = SOON) -> float:
-    """Return the seconds until a rank that has waited for `waited` seconds looks again."""
+    """Return the seconds until the next look of a rank that has waited for `waited` seconds."""
     return min(max(least, waited), SELDOM)
 
 
 def patience(part: Part) -> float:
-    """Return the seconds after which a window closes without the missing ranks.
+    """Return the seconds after which a window closes even if the data of some ranks are missing.
 
     If steps are long, a rank may send its last step only at the end of the next step.
     """
@@ -272,17 +273,17 @@ def patience(part: Part) -> float:
 
 
 def slot(rank: int, window: int, world_size: int) -> str:
-    """Return the key of a rank's part. Windows reuse the keys in turn, so the number of keys is fixed."""
+    """Return the key of a rank's data of a window. Windows reuse a fixed number of keys in turn."""
     return f"part{window % slots(world_size)} {rank}"
 
 
 def slots(world_size: int) -> int:
-    """Return the number of windows whose parts the store keeps."""
+    """Return the number of windows for which the store keeps the data of ranks."""
     return KEPT if world_size <= MANY else KEPT_OF_MANY
 
 
 def mark(fit: str) -> bytes:
-    """Return the 16 bytes that identify the parts of a fit."""
+    """Return the 16 bytes that mark packed data as data of this fit."""
     return sha256(fit.encode()).digest()[:16]
 
 

@@ -1,7 +1,7 @@
-"""Notes that the ranks of a job leave for each other, in the key-value store that started their process group.
+"""Notes that the ranks of a job leave for each other, in the key-value store of their process group.
 
 The ranks use no collective and no further process group, only a connection to the store's server. A note is a few lines
-of text, or packed columns of numbers. Nothing is unpickled.
+of text, or packed columns of numbers. Notes are never unpickled.
 """
 
 import os
@@ -19,14 +19,14 @@ import torch.distributed as dist
 c10d: Any = dist  # torch documents this module's names without exporting them
 
 LONGEST = 40_000
-"""Most bytes of a note."""
+"""Largest size of a text note, in bytes."""
 
 LARGEST = 1_000_000
-"""Most bytes of packed parts under one key. This is enough for some thirty parts of the longest windows with
-signals."""
+"""Largest size, in bytes, of the packed parts under one key. The size is enough for the data of about thirty ranks in
+the longest windows with signals."""
 
 MOST_WRITTEN = 1_000
-"""Most keys that are written at once."""
+"""Largest number of keys that are written at once."""
 
 _NOBODY_WRITES = "?"
 
@@ -42,10 +42,10 @@ def default_store() -> Any:
 
 
 def shortage(store: Any, world_size: int, connections: int) -> str | None:
-    """Return the reason why a store's server can't take this many more connections; None: it can.
+    """Return the reason why a store's server can't take this many more connections; None if it can.
 
     Each rank has one connection already. If connections used up all descriptors of a process, its next `open` would
-    fail, and so would training. Each rank decides by itself, because asking other ranks would need that connection.
+    fail, and so would training. Each rank decides by itself, because asking other ranks would need the new connection.
     The function doesn't detect limits that differ between nodes.
     """
     allowed = open_files_allowed()
@@ -72,9 +72,9 @@ def open_files_allowed() -> int | None:
 class StoreNotes:
     """Notes by key. A note is never removed, only overwritten.
 
-    So a note that was found once stays, and reading it never waits. The number of notes doesn't grow with fits and
-    windows. There are settings, a window and some parts of each rank; and for each channel, a shared note and one note
-    per rank.
+    So a note that was found once can always be read again without waiting. The number of notes doesn't grow with the
+    number of fits and windows. The notes are the settings, the newest window, and each rank's data of some windows.
+    Each channel adds one shared note and one note per rank.
     """
 
     def __init__(self, store: Any) -> None:
@@ -109,7 +109,7 @@ class StoreNotes:
         return _text(self._store.compare_set(key, other, note)) == note
 
     def read(self, *keys: str) -> list[str]:
-        """Read the notes under these keys, in order; an empty list if a note is missing. Never wait."""
+        """Read the notes under these keys, in this order; an empty list if a note is missing. Never wait."""
         new = [key for key in keys if key not in self._found]
         if new and not self._store.check(new):
             return []
@@ -124,12 +124,12 @@ class StoreNotes:
     def peek(self, key: str) -> str:
         """Read a note; "" if missing.
 
-        Takes one request, where `multi_get` takes two: its first request waits for the keys.
+        This takes one request. `multi_get` would take two, of which the first waits for the keys.
         """
         return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
-        """Find the keys that exist. The store can only check if several keys all exist, so this method bisects."""
+        """Find the keys that exist. The store can only check whether all keys exist, so this method bisects."""
         new = [key for key in keys if key not in self._found]
         if not new or self._store.check(new):
             self._found.update(new)
@@ -152,8 +152,8 @@ def _text(note: bytes) -> str:
 def connection(store: Any) -> Any:
     """Open a separate connection to a store's server.
 
-    A connection handles one call at a time. On a shared connection, a stalled call of ours would hold up the trainer's
-    next call.
+    A connection handles one call at a time. On a shared connection, a stalled call of this package would hold up the
+    trainer's next call.
     """
     if hasattr(store, "clone"):  # torch >= 2.8
         return store.clone()
@@ -166,7 +166,7 @@ def connection(store: Any) -> Any:
 
 
 def _innermost(store: Any) -> Any:
-    """Return the store behind any `PrefixStore`."""
+    """Return the store inside all layers of `PrefixStore`."""
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
     return store

@@ -1,4 +1,4 @@
-"""Processes that torchrun started for one job, and that don't train together: each trains alone."""
+"""Warn if torchrun started several processes that don't train together: each trains a model of its own."""
 
 import os
 import sys
@@ -13,7 +13,8 @@ from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
-"""Libraries with process groups of their own. If the program has imported any, its processes may be a job."""
+"""Libraries that have process groups of their own. If the program has imported any of them, its processes may train
+together."""
 
 REMEDIES = {
     "lightning": "Trainer(devices=<processes per machine>, num_nodes=<machines>, strategy='ddp')",
@@ -21,8 +22,8 @@ REMEDIES = {
     "accelerate": "Accelerator(cpu=True) or ACCELERATE_USE_CPU=true, which a job on CPUs needs",
 }
 ALONE = {"transformers", "accelerate"}
-"""Integrations whose framework says by itself how many processes train together. On a machine without accelerators,
-accelerate forms a process group for torchrun, and then trains on each process alone, unless the user asks for CPUs."""
+"""Integrations whose framework reports by itself how many processes train together. On a machine without accelerators,
+accelerate forms a process group under torchrun, but each process trains alone, unless the user asks for CPUs."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
@@ -30,12 +31,12 @@ REMEDY = (
 """Remedy for integrations that `REMEDIES` doesn't name."""
 
 FORMED: set[int] = set()
-"""Numbers of processes with which this process has formed a group. A program may close its group, and then train on
-rank 0 alone, which needs no warning."""
+"""Sizes of the jobs in which this process has formed a process group. A program may close its process group and then
+train on rank 0 alone. This needs no warning."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
-    """Watch if the processes train together. None: a single process, a rank other than 0, or a group was formed."""
+    """Watch whether the processes train together. Return None if there is no need, as on ranks other than 0."""
     number = processes(os.environ)
     if recorder.run.world_size > 1:
         FORMED.add(number)
@@ -55,9 +56,10 @@ def processes(environ: Mapping[str, str]) -> int:
 
 
 class UngroupedWatch(Observer):
-    """Warns once, on rank 0, that processes train alone: at the end of the first window, or of a shorter fit.
+    """Warns once, on rank 0, that each process trains alone: after the first window, or after a shorter fit.
 
-    Frameworks form the group before the first step. A loop may form it later, so the watch waits for a window.
+    Frameworks form the process group before the first step. A loop may form the group later, so the warning comes only
+    after a window.
     """
 
     def __init__(self, recorder: Recorder, number: int) -> None:
@@ -68,7 +70,7 @@ class UngroupedWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Next step to check: the first step, since the group may close later, or the first window's last step."""
+        """Next step to check. The first step is checked because the group may close before the window ends."""
         if self._done:
             return NEVER
         return self._first if self._recorder.step < self._first else self._last
@@ -80,7 +82,7 @@ class UngroupedWatch(Observer):
             self._warn()
 
     def record_written(self, record: Record) -> None:
-        """Warn at the end of a fit that is shorter than a window. A fit without steps may only have failed early."""
+        """Warn at the end of a fit that is shorter than a window, unless the fit has no steps: it may have failed."""
         if isinstance(record, Summary) and record.steps:
             self._warn()
 
@@ -103,7 +105,7 @@ class UngroupedWatch(Observer):
 
 
 def grouped(door: str) -> bool:
-    """Return True if processes may train together, by a process group or RPC of torch, or by another library."""
+    """Return True if processes may train together, with a process group or RPC of torch, or with another library."""
     if any(name in sys.modules for name in OTHERS):
         return True
     if door in ALONE or not torch.distributed.is_available():

@@ -1,4 +1,4 @@
-"""The time of a run with several attempts, as bars of a report: one for all attempts, and one for each."""
+"""Bars of the report for a run with several attempts: a bar for all attempts together, and a bar for each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.units import percent
 
 MOST = 24
-"""Largest number of attempts with a bar. A run with more attempts shows its last attempts."""
+"""Largest number of attempts that get a bar. If a run has more attempts, only the last ones get a bar."""
 
 
 def bars(fit: FitHistory) -> dict[str, Any] | None:
-    """Draw the time of each attempt, all on the same scale. None: a single attempt, or no time."""
+    """Return a bar for all attempts, and a bar for each attempt. None means a single attempt, or no time."""
     if len(fit.first) == 1:
         return None
     job = job_time.of(fit.first)

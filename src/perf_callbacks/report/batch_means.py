@@ -11,26 +11,29 @@ from statistics import NormalDist, pvariance
 from typing import NamedTuple
 
 BATCHES = 16
-"""Most batches of a run. A run of fewer than 32 steps has fewer batches."""
+"""Largest number of batches. A run of fewer than 32 steps has fewer batches."""
 
 FEWEST_BATCHES = 5
-"""Fewest batches, of two steps or more, for an estimate."""
+"""Smallest number of batches for an estimate. Each batch has at least two steps."""
 
 CONFIDENCE = 0.99
-"""Share of intervals that contain the true value. With a smaller share, chance would fail too many builds."""
+"""Confidence of the intervals. At a smaller confidence, chance alone would fail too many builds."""
 
 QUANTILE = 0.05
-"""Share of the steps that are shorter than a quick step."""
+"""The time of a quick step is this quantile of all step times."""
 
 QUICK_BATCHES = 6
-"""Number of batches that the jackknife leaves out in turn. With more batches, the intervals are too narrow."""
+"""Number of batches for quick steps. The jackknife leaves out one batch at a time.
+
+With more batches, the intervals would be too narrow.
+"""
 
 FEWEST_QUICK = 120
-"""Fewest steps for an estimate of quick steps."""
+"""Smallest number of steps for an estimate of the time of quick steps."""
 
 
 class Estimate(NamedTuple):
-    """A ratio of sums with its standard error."""
+    """An estimated value with its standard error."""
 
     value: float
     error: float
@@ -39,16 +42,16 @@ class Estimate(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Relative change between two sides, each of one run or several: 0.1 is 10 % more."""
+    """Relative change from the first side of a comparison to the second side: 0.1 means 10 % more."""
 
     change: float
     low: float
-    """Lower end of the interval. Its confidence is `CONFIDENCE`, unless the caller passes another value."""
+    """Lower end of the confidence interval. The confidence is `CONFIDENCE` unless the caller passes another value."""
     high: float
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Estimate the ratio of the sums of two columns. None: too few steps, or a sum that is not positive.
+    """Return an estimate of `sum(above) / sum(below)`. None means too few steps, or a sum that is not positive.
 
     >>> ratio([3.0] * 40, [2.0] * 40)
     Estimate(value=1.5, error=0.0, batches=16)
@@ -66,11 +69,11 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
 
 
 def quick(times: Sequence[float]) -> Estimate | None:
-    """Estimate the time of a quick step, a low quantile of all steps. None: too few steps.
+    """Return an estimate of the time of a quick step, or None if there are too few steps.
 
-    Other work on a machine makes some steps longer, but hardly affects quick steps. The jackknife gives the error: the
-    distance by which the quantile moves if a batch is left out. The quantiles of single batches would give a wrong
-    error, since a slow phase of the machine may fill a batch.
+    The estimate is a low quantile of the step times. Other work on the machine makes some steps longer, but hardly
+    affects quick steps. The error comes from the jackknife: it shows how far the quantile moves if one batch is left
+    out. The quantiles of single batches would give a wrong error, because a slow phase of the machine may fill a batch.
 
     >>> quick([2.0, 9.0] * 60)
     Estimate(value=2.0, error=0.0, batches=6)
@@ -89,7 +92,9 @@ def quick(times: Sequence[float]) -> Estimate | None:
 
 
 def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Estimate a ratio of sums that may be 0. The error is that of the ratio, not of its logarithm.
+    """Return an estimate of `sum(above) / sum(below)`, which may be 0.
+
+    `error` is the standard error of the ratio itself, not of its logarithm.
 
     >>> ratio_from_zero([0.0] * 40, [2.0] * 40)
     Estimate(value=0.0, error=0.0, batches=16)
@@ -101,12 +106,12 @@ def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate 
 
 
 def change(before: Estimate, after: Estimate) -> Change:
-    """Return the change of an estimate, with the interval of Welch's test on logarithms."""
+    """Return the relative change between two single runs, with the interval of Welch's t-test on logarithms."""
     return change_between_runs([before], [after])
 
 
 def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
-    """Return the geometric mean of runs, each run with the same weight. None: there is no run."""
+    """Return the geometric mean of the runs' values, or None if there are no runs. All runs have the same weight."""
     if len(runs) == 1:
         return runs[0].value
     return math.exp(math.fsum([math.log(run.value) for run in runs]) / len(runs)) if runs else None
@@ -115,10 +120,11 @@ def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
 def change_between_runs(
     before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
 ) -> Change:
-    """Return the change between two sides, with the interval of Student's test on the logarithms of the runs' values.
+    """Return the relative change between two sides, with its confidence interval.
 
-    The interval comes from the differences between the runs of a side. Both sides count as equally noisy, so a single
-    run can be compared with several. With one run on each side, the interval comes from the errors of both runs.
+    With several runs on a side, the interval comes from Student's t-test on the logarithms of the runs' values. The
+    test assumes that both sides are equally noisy, so one run can be compared with several. With one run on each side,
+    the interval comes from the standard errors of both runs.
 
     >>> [round(end, 2) for end in change_between_runs(*[[Estimate(one, 0.0, 16) for one in (1.0, 1.02, 0.98)]] * 2)]
     [0.0, -0.07, 0.08]
@@ -131,9 +137,10 @@ def change_between_runs(
 def difference_between_runs(
     before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return the difference between the means of two sides, and both ends of its interval.
+    """Return the second side's mean minus the first side's mean, and the two ends of its confidence interval.
 
-    With one run on each side, the interval is that of Welch's test, else that of Student's test on the runs' values.
+    With one run on each side, the interval comes from Welch's t-test. Otherwise, it comes from Student's t-test on the
+    runs' values.
 
     >>> difference_between_runs([Estimate(2.0, 0.0, 16)], [Estimate(5.0, 0.0, 16)])
     (3.0, 3.0, 3.0)
@@ -154,13 +161,13 @@ def difference_between_runs(
 
 
 _FEW = {0.99: {1: 63.657, 2: 9.925, 3: 5.841}, 0.95: {1: 12.706, 2: 4.303, 3: 3.182}}
-"""Quantiles by confidence and degrees of freedom, where the expansion gives too small a value."""
+"""Exact quantiles of Student's t by confidence and degrees of freedom. `_quantile` uses them up to 3 degrees."""
 
 
 def _quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t, by expansion around the normal quantile.
 
-    With 4 degrees of freedom, the result is 1 % too small; with 10, the error is negligible. `_FEW` has 1 to 3 degrees.
+    With 4 degrees of freedom, the result is 1 % too small. With 10 degrees, the error is negligible.
     """
     few = _FEW[confidence]
     if freedom in few:

@@ -1,4 +1,4 @@
-"""A table of the CPUs of each rank of a machine, beside its GPU."""
+"""Table of the ranks of a machine, with the GPU and the CPUs of each rank."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,11 +14,11 @@ COLUMNS = {
     "threads": "threads",
     "status": "affinity",
 }
-"""Headings of the fields of a rank."""
+"""Heading of each field of a rank."""
 
 
 def render(ranks: Sequence[Mapping[str, object]]) -> str:
-    """Render the table. A missing field counts as unknown, like a field with the value None.
+    """Render the table. A field that is missing or None shows as a dash.
 
     >>> print(render([{"rank": 0, "cpus": "0-7", "cpus_in_training": "0-3", "status": "to be applied"}]))
     rank  GPU  NUMA  CPUs  in a training  threads  affinity

@@ -1,10 +1,17 @@
-"""The card at the end of training, at most 80 columns wide, and the verdict. The other cards: `opening_card.py`."""
+"""The card at the end of training and its verdict, as text. `opening_card.py` renders the card at the start."""
 
 from collections.abc import Iterable, Sequence
 
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
-from perf_callbacks.kernel.records.fit_records import TRIED, Checklist, Finding, Summary
+from perf_callbacks.kernel.records.fit_records import (
+    ENOUGH_SECONDS,
+    ENOUGH_STEPS,
+    TRIED,
+    Checklist,
+    Finding,
+    Summary,
+)
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import profile_text
 from perf_callbacks.report.layout import COLUMNS, card, joined
@@ -13,35 +20,35 @@ from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
-"""The first finding becomes the verdict only if it saves at least this share of the run. `_large` has exceptions."""
+"""The first finding becomes the verdict only if it saves at least this share of the run. `_large` makes exceptions."""
 
 STALL = "stall"
 """Cause of the finding about stalls."""
 
 THREADS = "threads"
-"""Cause of the finding about threads without a CPU. If it comes first, it is the verdict, although its share is
-unknown."""
+"""Cause of the finding about threads without a CPU. If this finding comes first, it is the verdict, although its share
+is unknown."""
 
 CLEAR = 0.9
-"""A card names both ends of a share if the lower end is below this part of the upper end."""
+"""A card prints a saving as a range, such as "5% to 9%", if the lower end is below this part of the upper end."""
 
 ENOUGH_COVERED = 0.98
-"""If a smaller share of the weights was in counted products, the card gives this as a reason for the lower bound."""
+"""If less than this share of the weights was in counted products, the card gives that as a reason for a lower bound."""
 
 MOST_NAMES = 3
 """A card names at most this many operations without a formula."""
 
 WORTH_SAVING = 0.01
-"""Least lower end of a share that a card names."""
+"""A card prints the lower end of a saving only if that end is at least this share of the run."""
 
 MOST = 0.99
-"""Largest share that a card promises. No estimate is exact enough for a larger share."""
+"""Largest share of the run that a card promises to save. No estimate is exact enough for a larger share."""
 
 MOSTLY = 0.8
-"""If forward, backward and optimizer took this share of the run, there is nothing to win."""
+"""If forward, backward and optimizer took at least this share of the run, there is little or nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
-"""Names that the card gives to parts of the wall time, if they differ from the summary's names."""
+"""Names of parts of the wall time on the card, where they differ from the names in the summary."""
 
 _EXCLUDING = {
     "first_step": "first step",
@@ -49,17 +56,17 @@ _EXCLUDING = {
     "evaluation": "evaluations",
     "checkpoint": "checkpoints",
 }
-"""Parts of the wall time whose steps count in no rate, and their names on the card."""
+"""Parts of the wall time whose steps are excluded from rates, with their names on the card."""
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
-    """Render the table at the end."""
+    """Render the table at the end of training."""
     first, *others = lines(summary, checklist)
     return card([OURS + first, *others], columns, indent="")
 
 
 def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
-    """List the lines of the table at the end, before they are broken at a width."""
+    """Return the lines of the table at the end of training. They are not yet broken at a width."""
     parts = [
         *_verdict(summary),
         _headline(summary),
@@ -83,7 +90,7 @@ def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
 
 
 def verdict(summary: Summary) -> str:
-    """Return a sentence: what limits the run, and which change helps most. Empty: too little is known."""
+    """Return a sentence that says what limits the run and which change helps most. Empty means too little is known."""
     large = _large(summary)
     return _change(large[0]) if large else _nothing_to_win(summary)
 
@@ -107,7 +114,7 @@ def _sure(found: Finding) -> float:
 def _verdict(summary: Summary) -> Iterable[str]:
     """Yield the verdict, then a line for each other change that would help."""
     large = _large(summary)
-    yield verdict(summary)
+    yield verdict(summary) or _too_short(summary)
     for other in summary.findings[len(large) :]:
         if other.cause == STALL:
             yield f"also: {_change(other)}"
@@ -131,7 +138,7 @@ def _measured(low: float, factor: float, high: float) -> str:
 
 
 def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
-    """Render a finding about the last seconds, while training goes on.
+    """Render a finding about the last `seconds` of a training that is still running.
 
     >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
     ...     remedy="DataLoader(num_workers=2)"), 60.0))
@@ -165,7 +172,7 @@ def promised(found: Finding) -> str:
 
 
 def _nothing_to_win(summary: Summary) -> str:
-    """Render the verdict on a run without a large finding. Empty: too little is known."""
+    """Render the verdict on a run without a large finding. Empty means that too little is known."""
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
@@ -175,6 +182,13 @@ def _nothing_to_win(summary: Summary) -> str:
     little = "Little" if summary.findings else "Nothing"
     verdict = f"{little} to win here" if share >= MOSTLY else "No single cause stands out"
     return f"{verdict}: forward, backward and optimizer took {share:.0%} of the run."
+
+
+def _too_short(summary: Summary) -> str:
+    """Say why a short run gets no verdict. Empty means another reason, or a run without measured steps."""
+    if summary.long_enough or not summary.included_steps:
+        return ""
+    return f"No verdict: it needs {ENOUGH_STEPS} measured steps, and {ENOUGH_SECONDS:.0f} s of steps."
 
 
 def _headline(summary: Summary) -> str:
@@ -190,7 +204,7 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Render the parts of the wall time, without empty parts. If no time was measured, yield no line.
+    """Yield a line with the parts of the wall time that are not empty. If no time was measured, yield no line.
 
     The account begins with the trainer's first hook, because the time before this hook is unknown.
     """
@@ -323,7 +337,7 @@ def _stalls(summary: Summary) -> str:
 
 
 def _global_batch(summary: Summary) -> str:
-    """Render the samples of an optimizer step over all ranks."""
+    """Render the global batch: the samples of an optimizer step over all ranks."""
     found = summary.memory
     if found is None or found.global_batch is None:
         return ""

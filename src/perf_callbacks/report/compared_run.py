@@ -1,4 +1,4 @@
-"""A recorded run as a comparison reads it: its steps as columns, its load, and estimates of its metrics."""
+"""A recorded run for a comparison: the columns of its steps, the machine's load, and estimates of its metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ QUICK = "quick_step_time"
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run: the included steps of all ranks as columns, and the records that describe the run."""
+    """The data of one run: columns of its measured steps, and the records that describe the run."""
 
     columns: Mapping[str, Sequence[float]]
-    """The values of each step. NaN: unknown."""
+    """The values of each step, by column name. NaN means unknown."""
     run: Run
     summary: Summary | None
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
     load: Load
-    """Load of the machine, as measured on the rank that lacked a CPU for longest."""
+    """Load of the machine, from the rank that lacked a CPU for the largest share of its run."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
-        """Read a run. Rank 0 describes the run."""
+        """Build the data of a run from its ranks. The records of the first rank describe the run."""
         first = ranks[0]
         parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
         uses = [use.resident_gb for rank in ranks for use in rank.of(Use)]
@@ -58,16 +58,19 @@ class ComparedRun:
 
     @property
     def flops(self) -> FlopsSummary | None:
-        """FLOPs and peak, as the summary says. None: unknown."""
+        """FLOPs and peak from the summary. None means that there is no summary, or that it has no FLOPs."""
         return None if self.summary is None else self.summary.flops
 
     def per_step(self, name: str) -> float | None:
-        """Return the mean of a column. None: unknown."""
+        """Return the mean of a column over the steps, or None if the value is unknown in all steps."""
         values = [value for value in self.columns[name] if not isnan(value)]
         return fmean(values) if values else None
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
-        """Estimate the ratio of two columns, over the steps with both values. None stands for a column of ones."""
+        """Return an estimate of the ratio of the sums of two columns.
+
+        Only steps with both values count. The name None stands for a column of ones.
+        """
         ones = [1.0] * self.steps
         columns = [ones if name is None else self.columns[name] for name in (above, below)]
         rows = [(one, other) for one, other in zip(*columns, strict=True) if not isnan(one + other)]
@@ -94,7 +97,7 @@ def _tflops(run: ComparedRun) -> Estimate | None:
 
 
 def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
-    """Return the estimator of MFU or HFU: the summary's share, scaled by the FLOPs of the steps."""
+    """Return an estimator that scales the summary's MFU or HFU to the FLOPs per second of the compared steps."""
 
     def estimate(run: ComparedRun) -> Estimate | None:
         flops, found = run.flops, _tflops(run)
@@ -118,11 +121,14 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "hfu": _of_peak(lambda flops: flops.hfu),
     **{name: _time(name) for name in STAGES},
 }
-"""The estimator of each metric of steps. Rates are per rank."""
+"""The estimator of each metric, by the metric's name. Rates are per rank."""
 
 
 def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
-    """Return the included steps of a run. The time of a step is the slowest rank's; other values are means of ranks."""
+    """Return the columns of a run's measured steps.
+
+    The time of a step is that of the slowest rank. All other values are means over the ranks.
+    """
     common = common_steps(ranks)
     found = {}
     for name in STEP_COLUMNS:
@@ -133,7 +139,7 @@ def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
 
 
 def common_steps(ranks: Sequence[Attempt]) -> list[list[int]]:
-    """Return, for each rank, the indices of the included steps that all ranks have."""
+    """Return, for each rank, the indices of the measured steps that all ranks have in common."""
     places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
     common = [step for step in places[0] if all([step in others for others in places[1:]])]
     return [[where[step] for step in common] for where in places]

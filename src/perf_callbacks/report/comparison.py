@@ -17,57 +17,60 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that decide about a regression: the first metric with a verdict decides. `_decider` has an exception."""
+"""Metrics that decide about a regression. The first one with a verdict decides; `_decider` makes one exception."""
 
 EXPLAINED = 0.5
 """A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
 
 Ranks = Sequence[Attempt]
-"""A run: one attempt of each rank."""
+"""The attempts of one run, one attempt per rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedMetric:
-    """A metric on both sides. None: unknown, or not comparable."""
+    """The values of a metric on side A and on side B. None means unknown."""
 
     name: str
     a: float | None
     b: float | None
     change: Change | None = None
-    """None: too few steps on a side, or not comparable."""
+    """Relative change from A to B. None means that a side has too few steps, or that A and B are not comparable."""
     verdict: str | None = None
-    """Worse, better, same or undecided. Undecided: the change may reach the threshold, and may be chance."""
+    """One of "worse", "better", "same" and "undecided". None means that there is no verdict.
+
+    "undecided" means that the change may reach the threshold, but may also be chance.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """All differences between two sides, each of one run or several."""
+    """The result of comparing side A with side B. A side has one run or several."""
 
     metrics: tuple[ComparedMetric, ...]
     decided_by: ComparedMetric | None
-    """The metric that decides. None: no metric has enough steps on both sides, or no verdict is possible."""
+    """The metric that decides about a regression. None means that no verdict is possible."""
     unlike: Values
-    """Properties because of which the runs have no verdict, such as the batch. Empty: the runs are alike."""
+    """Properties that must agree for a verdict but differ, such as the batch. Empty means that the runs are alike."""
     busier: str | None
-    """Side, "A" or "B", on which the machine was so busy that the load may explain the result. None: neither side."""
+    """Side (A or B) whose machine was so busy that the load may explain the result. None means neither side."""
     not_compared: Mapping[str, str]
-    """By metric, the reason why there is no verdict."""
+    """The reason why a metric has no verdict, by the metric's name."""
     differences: Values
-    """Values of configuration and environment that differ."""
+    """Settings and properties of the environment that differ between A and B, by name."""
     steps: tuple[int, int]
-    """Steps that were compared, of all runs of a side."""
+    """Number of compared steps on side A and on side B, over all runs of the side."""
     runs: tuple[int, int]
-    """Runs that were compared."""
+    """Number of compared runs on side A and on side B."""
     left_out: tuple[int, int]
-    """Runs that were left out because the machine was busy."""
+    """Number of runs on side A and on side B that were left out because the machine was busy."""
     loads: tuple[Sequence[Load], Sequence[Load]]
-    """Load of the machine in all runs, also in the runs that were left out."""
+    """Load of the machine during each run of side A and of side B, including runs that were left out."""
     fail_over: float
-    """Threshold: the least relative change of a time that is worse or better."""
+    """Smallest relative change of a time that counts as worse or better: 0.05 means 5 %."""
 
     @property
     def regression(self) -> bool:
-        """True if the deciding metric is worse by more than the threshold, and chance doesn't explain the change."""
+        """True if the deciding metric is worse by at least the threshold, and chance doesn't explain the change."""
         return self.decided_by is not None and self.decided_by.verdict == WORSE
 
     @property
@@ -77,13 +80,13 @@ class Comparison:
 
 
 def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float) -> Comparison:
-    """Compare two sides.
+    """Compare the old runs with the new runs.
 
     Args:
-        first: The old runs.
-        second: The new runs.
-        fail_over: Least relative change by which a time is worse or better; 0.05 is 5 %. A rate is worse or better if
-            steps take longer or shorter by this share.
+        first: The old runs, side A.
+        second: The new runs, side B.
+        fail_over: Smallest relative change of a time that counts as worse or better: 0.05 means 5 %. A rate counts as
+            worse if it corresponds to a step time that is longer by this share.
 
     Raise `ArithmeticError` or `ValueError` if the values of a journal yield no finite figure.
     """
@@ -135,7 +138,7 @@ def _check(metrics: Sequence[ComparedMetric]) -> None:
 
 
 def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
-    """Return the metric that decides: throughput, or quick steps if only quick steps show a regression.
+    """Return the metric that decides: throughput, or the time of quick steps if only that time shows a regression.
 
     On a machine with other work, throughput may be too uncertain to show a change that quick steps show.
     """
@@ -162,7 +165,7 @@ def _metric(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], thres
 
 
 def _size(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:
-    """Compare an amount of memory: a single measurement per run, without an interval if both sides have one run."""
+    """Compare an amount of memory. Each run has one measurement, so two single runs have no interval."""
     sizes = [[size for run in side if (size := run.memory.get(name)) is not None] for side in (a, b)]
     if not all(sizes) or not all([size for side in sizes for size in side]):
         before, after = [fmean(side) if side else None for side in sizes]
@@ -193,7 +196,7 @@ def _is_cost(name: str) -> bool:
 
 
 def _incomparable(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str | None:
-    """Return the reason why a metric means different things in the runs. None: it means the same in all runs."""
+    """Return the reason why the runs' values of a metric can't be compared, or None if they can be compared."""
     if name.endswith("_time"):
         others = [what for what in ("samples", "tokens") if likeness.per_step(what, a, b) is not None]
         if others:
@@ -231,7 +234,7 @@ def _said(value: object) -> str:
 
 
 def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield the values of configuration and environment that differ."""
+    """Yield each setting or property of the environment that differs, as its name and the values of both sides."""
     for name in ("model", "parameters", "batch", "device", "devices", "world_size", "door", "timeline", "host"):
         yield from _differ(name, [[getattr(run.run, name) for run in side] for side in (a, b)])
     for prefix, one, other in (
@@ -250,7 +253,7 @@ def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable
 
 
 def _differ(name: str, sides: Sequence[Sequence[Any]]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield the distinct values of both sides, unless they are the same."""
+    """Yield the name and the distinct values of both sides if the sides differ."""
     one, other = [distinct(side) for side in sides]
     if len(one) != len(other) or any([value not in other for value in one]):
         yield name, (listed(one), listed(other))

@@ -21,7 +21,7 @@ SENTENCES = {
 UNDECIDED_RUNS = "Undecided, make more runs"
 
 SENTENCE = 200
-"""Most characters of a sentence that contains values from a journal."""
+"""Largest number of characters of a sentence that contains values from a journal."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
@@ -32,7 +32,7 @@ ONE_RUN = (
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence that says if the second side is slower."""
+    """Return a sentence that says whether side B is slower than side A."""
     metric = comparison.decided_by
     if comparison.unlike:
         return not_alike(comparison.unlike)
@@ -49,13 +49,16 @@ def verdict(comparison: Comparison) -> str:
 
 
 def not_alike(unlike: Values) -> str:
-    """Return the sentence about runs that can't be compared."""
+    """Return a sentence that says why the runs can't be compared."""
     changes = [f"{clean(name)} {clean(a)} -> {clean(b)}" for name, (a, b) in unlike.items()]
     return f"Not decided: the runs are not alike: {', '.join(changes)}"
 
 
 def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
-    """Return the verdict in words. With several runs, the words also name a change below the threshold, if certain."""
+    """Return the verdict in words.
+
+    With several runs, the words also name a change that is below the threshold but beyond chance.
+    """
     if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
         slower = (change.change > 0) == metric.name.endswith("_time")
         return f"B is {'slower' if slower else 'faster'}, below the threshold of {100 * comparison.fail_over:g} %"
@@ -65,7 +68,7 @@ def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) ->
 
 
 def _differs(comparison: Comparison) -> bool:
-    """Return True if the change of throughput, or of a step's time, is beyond chance."""
+    """Return True if throughput or step time changed by more than chance explains."""
     changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
     found = next((changes[name] for name in DECIDING if name in changes), None)
     return found is not None and not found.low <= 0 <= found.high
@@ -101,7 +104,7 @@ def _steps(comparison: Comparison, side: int) -> str:
 
 
 def _load(comparison: Comparison, columns: int) -> list[str]:
-    """Return lines with the load of the machine on both sides. Empty: unknown on both sides."""
+    """Return lines with the load of the machine on both sides, or no lines if both loads are unknown."""
     found = [machine_load.said(side) for side in comparison.loads]
     if not any(found):
         return []
@@ -112,7 +115,7 @@ def _load(comparison: Comparison, columns: int) -> list[str]:
 def markdown(comparison: Comparison) -> str:
     """Render a comparison for a pull request, as a code block.
 
-    A value from a journal can't end the block: the fence is longer than any backticks in the text.
+    The block's fence is longer than any backticks in the text, so no value from a journal can end the block.
     """
     rendered = text(comparison)
     fence = "`" * max([3, *[len(run) + 1 for run in re.findall("`+", rendered)]])
@@ -120,7 +123,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def values(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as values for JSON. Changes are relative: 0.1 is 10 % more."""
+    """Return a comparison as values for JSON. Changes are relative: 0.1 means 10 % more."""
     return {
         "verdict": verdict(comparison),
         "regression": comparison.regression,

@@ -1,4 +1,4 @@
-"""Table of the FLOPs of a step by each convention, and of their differences."""
+"""Table of the FLOPs of a step as each convention counts them, with the differences between the conventions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -79,7 +79,7 @@ def _table(results: Mapping[str, ConventionFigures], job: Job) -> Iterable[str]:
 
 
 def _apart(model: Architecture, work: ConventionWork, results: Mapping[str, ConventionFigures]) -> Iterable[str]:
-    """Yield lines about the differences between the conventions' model FLOPs, and the reasons."""
+    """Yield lines that say how much the conventions' model FLOPs differ, and why."""
     known = {name: result.model_flops_per_step for name, result in results.items() if result.model_flops_per_step}
     ours = known.get(OURS)
     if ours is None:
@@ -104,7 +104,7 @@ def _flops(value: int | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Format TFLOPS without a unit. Values below 1 have a smaller unit behind the number."""
+    """Format TFLOPS as a number without a unit. A value below 1 gets a smaller unit, such as GFLOPS."""
     if value is None:
         return DASH
     return f"{value:.1f}" if value >= 1 or not value else speed(value * TERA)

@@ -1,4 +1,4 @@
-"""Events of a fit beside its steps: evaluations, checkpoints, restarts, collections, stragglers, stalls, profiles."""
+"""Events of a fit for the report's charts, such as evaluations, checkpoints, restarts and stalls."""
 
 from collections.abc import Iterable
 from heapq import nlargest
@@ -15,10 +15,10 @@ from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
 
 MOST = 300
-"""Most events per lane. The longest events are kept."""
+"""Largest number of events per lane. If a lane has more events, the longest events are kept."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
-"""Kinds of events, in the order in which they are drawn."""
+"""Kinds of events. The report draws one lane per kind, in this order."""
 
 COUNTS = {"counted", "recounted"}
 
@@ -38,7 +38,7 @@ def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
 
     Args:
         fit: The fit.
-        within: The steps to search. None: all.
+        within: Only events at these steps are returned. None means all steps.
     """
     found = [event for event in _all(fit) if within is None or event.step in within]
     lanes = [nlargest(MOST, [one for one in found if one.lane == lane], key=lambda one: one.seconds) for lane in LANES]
@@ -46,7 +46,7 @@ def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
 
 
 def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Draw the events in lanes; None if there are no events."""
+    """Return the events as lanes of a chart, or None if there are no events."""
     found = events(fit, within)
     numbers = {lane: sum(event.lane == lane for event in found) for lane in LANES}
     lanes = [lane for lane, number in numbers.items() if number]
@@ -57,7 +57,7 @@ def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None
 
 
 def _all(fit: FitHistory) -> Iterable[JournalEvent]:
-    """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts are read on the lowest rank."""
+    """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts come from the lowest rank."""
     lowest = min(fit.ranks)
     for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps repeated" if repeated else ""
@@ -106,7 +106,7 @@ def of_span(span: Span, rank: int) -> JournalEvent:
 
 
 def _collector(pause: Gc) -> str:
-    """Return words for the cause of a collection."""
+    """Return words that say what started a garbage collection."""
     if pause.ours is not None:
         return "by the checklist"
     return "automatic" if pause.automatic else "by a call of gc.collect()"

@@ -1,4 +1,4 @@
-"""How a figure of the report was computed: the registry's texts, with the values of the run."""
+"""Explanations of the report's figures: texts from the registry of figures, with the values of the run."""
 
 import re
 from collections.abc import Iterable
@@ -10,25 +10,25 @@ from perf_callbacks.report.layout import clean
 from perf_callbacks.report.page_figure import PageFigure
 
 LONGEST = 300
-"""Most characters of a value from a journal."""
+"""Largest number of characters shown of a value from a journal."""
 
 MEANINGS = {form: term.meaning for term in TERMS for form in (term.name, *term.forms)}
-"""Meaning of each form of each word in the glossary."""
+"""Meaning of each word in the glossary, by each form of the word."""
 
 Value = tuple[str, str]
-"""Name and text of an input."""
+"""Name and text of a value that a figure is computed from."""
 
 
 def explanation(
     name: str, values: Iterable[Value] = (), *, equation: str = "", uncounted: str = "", headings: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Explain a figure. Code stands between backticks.
+    """Return the explanation of a figure. Code in its texts stands between backticks.
 
     Args:
         name: The figure's name in the registry.
-        values: The inputs of the figure in this run. Empty texts are left out.
-        equation: The figure, and the division that it comes from.
-        uncounted: What this run doesn't count, beside the registry's text.
+        values: The inputs of the figure in this run. Inputs with an empty text are left out.
+        equation: Equation that gives the figure, such as "HFU 45% = MFU 40% x 1.13".
+        uncounted: Work that was not counted in this run.
         headings: The headings of a table's columns.
     """
     figure = BY_FIGURE[name]
@@ -44,17 +44,17 @@ def explanation(
 
 
 def column(figure: PageFigure, heading: str) -> str:
-    """Return the registry's explanation of a column or, if the registry has none, the glossary's."""
+    """Return the explanation of a column from the registry of figures, or else from the glossary."""
     return without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))
 
 
 def glossary() -> dict[str, str]:
-    """Return the meaning of each word of the page, by each form of the word."""
+    """Return the meaning of each word in the glossary, by each form of the word."""
     return {form: without_links(meaning) for form, meaning in MEANINGS.items()}
 
 
 def without_links(markdown: str) -> str:
-    """Replace links in a text in Markdown by their words.
+    """Replace each link in a Markdown text by the link's words.
 
     >>> without_links("[tokens](#what-is-a-token) of `batch`")
     'tokens of `batch`'

@@ -28,14 +28,16 @@ class FigureInputs:
     slow: Sequence[Outlier]
     """The slow steps of all ranks."""
     usual: Mapping[int, Mapping[str, float]]
-    """The median times of each rank, in a step and in each stage."""
+    """Median time of a step and of each stage, by rank."""
     work: WorkRate
 
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-        """Explain charts and tables. If a journal's values make a calculation fail, the figure's inputs are left out.
+        """Return the explanations of charts and tables, by the figure's name.
+
+        If a calculation fails because of a journal's values, the explanation has no inputs.
 
         Args:
-            headings: The headings of each figure's columns, by the figure's name; empty for a chart.
+            headings: The column headings of each figure, by the figure's name. A chart has no headings.
         """
         made = {
             "steps": self._steps,

@@ -1,7 +1,7 @@
-"""The registry of the report's figures: the meaning of each figure, its records, and the parts that it leaves out.
+"""The registry of the report's figures: what each figure means, which records it reads, and what it leaves out.
 
 `make tables` writes the registry into `docs/report.md`. The page shows the same texts with the values of the run.
-Figures that are metrics take their texts from the registry of metrics.
+A figure that is also a metric takes its texts from the registry of metrics.
 """
 
 from perf_callbacks.kernel.records.metric_table import BY_NAME

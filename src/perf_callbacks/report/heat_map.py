@@ -1,4 +1,4 @@
-"""The heat map of a report: the excess of each stage over the median rank, by rank and bucket of steps."""
+"""The report's heat map. It shows by how many seconds each rank exceeds the median rank, by stage and steps."""
 
 from heapq import nlargest
 from math import isnan
@@ -10,17 +10,17 @@ from perf_callbacks.report.series import OWN, STAGES, Axis, included, kept, shor
 from perf_callbacks.report.units import duration
 
 CELLS = 120
-"""Most columns of the heat map."""
+"""Largest number of columns of the heat map."""
 
 CELL_STEPS = 100
-"""Least number of steps in the sample of a cell. The median of a cell with fewer steps is over all its steps."""
+"""The median of a cell covers a sample of at least this many steps, or all steps of the cell if there are fewer."""
 
 RANKS = 64
-"""Most rows of the heat map."""
+"""Largest number of rows of the heat map."""
 
 
 def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Compare the ranks, bucket by bucket. None: the fit has a single rank, or no steps."""
+    """Return the heat map of a fit. None means that the fit has a single rank, or no steps."""
     axis = Axis([fit], CELLS, within)
     excess = _excess(fit, axis, within) if len(fit.ranks) > 1 else {}
     own = [name for name in OWN if name in excess] or [*excess]
@@ -48,7 +48,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return the median seconds of each stage minus the seconds of the median rank, by stage, rank and bucket."""
+    """Return the median seconds of a rank minus those of the median rank, by stage, rank and bucket of steps."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}

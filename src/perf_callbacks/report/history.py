@@ -1,4 +1,4 @@
-"""The history of a job from its journals: fits, attempts and ranks, with the steps in compact columns."""
+"""The history of a job, read from its journals: fits, attempts and ranks. Steps are stored in compact columns."""
 
 from array import array
 from bisect import bisect_right
@@ -23,40 +23,40 @@ TIMES = (
     "other_time",
     "model_flops",
 )
-"""Columns of a step's times, and of its FLOPs."""
+"""Names of the columns that hold the times and the model FLOPs of a step."""
 
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
-"""Columns of a step that a history keeps, as floats. Unknown is NaN."""
+"""Names of the columns that a history keeps of each step. Values are floats, and NaN means unknown."""
 
 PEAK_KEY = KEYS["row"]["peak_tflops"]
 
 LARGEST = 2**53
-"""Bound of step numbers. JavaScript represents all integers up to this bound exactly."""
+"""Step numbers must be less than this. JavaScript represents all smaller integers exactly."""
 
 MOST = 1e30
-"""Largest possible value. Larger values count as unknown, so that sums stay finite."""
+"""Largest time or size that counts as possible. Larger values count as unknown, so that sums stay finite."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt of a rank: its records from a start of training to the next start."""
+    """One attempt of a rank: the rank's records from one start of training to the next start."""
 
     run: Run
     step: "array[int]" = field(default_factory=lambda: array("q"))
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
-    """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
+    """The values of each step, by the names in `STEP_COLUMNS`. NaN means unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
-    """The reason why a step is in no row, by the step's number."""
+    """The reason why a step counts in no mean or rate, by the step's number."""
     peak_tflops: float | None = None
-    """Peak of the last logged row with a peak."""
+    """Peak TFLOPS of the device, from the last logged row that has a peak."""
     entries: list[Entry] = field(default_factory=list)
-    """All records except `run`, steps and rows, in order."""
+    """All records except `run`, steps and rows, in the order of the journal."""
     seconds: float = 0.0
-    """Time of the last record or of the interim summary, whichever is later."""
+    """Seconds from the start of the attempt to its last record or interim summary, whichever is later."""
     written_unix: float | None = None
-    """Wall-clock time of the last write to the journal before its next attempt. None: no later attempt, or unknown."""
+    """Unix time of the last write to the journal before the next attempt began. None means unknown."""
     interim: Summary | None = None
-    """Last interim summary, if the attempt has no summary at its end: the attempt was killed, hangs, or goes on."""
+    """Last interim summary of an attempt without a final summary. The attempt was killed, hangs, or is running."""
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
@@ -70,12 +70,12 @@ class Attempt:
             self.entries.append(entry)
 
     def add_interim(self, entry: Entry | None) -> None:
-        """Add the interim summary, unless the entry is None."""
+        """Store the interim summary that the entry holds. Do nothing if the entry is None."""
         if entry is not None and isinstance(entry.record, Summary):
             self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
 
     def _add_steps(self, record: Steps) -> None:
-        """Add a block of steps. Steps out of order, as in a hostile journal, are dropped."""
+        """Add a block of steps. Drop steps whose number is not larger than all earlier numbers."""
         last = self.step[-1] if self.step else -1
         new = [*_ascending(record.step, last)]
         self.step.extend(compress(record.step, new))
@@ -87,17 +87,17 @@ class Attempt:
             self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
 
     def of(self, kind: type) -> list[Any]:
-        """Return the records of a type, in order."""
+        """Return the records of a type, in the order of the journal."""
         return [entry.record for entry in self.entries if type(entry.record) is kind]
 
     def last(self, kind: type) -> Any:
-        """Return the last record of a type. None: there is no such record."""
+        """Return the last record of a type, or None if there is no such record."""
         return next((entry.record for entry in reversed(self.entries) if type(entry.record) is kind), None)
 
 
 @dataclass(slots=True)
 class FitHistory:
-    """A fit: the attempts of each rank, in the order in which they ran."""
+    """The attempts of a fit, by rank. The attempts of each rank are in the order in which they ran."""
 
     run_id: str
     ranks: dict[int, list[Attempt]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class FitHistory:
 
     @property
     def restarts(self) -> Iterator[tuple[Attempt, int]]:
-        """Attempts after the first, each with its number of repeated steps."""
+        """Each attempt after the first, with the number of steps that the attempt repeated."""
         for before, attempt in pairwise(self.first):
             last = before.step[-1] if before.step else attempt.run.step
             yield attempt, max(0, last - attempt.run.step)
@@ -126,33 +126,33 @@ class FitHistory:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the job, or the number of journals if that number is greater."""
+        """Number of ranks in the job, or number of ranks that have a journal if that number is greater."""
         return max(self.run.world_size, len(self.ranks))
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a journal, at most the first hundred."""
+        """Ranks without a journal. Only the first hundred are listed."""
         return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
 
     @property
     def last(self) -> list[Attempt]:
-        """Last attempt of each rank, rank by rank. Ranks without a part in the job's last attempt are left out."""
+        """Last attempt of each rank, sorted by rank. Ranks that took no part in the job's last attempt are left out."""
         attempts = [self.ranks[rank][-1] for rank in sorted(self.ranks)]
         latest = max([attempt.run for attempt in attempts], key=lambda run: run.started_unix)
         return [one for one in attempts if (one.run.world_size, one.run.step) == (latest.world_size, latest.step)]
 
     @property
     def summary(self) -> Summary | None:
-        """Summary at the end of the last attempt, or else the attempt's interim summary. None: there is neither."""
+        """Final summary of the lowest rank's last attempt, or else its interim summary. None means there is neither."""
         attempt = self.first[-1]
         found = attempt.last(Summary) or attempt.interim
         return found if isinstance(found, Summary) else None
 
     @property
     def hang(self) -> Summary | None:
-        """Summary of a rank whose last attempt hangs, or hung when the attempt was killed. None: no rank hangs.
+        """Interim summary of a rank that hangs, or that hung when it was killed. None means that no rank hangs.
 
-        The rank that logged the message about the stall comes first.
+        If several ranks hang, a rank that logged a message about the stall is preferred.
         """
         found = [  # an interim summary is up to ten seconds old: later steps show that the rank went on
             one.interim
@@ -164,7 +164,7 @@ class FitHistory:
 
     @property
     def newer(self) -> int | None:
-        """Schema of the journal, if newer than the schema of this version. Otherwise None."""
+        """Schema number of the journal if it is newer than the schema of this version. Otherwise None."""
         schema = max(attempt.run.schema for _, attempt in self.attempts)
         return schema if schema > SCHEMA else None
 
@@ -179,18 +179,18 @@ class FitHistory:
 
 
 def possible(value: float) -> bool:
-    """Return True if a run can have this time or size."""
+    """Return True if the value is a time or size that a run can have."""
     return 0 <= value <= MOST
 
 
 def gather(
     journals: Iterable[Iterable[Entry]], interim: Iterable[Callable[[Run], Entry | None]] = ()
 ) -> list[FitHistory]:
-    """Gather the fits in journals, ordered by start. Records before the first `run` record are dropped.
+    """Return the fits in the journals, sorted by start time. Records before the first `run` record are dropped.
 
     Args:
         journals: The entries of each journal.
-        interim: For each journal, a function that returns the interim summary of an attempt. Empty: none.
+        interim: For each journal, a function that returns the interim summary of an attempt.
     """
     fits: dict[str, FitHistory] = {}
     for journal, so_far in zip_longest(journals, interim):
@@ -208,7 +208,10 @@ def gather(
 
 
 def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
-    """Return the attempt that a `run` record opens. If a journal was deleted, its next file repeats the record."""
+    """Return the attempt of a `run` record. An equal record opens no second attempt.
+
+    If a journal is deleted during a run, the next file repeats the `run` record.
+    """
     fit = fits.setdefault(run.run_id, FitHistory(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])
     for known in attempts:

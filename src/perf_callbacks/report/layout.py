@@ -1,4 +1,4 @@
-"""Lines of text within a width, and values from a journal that fit into such lines."""
+"""Functions that break text into lines, align tables, and shorten values from a journal."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -7,22 +7,22 @@ from textwrap import wrap
 from perf_callbacks.report.units import DASH
 
 COLUMNS = 80
-"""Width of a card, unless the terminal is narrower."""
+"""Width of a card in characters, unless the terminal is narrower."""
 
 INDENT = 2
 """Number of spaces before each line of a card except the first line."""
 
 LONGEST = 60
-"""Most characters shown of a value from a journal."""
+"""Largest number of characters shown of a value from a journal."""
 
 _JOINED = "\N{NO-BREAK SPACE}"
 
 _UNIT = re.compile(r"(?<=≥) |(?<=\d) (?=%|(?:us|ms|s|B|kB|MB|GB|[TGMk]?FLOPS|x|samples/s|tokens/s)\b)")
-"""Space between a number and its unit, at which no line is broken."""
+"""Pattern of the space between a number and its unit. No line is broken at this space."""
 
 
 def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
-    """Break lines at the width of a card. `indent`: extra indent where the first part continues on a new line."""
+    """Break parts of a text into the lines of a card. `indent` begins the lines on which the first part continues."""
     width = columns - INDENT
     first, *others = parts
     lines = [
@@ -35,7 +35,7 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
     """Break a text into lines of at most `width` characters. A word longer than a line, such as a path, stays whole.
 
-    No line ends within a part from `joined`, unless the part is longer than a line.
+    A part from `joined` stays on one line if it is no longer than a line.
     """
     if len(text) <= width:
         return [text.replace(_JOINED, " ")]
@@ -46,12 +46,12 @@ def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> 
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Join parts with commas. `wrapped` doesn't break the parts."""
+    """Join parts with commas, so that `wrapped` breaks lines only between parts."""
     return ", ".join(part.replace(" ", _JOINED) for part in parts)
 
 
 def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Align the cells of a table. `right`: numbers of the columns that are aligned to the right.
+    """Align the cells of a table. `right` holds the indices of the columns that are aligned to the right.
 
     >>> aligned([("rank", "CPUs"), ("0", "0-7"), ("10", "")], right={0})
     ['rank  CPUs', '   0  0-7', '  10']
@@ -76,7 +76,7 @@ def clean(value: object, longest: int = LONGEST) -> str:
 
 
 def ends(path: str, longest: int) -> str:
-    """Cut a path at its beginning, because its end says more.
+    """Shorten a path to `longest` characters. The beginning is cut, because the end says more.
 
     >>> ends("model.layers.*.mlp.up_proj", 12)
     '…mlp.up_proj'
@@ -85,7 +85,7 @@ def ends(path: str, longest: int) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """List at most the first ten ranks.
+    """Return a text that lists at most the first ten ranks.
 
     >>> listed([1, 3]), listed(range(11))
     ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')

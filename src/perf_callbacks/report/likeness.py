@@ -1,4 +1,4 @@
-"""Likeness of runs: a verdict needs runs with the same model, batch, device and number of ranks."""
+"""Check that runs are alike. A verdict needs runs with the same model, batch, device and number of ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -8,21 +8,22 @@ from perf_callbacks.report.compared_run import ComparedRun
 from perf_callbacks.report.units import DASH
 
 SAME_AMOUNT = 0.01
-"""Samples per step count as equal up to this relative difference. Step times are compared only if both the samples and
-the tokens per step differ by no more than this."""
+"""Two numbers of samples per step are equal if their relative difference is at most this. Step times are compared only
+if neither the samples nor the tokens per step differ by more."""
 
 SAME_LENGTH = 0.1
-"""Tokens per step count as equal up to this relative difference, because the lengths of samples differ by chance."""
+"""Two numbers of tokens per step are equal if their relative difference is at most this. The limit is large because the
+lengths of samples differ by chance."""
 
 FIELDS = ("parameters", "batch", "device", "devices", "world_size")
-"""Fields of `Run` in which all runs must agree. Unknown values agree with all values."""
+"""Fields of `Run` in which all runs must agree. An unknown value agrees with every value."""
 
 Values = Mapping[str, tuple[Any, Any]]
-"""By name, the values of both sides. If the runs of a side differ, a text lists their values."""
+"""The values of side A and side B, by name. If the runs of a side have different values, a text lists the values."""
 
 
 def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
-    """Return the properties because of which runs are not comparable."""
+    """Return the properties that differ between the runs, so that the runs are not comparable."""
     found = unlike_fields(first, second, FIELDS)
     for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)
@@ -34,7 +35,7 @@ def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Value
 def unlike_fields(
     first: Sequence[ComparedRun], second: Sequence[ComparedRun], fields: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the fields of `Run` that differ. If the number of parameters is unknown, the model's class must agree."""
+    """Return the fields of `Run` that differ. If a number of parameters is unknown, the model class must agree too."""
     found: dict[str, tuple[Any, Any]] = {}
     known = all(run.run.parameters is not None for run in [*first, *second])
     for name in fields if known else ("model", *fields):
@@ -47,7 +48,7 @@ def unlike_fields(
 def per_step(
     name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME_AMOUNT
 ) -> tuple[float, float] | None:
-    """Return the mean amounts per step of both sides. None: the amounts are equal, or unknown on a side."""
+    """Return the mean samples or tokens per step of both sides. None means equal, or unknown on a side."""
     sides = [[found for run in side if (found := run.per_step(name)) is not None] for side in (first, second)]
     if not all(sides):
         return None
@@ -60,7 +61,7 @@ def _known(values: Iterable[Any]) -> list[Any]:
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return the distinct values, ordered by first appearance. Settings from a journal may be unhashable."""
+    """Return the distinct values in order of first appearance. The values may be unhashable."""
     found: list[Any] = []
     for value in values:
         if value not in found:
@@ -69,7 +70,7 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def listed(values: Sequence[Any]) -> Any:
-    """Return the single value of a side, or a text that lists its values. None: there is no value."""
+    """Return the single value of a side, or a text that lists several values. None means that there is no value."""
     if len(values) == 1:
         return values[0]
     return ", ".join([DASH if value is None else str(value) for value in values]) or None

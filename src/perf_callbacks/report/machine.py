@@ -1,4 +1,4 @@
-"""Memory and the use of the machine, as bars and lines of a report."""
+"""Charts of the report: a bar for the memory of a step, and lines for the load and memory of the machine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from perf_callbacks.report.series import rounded, short
 from perf_callbacks.report.units import size
 
 FEWEST = 3
-"""Fewest points of a line."""
+"""Smallest number of points for which a line is drawn."""
 
 POINTS = 1000
-"""A line has fewer than twice this number of points. A longer line shows every n-th point."""
+"""A line has fewer than twice this number of points. If there are more records, the line shows every n-th record."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
-"""By name of a line, the field of a `use` record."""
+"""The field of a `use` record that a line shows, by the line's name."""
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> di
 
 
 def memory(found: Memory | None) -> dict[str, Any] | None:
-    """Draw the memory of a step by part."""
+    """Return a bar of the memory of a step, by part. None means that no part is known."""
     sizes = {} if found is None else known(found)
     peak = sizes.pop("peak", None)
     if not sizes:
@@ -38,7 +38,7 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
-    """Draw the use of the machine by the lowest rank."""
+    """Return charts of the machine's load and memory over the steps, from records of the lowest rank."""
     uses = sorted([found for attempt in fit.first for found in attempt.of(Use)], key=lambda found: found.step)
     shown = uses[:: max(1, len(uses) // POINTS)]
     charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]

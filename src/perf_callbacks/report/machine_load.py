@@ -1,4 +1,4 @@
-"""Load of the machine during runs: runs to leave out of a comparison, and changes that the load may explain."""
+"""Load of the machine during runs: which runs other programs disturbed, and how much longer the load may make steps."""
 
 import math
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ IDLE = 0.1
 """If at least this share of the CPUs is idle, other programs take no CPU from the run."""
 
 SHARED = 0.2
-"""Effect of other programs on caches, memory and clock: with all CPUs in use, a step takes up to this share longer.
-Beside four busy processes on two cores, a small training needed up to a fifth more CPU time per step."""
+"""If other programs use all CPUs, steps are longer by up to this share, because caches, memory and clock are shared.
+Beside four busy processes on two cores, a small training needed up to 20 % more CPU time per step."""
 
 MOST_SHARE = 0.99
-"""Largest share without a CPU in `Load.effect`. A share of 1 would make the effect infinite."""
+"""Largest share of time without a CPU that `Load.effect` assumes. A share of 1 would make the effect infinite."""
 
 FEWEST_QUIET = 4
 """A comparison leaves out disturbed runs only if both sides together have at least this many undisturbed runs."""
 
 
 class Load(NamedTuple):
-    """Load of the machine during a run. None: unknown. Shares are from 0 to 1."""
+    """Load of the machine during a run. Shares are from 0 to 1. None means unknown."""
 
     no_cpu: float | None = None
     """Share of the run in which the training thread waited for a CPU."""
@@ -57,15 +57,15 @@ class Load(NamedTuple):
 
     @property
     def disturbed(self) -> bool:
-        """True: the training thread lacked a CPU, or other programs used many CPUs."""
+        """True if the training thread lacked a CPU, or if other programs used many CPUs."""
         return (self.no_cpu or 0.0) >= NO_CPU or (self.others or 0.0) >= OTHERS
 
     @property
     def effect(self) -> float:
-        """Logarithm of the largest factor by which the load may make steps longer. 0: none, or unknown.
+        """Natural logarithm of the largest factor by which the load may make steps longer.
 
-        If few CPUs are idle, threads of the program may lack a CPU while the training thread waits for these threads.
-        So the program may lack CPUs for a share of the run as large as the share of the CPUs that other programs use.
+        If few CPUs are idle, other threads of the program may lack a CPU, and the training thread waits for them. The
+        share of the run without a CPU may then be as large as the share of the CPUs that other programs use.
         """
         taken = self.no_cpu or 0.0
         others = self.others or 0.0
@@ -78,19 +78,22 @@ MOST_CPUS = 1_000_000
 
 
 def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
-    """Return the places of the undisturbed runs on each side if there are enough, or else of all runs."""
+    """Return, for each side, the indices of its undisturbed runs. If there are too few, return those of all runs."""
     quiet = [[place for place, load in enumerate(side) if not load.disturbed] for side in sides]
     enough = all(quiet) and sum(map(len, quiet)) >= min(FEWEST_QUIET, sum(map(len, sides)))
     return quiet if enough else [[*range(len(side))] for side in sides]
 
 
 def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
-    """Return the logarithm of the factor by which the load may make the second side's steps longer than the first's."""
+    """Return the logarithm of the factor by which the load may make the second side's steps longer than the first's.
+
+    The result is negative if the machine was busier during the first side's runs.
+    """
     return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
 
 
 def said(loads: Sequence[Load]) -> str | None:
-    """Describe the load during the runs of a side, as ranges over the runs. None: no run knows its load."""
+    """Describe the lowest and highest load during the runs of a side. None means that the load is unknown."""
     parts = []
     waited = [load.no_cpu for load in loads if load.no_cpu is not None]
     if waited:
@@ -111,7 +114,7 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def _share(value: float | None, whole: int | None) -> float | None:
-    """Return a value as a share of a whole, at most 1. None: unknown, or impossible."""
+    """Return a value as a share of a whole, at most 1. None means unknown or impossible."""
     if value is None or whole is None or not possible(value):
         return None
     return min(1.0, value / whole)

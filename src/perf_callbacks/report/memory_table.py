@@ -1,4 +1,4 @@
-"""The memory of a recorded fit as text: its parts, and resident memory with its slope."""
+"""The memory of a recorded fit as text: the parts of device memory, and host memory with its growth per hour."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
 
 WIDTH = 12
-"""Width of the names of the parts."""
+"""Width of the column with the names of the memory's parts."""
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -23,7 +23,7 @@ SOURCES = {
 
 
 def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, object]:
-    """Return the memory figures in a fit's records, for JSON. `limit_gb` and `batch`: as in `fitting`."""
+    """Return the memory figures of a fit as values for JSON. `fitting` describes `limit_gb` and `batch`."""
     parts: Memory | None = fit.last(Memory)
     failed: OutOfMemory | None = fit.last(OutOfMemory)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
@@ -43,12 +43,14 @@ def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None)
 
 
 def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, int | None]:
-    """Compute the largest micro-batch that fits, and how many layers to checkpoint for a larger batch. None: unknown.
+    """Return the largest micro-batch that fits, and how many layers to checkpoint for a larger one.
+
+    None means unknown.
 
     Args:
         fit: The fit, with a measured step.
-        limit_gb: Memory that the process may take on the device. None: use the memory that was left after the step.
-        batch: Micro-batch for which layers are checkpointed. None: twice the measured micro-batch.
+        limit_gb: Memory that the process may take on the device. None means what was available in the measured step.
+        batch: The larger micro-batch. None means twice the measured micro-batch.
     """
     parts: Memory | None = fit.last(Memory)
     counted: Flops | None = fit.last(Flops)
@@ -66,7 +68,7 @@ def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = Non
 
 
 def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, batch: int | None = None) -> str:
-    """Render the memory of a rank's fit. `limit_gb` and `batch`: as in `fitting`."""
+    """Render the memory of a rank's fit. `fitting` describes `limit_gb` and `batch`."""
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
@@ -82,7 +84,7 @@ def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, 
 
 
 def table(sizes: Mapping[str, float], names: Sequence[str] = PARTS) -> Iterable[str]:
-    """Render parts of memory, each with its share of the peak."""
+    """Yield a line for each part of memory, with the part's share of the peak."""
     peak = sizes.get("peak")
     for name in names:
         if name == "context" and name not in sizes:
@@ -120,7 +122,7 @@ def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -
 
 
 def _sizes(parts: Memory) -> dict[str, float]:
-    """Return the known parts, without sizes that no run can have."""
+    """Return the known sizes of memory parts, without sizes that no run can have."""
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 

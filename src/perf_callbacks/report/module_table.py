@@ -1,4 +1,4 @@
-"""FLOPs, parameters and activations by module, as text, for JSON and for the report."""
+"""FLOPs, parameters and activations by module: as text, as values for JSON, and as a table of the report."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,16 +12,16 @@ from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
 
 MOST_ROWS = 10
-"""Most rows of the table in the report."""
+"""Largest number of rows of the table in the report."""
 
 LONGEST_PATH = 200
-"""Most characters that are shown of a path in the report."""
+"""Largest number of characters that the report shows of a module path."""
 
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
 
 
 def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
-    """Return the work by module of each rank, for JSON."""
+    """Return the FLOPs by module of each rank, as values for JSON."""
     return [
         {
             "rank": fit.run.rank,
@@ -37,7 +37,7 @@ def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
 
 
 def render(fits: Sequence[Attempt], columns: int = COLUMNS) -> str:
-    """Render the work by module. Ranks with equal work share a table."""
+    """Render the FLOPs by module as text. Ranks with equal FLOPs share a table."""
     alike: dict[tuple[ModuleWork, ...], list[int]] = {}
     counts: dict[tuple[ModuleWork, ...], Flops | None] = {}
     for fit in fits:
@@ -49,7 +49,7 @@ def render(fits: Sequence[Attempt], columns: int = COLUMNS) -> str:
 
 
 def table(fit: Attempt) -> Table | None:
-    """Tabulate the heaviest modules of a fit."""
+    """Return a table of the modules with the most FLOPs. None means that no step was counted by module."""
     count = last_count(fit)
     if count is None:
         return None
@@ -61,7 +61,7 @@ def table(fit: Attempt) -> Table | None:
 
 
 def last_count(fit: Attempt) -> Flops | None:
-    """Return the last count by module: of a whole step, if there is such a count."""
+    """Return the last FLOP count that has modules. Counts of a whole step are preferred."""
     counts = [count for count in fit.of(Flops) if count.modules]
     whole = [count for count in counts if count.whole_step]
     return next(iter((whole or counts)[-1:]), None)

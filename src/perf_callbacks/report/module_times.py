@@ -16,26 +16,26 @@ from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_CLASSES = 10
-"""Most rows for a trace that names modules by class and number, such as "Block_3"."""
+"""Largest number of rows for a trace that names modules by class and number, such as "Block_3"."""
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleTime:
-    """Busy time of the profiled steps in a module, without submodules that have rows of their own."""
+    """Busy time of a module in the profiled steps. Submodules that have their own row are not included."""
 
     name: str
     seconds: float
     backward_seconds: float
-    """Part of `seconds` in the backward, with recomputation."""
+    """Part of `seconds` that was spent in the backward, including recomputation."""
     mfu: float | None = None
-    """Model FLOPs per second of `seconds`, divided by the peak. None: unknown, or the module has no products."""
+    """Model FLOPs divided by `seconds` and by the device's peak. None means unknown, or no matrix products."""
     at_least: bool = False
-    """True: `mfu` is a lower bound."""
+    """True if `mfu` is a lower bound."""
 
     def cells(self, busy_seconds: float) -> tuple[str, ...]:
-        """Return the cells of a table: name, forward, backward, share of the busy time, MFU."""
+        """Return the cells of a table row: name, forward, backward, share of the busy time, MFU."""
         share = self.seconds / busy_seconds if busy_seconds > 0 else None
         mfu = f"{'≥ ' if self.at_least and self.mfu is not None else ''}{percent(self.mfu)}"
         backward = None if self.name == OPTIMIZER else self.backward_seconds
@@ -47,7 +47,10 @@ HEADINGS = ("module", "forward", "backward", "share", "MFU")
 
 
 def of_trace(profile: Profile) -> list[ModuleTime]:
-    """Return the modules of a trace, the heaviest first. Of many modules, those of the same class share a row."""
+    """Return the times of a trace's modules, the longest time first.
+
+    If there are more than `MOST_CLASSES` modules, modules of the same class share a row.
+    """
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
     if len(times) <= MOST_CLASSES:
         return [*_rows(times, backward)]
@@ -64,12 +67,12 @@ def of_trace(profile: Profile) -> list[ModuleTime]:
 
 
 def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) -> list[ModuleTime]:
-    """Return the modules of a run's profile, the heaviest first, with MFU.
+    """Return the times and MFU of the modules in a run's profile, the longest time first.
 
     Args:
         profile: The profile.
         fit: The attempt of the rank that wrote the profile.
-        peak_flops_per_second: Peak of a device. None: unknown, and so is MFU.
+        peak_flops_per_second: Peak of one device. None means that the peak is unknown; then MFU is unknown too.
     """
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
     count = module_table.last_count(fit)
@@ -84,7 +87,7 @@ def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) 
 
 
 def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
-    """Return the peak of a rank's device in FLOPs per second, from the records of a rank with this type of device."""
+    """Return the peak of a rank's device in FLOPs per second, as any rank with the same type of device recorded it."""
     for one in [fit, *fits]:
         summary = one.last(Summary) or one.interim
         if one.run.device == fit.run.device:
@@ -114,7 +117,7 @@ def _rows(
 
 
 def _executed(profile: Profile, fit: Attempt) -> float | None:
-    """Return the model FLOPs of the profiled steps. None: unknown."""
+    """Return the model FLOPs of the profiled steps, or None if they are unknown."""
     if profile.first_step is None or not profile.steps or profile.steps > len(fit.step):
         return None
     place = bisect_left(fit.step, profile.first_step)
@@ -125,7 +128,7 @@ def _executed(profile: Profile, fit: Attempt) -> float | None:
 
 
 def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
-    """Return the model FLOPs of a counted step by the given paths. A module without a path counts for its parent."""
+    """Return the model FLOPs of a counted step by path. A module outside `paths` counts for the module around it."""
     flops = dict.fromkeys(paths, 0)
     for line in count.modules:
         around = [path for path in paths if not path or f"{line.path}.".startswith(f"{path}.")]
@@ -135,7 +138,10 @@ def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
 
 
 def table(rows: Iterable[ModuleTime], profile: Profile) -> list[tuple[str, ...]]:
-    """Return headings and cells of a table, without MFU if no module's MFU is known. Empty: no modules are known."""
+    """Return the headings and rows of a table, or an empty list if no modules are known.
+
+    The MFU column is left out if no module's MFU is known.
+    """
     found = [HEADINGS, *[one.cells(profile.busy_seconds) for one in rows]]
     known = any([cells[-1] != DASH for cells in found[1:]])
     return [] if len(found) == 1 else found if known else [cells[:-1] for cells in found]

@@ -6,12 +6,12 @@ from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.report import cards, run_card
 
 _CARD = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
-"""The verdict and the other lines. The style stands in the element: a style sheet, such as the report's, would restyle
-the whole notebook."""
+"""HTML of the verdict and the other lines. The style is inside the element, because a style sheet would change the
+whole notebook."""
 
 
 def html(summary: Summary) -> str | None:
-    """Render a summary, which may come from any journal. None: values of the summary contradict each other."""
+    """Render a summary as HTML. Return None if values of the summary contradict each other."""
     try:
         first, *others = cards.lines(run_card.cleaned(summary))
     except (ArithmeticError, LookupError, ValueError):

@@ -1,4 +1,4 @@
-"""The card at the start of training, at most 80 columns wide, and the card of `perf-callbacks check`."""
+"""The card at the start of training and the card of `perf-callbacks check`, as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -7,10 +7,10 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 
 TIMELINES = {"host": "host clock", "device": "device events"}
-"""Clocks of a fit, in words."""
+"""Words for each clock that can time a fit."""
 
 MOST_ADVICE = 3
-"""Most findings that are shown at the start. Their savings are not known yet."""
+"""Largest number of findings that the card shows at the start. Their savings are not known yet."""
 
 
 def opening(
@@ -21,7 +21,7 @@ def opening(
     findings: Sequence[Finding] = (),
     columns: int = COLUMNS,
 ) -> str:
-    """Render the lines at the start: the measurements, the checklist, and advice that needs no run.
+    """Render the card at the start of training: what is measured, the checklist, and advice that needs no run.
 
     >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -51,7 +51,7 @@ def opening(
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
-    """Yield each file with the fields that the file sets. The journal has the line numbers too."""
+    """Yield a line for each settings file, with the settings that it sets. The journal also has the line numbers."""
     files = {name: place.partition(", line ")[0] for name, place in origins.items()}
     for file in dict.fromkeys(files.values()):
         yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
@@ -78,7 +78,7 @@ def check(
 
 
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist, a line per item."""
+    """Render the checklist with one line per item."""
     cells = []
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)

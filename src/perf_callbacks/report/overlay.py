@@ -1,4 +1,4 @@
-"""A second run, B, beside the run of a report: its step times, its figures, and the differences between both runs."""
+"""A second run, B, in the report of a run: B's step times and figures, and the differences between the two runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -16,10 +16,10 @@ from perf_callbacks.report.units import DASH, duration
 from perf_callbacks.report.work_rate import WorkRate
 
 FAIL_OVER = 0.05
-"""Least relative change that counts as worse or better, as in `perf-callbacks compare`."""
+"""Smallest relative change that counts as worse or better, as in `perf-callbacks compare`."""
 
 LONGEST = 200
-"""Most characters of a value that differs."""
+"""Largest number of characters of a value in the table of differences."""
 
 DECISIVE = {
     "program": "program",
@@ -32,7 +32,7 @@ DECISIVE = {
     "samples per step": "samples per step",
     "tokens per step": "tokens per step",
 }
-"""Differences that the note at the top of the page names, in words."""
+"""Differences that the note at the top of the page mentions, and the words that it uses."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
 """Words for differences whose field names say too little."""
@@ -74,12 +74,12 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
 
 
 def _unit(tile: Mapping[str, Any]) -> str:
-    """Return the unit of a tile: the name of the tile, if it shows a rate of FLOPs. Empty for other tiles."""
+    """Return the unit of a tile that shows TFLOPS. For all other tiles, return an empty text."""
     return str(tile["name"]) if tile["key"] == "tflops" else ""
 
 
 def _compared(fit: FitHistory, other: FitHistory) -> Comparison | None:
-    """Compare the last attempts. None: a journal holds impossible values, or a run has no steps."""
+    """Compare the last attempts of both runs. None means impossible values in a journal, or a run without steps."""
     try:
         return compare([fit.last], [other.last], fail_over=FAIL_OVER)
     except (ArithmeticError, LookupError, ValueError):
@@ -104,7 +104,7 @@ def _comparison(found: Comparison) -> Table:
 
 
 def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield facts that differ between both runs, also if the runs can't be compared."""
+    """Yield the facts that differ between the two runs, even if the runs can't be compared."""
     for name in ("program", "command_line", "model", "parameters", "batch"):
         one, two = (getattr(run, name) for run in (fit.run, other.run))
         if one != two:

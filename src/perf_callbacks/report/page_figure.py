@@ -1,4 +1,4 @@
-"""A figure of the report, with its computation."""
+"""Description of one figure of the report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ class PageFigure:
     """Key in the content of the page."""
     title: str
     meaning: str
-    """How the figure is computed."""
+    """Text that says how the figure is computed."""
     source: str
-    """Records of the journal that hold the inputs."""
+    """Journal records that hold the inputs of the figure."""
     left_out: str = ""
     """Work, time or values that the figure doesn't count."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """How each column of a table is computed, by heading."""
+    """Text that says how a column of a table is computed, by the column's heading."""

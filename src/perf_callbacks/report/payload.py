@@ -49,9 +49,9 @@ def payload(
 
     Args:
         fits: All fits in the journals.
-        number: Number of the fit from 1 on; 0: the last fit.
-        within: The steps to show. None: all.
-        other: A second run to draw beside the fit. None: no second run.
+        number: Number of the fit that the page shows. The first fit is 1, and 0 means the last fit.
+        within: Steps that the page shows. None means all steps.
+        other: A second run that the page shows beside the fit. None means no second run.
     """
     fit = fits[number - 1]
     notes: list[str] = [*_notes(fits, number, fit, within)]
@@ -157,7 +157,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe the stall after which no step ended. Empty: no such stall, or the run has a summary."""
+    """Describe the stall after which no step ended. Empty means no such stall, or that the run has a summary."""
     found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.ends[1]]
     if not found:
         return ""

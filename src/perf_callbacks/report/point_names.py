@@ -1,19 +1,19 @@
-"""Names of a chart's line and band. They depend on what a point stands for."""
+"""Names of a chart's line and band. The names depend on how many ranks and steps a point stands for."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PointNames:
-    """Names for the points of a fit."""
+    """Names for the points of a fit's charts."""
 
     ranks: int
     width: int
-    """Number of steps of a point."""
+    """Number of steps that a point stands for."""
 
     @property
     def single(self) -> bool:
-        """True: a point is one step of one rank, so there is no band."""
+        """True if a point is one step of one rank. Then the chart has no band."""
         return self.ranks == 1 and self.width == 1
 
     @property
@@ -23,7 +23,7 @@ class PointNames:
 
     @property
     def times(self) -> dict[str, str]:
-        """Names of the line, the band, and the ends of the band. Empty names: there is no band."""
+        """Names of the line of step times, of the band around it, and of the band's ends. Empty names mean no band."""
         if self.single:
             return {"line": "step time", "band": "", "least": "", "most": ""}
         if self.width == 1:
@@ -42,7 +42,7 @@ class PointNames:
 
     @property
     def rates(self) -> dict[str, str]:
-        """Names of the band of rates, and of its ends. Empty names: there is no band."""
+        """Names of the band of rates, and of the band's ends. Empty names mean that there is no band."""
         if self.single:
             return {"band": "", "least": "", "most": ""}
         of = "rank" if self.width == 1 else "step"
@@ -50,7 +50,7 @@ class PointNames:
 
     @property
     def about(self) -> str:
-        """A sentence about the points."""
+        """Sentence that says what a point of the chart shows."""
         if self.single:
             return "Each point is one step."
         if self.width == 1:

@@ -12,33 +12,33 @@ from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_PROFILES = 6
-"""Most profiles in a report."""
+"""Largest number of profiles in a report."""
 
 MOST_MODULES = 10
-"""Most rows of the table of modules."""
+"""Largest number of rows of the table of modules."""
 
 MOST_CLASSES = 7
-"""Number of classes that a bar shows apart. Two or more further classes share one part."""
+"""Number of kernel classes that a bar shows as separate parts. Two or more further classes share one."""
 
 BARS = ("profile_time", "profile_classes")
 """Names of the bars of a profile."""
 
 LONGEST = 200
-"""Most characters of a cell."""
+"""Largest number of characters of a table cell."""
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
-    """Return the last profiles of a fit, in the order of ranks and attempts, each with its rank and attempt."""
+    """Return the last profiles of a fit, sorted by rank and attempt. Each profile comes with its rank and attempt."""
     return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
 
 
 def parts(fit: FitHistory) -> list[dict[str, Any]] | None:
-    """Draw the profiles of a fit; None if there are none."""
+    """Return the profiles of a fit for the page, or None if there are no profiles."""
     return [_part(fit, *one) for one in found(fit)] or None
 
 
 def _part(fit: FitHistory, rank: int, attempt: Attempt, profile: Profile) -> dict[str, Any]:
-    """Draw a profile. Raise `ValueError` if the journal holds impossible values."""
+    """Return a profile for the page. Raise `ValueError` if the profile holds impossible values."""
     times = [*profile.idle_seconds.values(), *profile.class_seconds.values(), *profile.sync_seconds.values()]
     times += [*(profile.module_seconds or {}).values(), *(profile.module_backward_seconds or {}).values()]
     times += [one.seconds for one in profile.operations] + [one.seconds for one in profile.copies]

@@ -8,10 +8,10 @@ from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, 
 from perf_callbacks.report.units import DASH, count, duration
 
 LEAST_SHARE = 0.01
-"""Smallest share that the sentences mention."""
+"""Smallest share of the time that the sentences mention."""
 
 LEAST_ROW = 0.001
-"""Smallest share of a copy, or of waits in one place, that the tables show."""
+"""A table lists a copy, or waits in one place, only if they take at least this share of the time."""
 
 _CAUSES = {
     "data": "because the program waited for the DataLoader",
@@ -57,13 +57,13 @@ _CLASSES = {
 
 
 def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile of a recorded run. `modules`: headings and cells of the table of modules."""
+    """Render a profile of a recorded run. `modules` holds the headings and rows of the table of modules."""
     trace = "" if profile.trace is None else f": {clean(profile.trace)}"
     return f"{title(rank, profile)}{trace}\n{render(profile, columns, modules)}"
 
 
 def title(rank: int, profile: Profile) -> str:
-    """Return the rank and the steps of a profile.
+    """Return a text that names the rank and the steps of a profile.
 
     >>> title(1, Profile(timeline="cpu", steps=2, first_step=20, span_seconds=1.0, busy_seconds=1.0, idle_seconds={},
     ...     class_seconds={}, communication_seconds=0.0, exposed_communication_seconds=0.0, kernels=1, sync_seconds={}))
@@ -82,7 +82,7 @@ def labels(profile: Profile) -> Mapping[str, str]:
 
 
 def line(profile: Profile) -> str:
-    """Return a sentence about a profile for a card, and the three modules with the most time."""
+    """Return a line for a card: how busy the device was in the profile, and the three modules with the most time."""
     first = "" if profile.first_step is None else f" from step {profile.first_step:,}"
     modules = profile.heaviest_modules()
     shares = [f"{path or ITSELF} {_part(time, profile.busy_seconds)}" for path, time in modules.items()]
@@ -90,7 +90,7 @@ def line(profile: Profile) -> str:
 
 
 def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile: sentences first, then tables. `modules`: as in `of_run`."""
+    """Render a profile: first sentences, then tables. `of_run` describes `modules`."""
     parts = wrapped(sentences(profile), indent="", width=columns)
     for heading, lines in _tables(profile, columns, modules):
         parts += ["", heading, *lines]

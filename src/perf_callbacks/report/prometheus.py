@@ -1,4 +1,4 @@
-"""Figures of a run as text for Prometheus, for the textfile collector of node_exporter."""
+"""Figures of a run in the text format of Prometheus, which the textfile collector of node_exporter reads."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
@@ -27,7 +27,7 @@ class _MetricFamily(NamedTuple):
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
     """Render all known metrics of a run. An unknown value has no sample, and a metric without samples is left out.
 
-    All samples name the attempt: a resumed run begins with fewer steps, and counters must not decrease.
+    Each sample has the attempt as a label. A resumed run begins with fewer steps, but a counter must not decrease.
     """
     own = {"run": run.lead.run.run_id, "attempt": str(run.lead.run.attempt)}
     lines: list[str] = []
@@ -48,7 +48,7 @@ def _labels(labels: Labels) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""Return the text of a label. A text from a journal may hold anything.
+    r"""Return a text that is safe as the value of a label.
 
     >>> print(_escaped('a"b' + chr(92) + chr(10)))
     a\"b\\?
@@ -57,7 +57,7 @@ def _escaped(text: str) -> str:
 
 
 def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
-    """Yield all metrics of a run, but metrics of the present moment only while the run gives signs of life."""
+    """Yield all metrics of a run. Metrics of the present moment are left out if the run gives no sign of life."""
     lives = run.state in {"running", "hangs"}
     yield _MetricFamily(
         "up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
@@ -91,7 +91,7 @@ def _rank(ends: FitEnds) -> Labels:
 
 
 def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
-    """Yield the metrics of the present moment, of ranks that have not ended and give signs of life."""
+    """Yield the metrics of the present moment for the ranks that give signs of life and have not ended."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
     by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
@@ -120,7 +120,7 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFam
 
 
 def _stalled(ends: FitEnds) -> float | None:
-    """Return the seconds without a step in a stall under way. None: the rank doesn't look for stalls."""
+    """Return the seconds without a step in the current stall, or 0 without a stall. None means no stall detection."""
     found = own_stall(ends) if hangs(ends) else None
     if found is not None:
         return found[1].since_seconds + max(0.0, ends.seconds - found[0])

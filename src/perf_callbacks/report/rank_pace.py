@@ -14,28 +14,28 @@ from perf_callbacks.report.recorded_run import RecordedRun, finite
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
-"""A rank counts as slow if a record from these last seconds, or from these last steps, names the rank."""
+"""A rank counts as slow if a straggler record of the last 60 seconds, or of the last 100 steps, names the rank."""
 
 MOST_BEHIND = 256
-"""Most steps by which a journal with a pace is behind the summary. A full journal takes no more steps, so its last
-steps become too old for a pace."""
+"""If the rank is more than this many steps ahead of its journal, the journal's steps are too old for a pace. A journal
+that has reached its largest size takes no more steps."""
 
 COSTLY = 0.01
-"""A slow rank is worth a line if it cost the job this part of the time. Some rank has a hiccup in most minutes."""
+"""A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common."""
 
 LONG_PAUSE, LONG_SHARE = 0.01, 0.1
-"""A collection is an event if it takes at least these seconds, and at least this part of a step."""
+"""A garbage collection is listed as an event if it takes at least 0.01 s and at least a tenth of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPace:
-    """Means over the last steps of a rank that are on disk, and the rank's last events."""
+    """Mean times over the last recorded steps of a rank, and the rank's last events."""
 
     rank: int
     step: int
     """Number of the last step that ended."""
     steps: int
-    """Number of steps that the means cover. 0: no step is known."""
+    """Number of steps that the means cover. 0 means that no step is known."""
     step_seconds: float | None
     stages: Mapping[str, float]
     """Seconds of each known stage, named like the columns of `Steps`."""
@@ -56,7 +56,7 @@ class RecentLoss:
 
 
 class Paces:
-    """The pace of each rank. Only ranks with new records are computed anew."""
+    """Cache of the pace of each rank. A pace is computed again only if the rank has new records."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
@@ -74,7 +74,7 @@ class Paces:
 
 
 def pace(ends: FitEnds) -> RankPace:
-    """Return the pace of a rank: of the steps that count in rates, or of all steps if none counts."""
+    """Return the pace of a rank over its last measured steps, or over all last steps if none was measured."""
     entries = [(entry.t, entry.record) for entry in ends.latest if isinstance(entry.record, Steps)]
     if entries and ends.last_step > max(entries[-1][1].step, default=0) + MOST_BEHIND:
         entries = []
@@ -91,12 +91,12 @@ def pace(ends: FitEnds) -> RankPace:
 
 
 def _measured(block: Steps) -> Sequence[int]:
-    """Return the places of the steps that count in rates."""
+    """Return the indices of the steps of a block that are not excluded."""
     return [place for place in range(len(block.step)) if not block.excluded or block.excluded[place] is None]
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean of a column over the steps at these places. None: unknown."""
+    """Return the mean of a column over the steps at these indices of each block. None means unknown."""
     found: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)
@@ -108,7 +108,7 @@ def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -
 
 
 def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
-    """Yield the last events of a rank, without short collections."""
+    """Yield the last events of a rank, without short garbage collections."""
     rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
     for entry in ends.latest:
         record, event = entry.record, None
@@ -128,7 +128,7 @@ def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, 
 
 
 def recent_losses(run: RecordedRun) -> list[RecentLoss]:
-    """Return the losses to slow ranks that the latest records name, the largest first, without small losses."""
+    """Return the recent losses to slow ranks, the largest loss first. Small losses are left out."""
     lead, found = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
     recent = max(RECENT_SECONDS, RECENT_STEPS * (finite(run.step_seconds) or 0.0))
     for entry in lead.latest:

@@ -12,7 +12,7 @@ from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES
 
 MARK = "> "
-"""Beginning of the line of a rank that needs a look."""
+"""Prefix of the line of a rank that has a problem."""
 
 WIDEST_NOTE = 32
 
@@ -31,7 +31,7 @@ class _Row:
 
     rank: int
     order: tuple[float, ...]
-    """Ranks with smaller values come first."""
+    """Sort key: ranks with smaller keys come first."""
     note: str
     style: Style
     cells: Sequence[str]
@@ -41,7 +41,7 @@ class _Row:
 def rank_table(
     run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int
 ) -> Sequence[Line]:
-    """Render a line per rank below a heading. Empty: there is one rank."""
+    """Render a heading and a line per rank. For a single rank, return no lines."""
     if len(run.ranks) < 2:  # noqa: PLR2004
         return []
     hung = run.hang is not None and run.state in {"hangs", "silent"}
@@ -50,14 +50,14 @@ def rank_table(
 
 @dataclass(frozen=True, slots=True)
 class _Reasons:
-    """Reasons to look at a rank, by rank."""
+    """Slow ranks: the recent loss and the cost over the whole run, by rank."""
 
     slow: Mapping[int, RecentLoss]
     costs: Mapping[int, tuple[float, str]]
 
 
 def _places(run: RecordedRun, columns: int) -> list[Line]:
-    """Tabulate the stage and the innermost line of each rank in a hang."""
+    """Render the table of a hang: the stage and the innermost line of Python of each rank."""
     hanging = {one.rank for one in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
@@ -80,7 +80,7 @@ def _places(run: RecordedRun, columns: int) -> list[Line]:
 
 
 def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int) -> list[Line]:
-    """Tabulate the last steps of each rank."""
+    """Render the table of the mean times of each rank's last steps."""
     known = [name for name in _ORDER if any(name in one.stages for one in paces)]
     why = _Reasons({rank: loss for loss in reversed(losses) for rank in loss.ranks}, _costs(run))
     rows = [_row(run, ends, one, why, known) for ends, one in zip(run.ranks, paces, strict=True)]
@@ -120,7 +120,7 @@ def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """Return the places of the columns that fit: the step time first, then stages, then the step."""
+    """Return the indices of the columns that fit. The step time has priority, then the stages, then the step number."""
     wishes = [1, *range(2, len(widths)), 0]
     found = []
     for place in wishes:
@@ -150,7 +150,10 @@ def _cause(cause: str) -> str:
 
 
 def _state(run: RecordedRun, ends: FitEnds) -> str:
-    """Describe a rank that failed, is gone, or is silent while other ranks are not. Empty for all other ranks."""
+    """Describe a rank that failed, is gone, or is silent while other ranks are not.
+
+    For any other rank, return an empty text.
+    """
     if ends.final is not None:
         return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""
     if ends.signs is not None and ends.signs.gone is not None:

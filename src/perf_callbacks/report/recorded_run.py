@@ -1,6 +1,6 @@
-"""A run, read from the ends of its journals: its state, the place where it hangs, and its summary so far.
+"""State of a run, the place where it hangs, and its summary so far, from the first and last records of its journals.
 
-Nothing here reads a clock or a file: the time and the ends of the journals are arguments.
+Nothing here reads a clock or a file: the time and the records are arguments.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,26 +16,27 @@ from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report.history import possible
 
 FRESH_SECONDS = 30.0
-"""A run counts as running if it gave a sign of life within these seconds. A rank replaces the file beside its journal
-every ten seconds."""
+"""A run counts as running if it gave a sign of life within these seconds. Each rank rewrites its interim summary every
+ten seconds."""
 
 COPIED_SECONDS = 120.0
-"""A file that is more than these seconds younger than its last record is a copy: the record is the sign of life."""
+"""If a file was written more than these seconds after its last record, the file counts as a copy. Then the time of the
+record, not of the file, is the sign of life."""
 
 State = Literal["ended", "failed", "running", "hangs", "silent"]
-"""Ended: with a summary. Failed: with a summary that says why measuring stopped early. Silent: no summary and no sign
-of life."""
+"""States of a run. "ended" means that there is a final summary. "failed" means that this summary says why measuring
+stopped early. "silent" means that there is neither a final summary nor a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangingRank:
-    """Place where a rank hangs."""
+    """A rank that hangs, and the place where it hangs."""
 
     rank: int
     stage: str
     stack: tuple[str, ...]
     pid: int | None
-    """Process of the rank, if it is known and on this machine."""
+    """Process id of the rank. None means unknown, or a process on another machine."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ class RecordedRun:
     """The last attempt of a run."""
 
     ranks: tuple[FitEnds, ...]
-    """Ends of the journals that were read, rank by rank; at least one."""
+    """First and last records of each rank's journal, sorted by rank. There is at least one rank."""
     now: float
     """Unix time at which the journals were read."""
 
     @property
     def lead(self) -> FitEnds:
-        """Ends of the lowest rank's journal."""
+        """First and last records of the lowest rank's journal."""
         return self.ranks[0]
 
     @property
@@ -60,7 +61,7 @@ class RecordedRun:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a journal, at most the first hundred."""
+        """Ranks without a journal. Only the first hundred are listed."""
         known = {ends.run.rank for ends in self.ranks}
         return [rank for rank in range(min(self.lead.run.world_size, 100_000)) if rank not in known][:100]
 
@@ -76,7 +77,7 @@ class RecordedRun:
 
     @property
     def failure(self) -> str | None:
-        """Reason why the measuring of a rank stopped early. None: no rank gives a reason."""
+        """Reason why the measuring of a rank stopped early. None means that no rank gives a reason."""
         found = [(ends.run.rank, ends.final.failure) for ends in self.ranks if ends.final and ends.final.failure]
         if not found:
             return None
@@ -85,16 +86,16 @@ class RecordedRun:
 
     @cached_property
     def hang(self) -> FitEnds | None:
-        """Ends of a rank that hangs, or hung at the last sign of life. None: no rank hangs.
+        """Records of a rank that hangs, or that hung at its last sign of life. None means that no rank hangs.
 
-        The rank that logged the message about the stall comes first.
+        If several ranks hang, a rank that logged a message about the stall is preferred.
         """
         hung = [ends for ends in self.ranks if hangs(ends)]
         return min(hung, key=lambda ends: where(ends) is None, default=None)
 
     @property
     def hung_seconds(self) -> float | None:
-        """Seconds without a step until the last sign of life. None: no rank hangs, or the duration is unknown."""
+        """Seconds without a step until the last record of the rank that hangs. None means no hang, or unknown."""
         ends = self.hang
         found = None if ends is None else own_stall(ends)
         if ends is None or found is None:
@@ -104,9 +105,10 @@ class RecordedRun:
 
     @cached_property
     def hanging(self) -> list[HangingRank]:
-        """The ranks that cause a hang, with their stacks. If their stacks are unknown, the rank that logged the stall.
+        """The ranks that cause a hang, with their stacks.
 
-        That rank writes a record of its own stall, and then a record for each rank that causes the stall.
+        The rank that logs a stall writes a record of its own stall, and then one for each rank that causes the stall.
+        If no stack of a causing rank is known, the list holds only the rank that logged the stall.
         """
         ends = self.hang
         found = None if ends is None else own_stall(ends)
@@ -123,7 +125,10 @@ class RecordedRun:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Summary of the lowest rank, at the end or so far. In a hang: of the rank that logged the stall."""
+        """Final or interim summary of the lowest rank.
+
+        In a hang, this is the interim summary of the rank that logged the stall.
+        """
         hung = None if self.hang is None else self.hang.so_far
         return hung or self.lead.final or self.lead.so_far
 
@@ -134,7 +139,7 @@ class RecordedRun:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds per step: of the summary, or else of the last steps. None: unknown."""
+        """Seconds per step from the summary, or else from the last recorded steps. None means unknown."""
         if self.summary is not None and self.summary.step_time is not None:
             return self.summary.step_time
         steps = self.lead.last(Steps)
@@ -143,7 +148,7 @@ class RecordedRun:
 
     @property
     def lower_bound(self) -> bool:
-        """True: the step has more FLOPs than counted, so MFU is a lower bound."""
+        """True if MFU is a lower bound, because a step has more FLOPs than were counted."""
         return self.summary is not None and self.summary.flops is not None and self.summary.flops.lower_bound
 
     @cached_property
@@ -159,7 +164,7 @@ class RecordedRun:
     def lives(self, ends: FitEnds) -> bool:
         """Return True if a rank gave a sign of life lately, and its process isn't known to be gone.
 
-        The clock of the rank may be ahead of this machine's clock.
+        A sign of life may be in the future, because the rank's clock may be ahead of this machine's clock.
         """
         signs = ends.signs
         return signs is not None and signs.gone is None and abs(self.now - sign(ends)) <= FRESH_SECONDS
@@ -175,13 +180,13 @@ def sign(ends: FitEnds) -> float:
 
 
 def where(ends: FitEnds) -> str | None:
-    """Return the sentences that a rank logged about its stall under way. None: no such sentences."""
+    """Return the sentences that a rank logged about its current stall, or None if there are no such sentences."""
     summary = ends.so_far
     return summary.stalls.where if summary is not None and summary.stalls is not None else None
 
 
 def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
-    """Gather the runs in journals, newest first, each with its last attempt."""
+    """Return the runs in the journals, the newest run first. Each run holds only its last attempt."""
     runs: dict[str, dict[int, FitEnds]] = {}
     for ends in fits:
         ranks = runs.setdefault(ends.run.run_id, {})
@@ -193,9 +198,9 @@ def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
 
 
 def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
-    """Merge runs whose ranks write to several directories, and return all runs, newest first.
+    """Merge runs whose ranks write to several directories. Return all runs, the newest run first.
 
-    A copy of a run has the same ranks, and stays a run of its own.
+    Two runs with the same id are not merged if they share a rank, because then one is a copy of the other.
     """
     found: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -211,7 +216,7 @@ def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
 
 
 def _of_last_attempt(ranks: dict[int, FitEnds]) -> Sequence[FitEnds]:
-    """Return the ranks that take part in the job's last attempt, in order."""
+    """Return the ranks that take part in the job's last attempt, sorted by rank."""
     latest = max(ranks.values(), key=_order).run
     attempt = (latest.world_size, latest.step)
     return [ranks[rank] for rank in sorted(ranks) if (ranks[rank].run.world_size, ranks[rank].run.step) == attempt]
@@ -234,7 +239,7 @@ def hangs(ends: FitEnds) -> bool:
 
 
 def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
-    """Return a rank's own last stall after its last step, and its time in the journal. None: no such stall."""
+    """Return the stall of a rank after its last step, and the stall's time in the journal. None means no such stall."""
     steps = ends.last(Steps)
     last = max([ends.run.step, *(steps.step[-1:] if steps is not None else ())])
     for entry in reversed(ends.latest):
@@ -248,12 +253,12 @@ def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
 
 
 def finite(value: float | None) -> float | None:
-    """Return a number that a run can have; None for any other number."""
+    """Return the value if it is a number that a run can have, and None otherwise."""
     return value if value is not None and possible(value) else None
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the state, the pace and the stall of a run as plain values."""
+    """Return the state, the pace and the stall of a run as values for JSON."""
     hung = run.hang
     summary = run.summary
     stall = None

@@ -18,7 +18,7 @@ NAME = "report.html"
 
 
 def fits(source: Path) -> list[FitHistory]:
-    """Read all fits in the journals of a directory, or in a single file. Raise `ConfigError` if no fit is found."""
+    """Return all fits in the journals of a directory, or in a single journal. Raise `ConfigError` if there are none."""
     try:
         journals = files(source)
         found = gather(map(read, journals), [partial(interim.read, journal) for journal in journals])
@@ -30,9 +30,9 @@ def fits(source: Path) -> list[FitHistory]:
 
 
 def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
-    """Return the fit with this number: 1 is the first, 0 the last.
+    """Return the fit with this number. Number 1 is the first fit, and 0 means the last fit.
 
-    Raise `ConfigError` if there is no such fit, or if it has none of these steps.
+    Raise `ConfigError` if there is no such fit, or if the fit has none of the steps in `within`.
     """
     if not 0 <= number <= len(found):
         raise ConfigError(f"fit: got {number}, wanted 1 to {len(found)}, the number of the last fit.")
@@ -72,13 +72,13 @@ def write(
     within: range | None = None,
     other: FitHistory | None = None,
 ) -> None:
-    """Write the report of the fit with this number, with another run beside it."""
+    """Write the report of the fit with this number. The report also shows the second run `other`, if there is one."""
     chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within, other))])
 
 
 def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:
-    """Write the report of the fit that just ended beside its journal. Return the line to log."""
+    """Write the report of the fit `run_id`, which has just ended, beside its journal. Return a line for the log."""
     began = clock()
     found = fits(journal.parent)
     number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)

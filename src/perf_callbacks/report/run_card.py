@@ -14,17 +14,17 @@ from perf_callbacks.report.units import duration, long_duration, when
 T = TypeVar("T")
 
 MOST_STACKS = 2
-"""Most ranks whose stack is shown."""
+"""Largest number of ranks whose stack is shown."""
 
 MOST_FRAMES = 20
-"""Most lines of a stack that are shown; the innermost lines are kept."""
+"""Largest number of lines of a stack that are shown. The innermost lines are kept."""
 
 LONGEST_TEXT = 2000
-"""Most characters that are shown of a text in a record."""
+"""Largest number of characters that are shown of a text in a record."""
 
 
 def render(run: RecordedRun, columns: int = COLUMNS) -> str:
-    """Render the state, the title, and the table of the summary."""
+    """Render the card of a run: its state, its title, and the table of its summary."""
     width = columns - INDENT
     lines = wrapped(f"{state(run)}.", width=columns)
     lines += [f"  {line}" for line in stacks(run)]
@@ -77,7 +77,7 @@ def _silence(run: RecordedRun) -> str:
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
-    """Yield the stacks of the ranks that cause a hang, each with its innermost lines."""
+    """Yield the innermost stack lines of the ranks that cause a hang."""
     shown = run.hanging[:MOST_STACKS]
     for one in shown:
         if one.stack:
@@ -133,7 +133,7 @@ def _table(run: RecordedRun, columns: int) -> str:
 
 
 def verdict(run: RecordedRun) -> str:
-    """Return a sentence about the largest limit of a run. Empty: too little is known."""
+    """Return a sentence that says what limits a run most. Empty means that too little is known."""
     summary: Summary | None = run.summary
     try:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
@@ -142,7 +142,7 @@ def verdict(run: RecordedRun) -> str:
 
 
 def cleaned(value: T) -> T:
-    """Return a record, or records, whose texts have no control characters."""
+    """Return a copy of a record, or of several records, without control characters in the texts."""
     made: object = value
     if isinstance(value, str):
         made = _text(value)

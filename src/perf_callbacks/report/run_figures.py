@@ -12,7 +12,7 @@ from perf_callbacks.report.series import STAGES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """The figures of a run. None: unknown. Rates and times are of a single rank."""
+    """The figures of a run. Rates and times are of a single rank. None means unknown."""
 
     run_id: str
     attempt: int = 1
@@ -44,7 +44,7 @@ class RunFigures:
     mfu: float | None = None
     hfu: float | None = None
     no_cpu_share: float | None = None
-    """Share of the run in which the training thread waited for a CPU. The next two fields are about all CPUs."""
+    """Share of the run in which the training thread waited for a CPU."""
     others_share: float | None = None
     idle_share: float | None = None
     load_average: float | None = None
@@ -54,7 +54,7 @@ class RunFigures:
 
     @property
     def samples_per_second_per_device(self) -> float | None:
-        """Samples per second and device. None: unknown, also if it is unknown which ranks share samples."""
+        """Samples per second and device. None means that the rate or the number of data-parallel ranks is unknown."""
         groups = 1 if self.world_size == 1 else self.data_parallel
         if self.samples_per_second is None or groups is None or self.devices < 1 or self.world_size < 1:
             return None
@@ -120,7 +120,7 @@ def early(
     samples: float | None,
     tokens: float | None,
 ) -> RunFigures:
-    """Return figures with the steps, times and rates of a part of the run."""
+    """Return a copy of the figures in which steps, times and rates are those of a part of the run."""
     return replace(
         figures,
         steps=steps,
@@ -132,7 +132,7 @@ def early(
 
 
 def flat(figures: RunFigures) -> dict[str, Any]:
-    """Return figures as one level of plain values: `data_time`, `version_torch` and so on."""
+    """Return the figures as a flat dict of plain values, with keys such as `data_time` and `version_torch`."""
     found = {one.name: getattr(figures, one.name) for one in fields(RunFigures)}
     stages, versions = found.pop("stage_seconds"), found.pop("versions")
     return {

@@ -13,7 +13,7 @@ from perf_callbacks.report.recorded_run import RecordedRun, finite
 from perf_callbacks.report.units import DASH, duration, percent, when
 
 MOST_LEVELS = 12
-"""Most levels of directories that are searched."""
+"""Largest depth of the directories that are searched."""
 
 _HEADINGS = ("started (UTC)", "state", "steps", "step time", "MFU", "job", "host", "run", "directory", "verdict")
 
@@ -27,8 +27,8 @@ def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
     """Yield the directories with journals at or below a directory. Links and hidden directories are not followed.
 
     Args:
-        directory: Where the search begins.
-        unreadable: Receives the directories that can't be read.
+        directory: The directory in which the search begins.
+        unreadable: List to which the search adds the directories that can't be read.
     """
     below = [(str(directory), 0)]
     while below:
@@ -51,7 +51,7 @@ def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
 
 
 def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
-    """Render a line for each run below a heading. Columns without a value are left out."""
+    """Render a heading, and below it a line for each run. Columns without any value are left out."""
     rows = [_row(run, top) for run in runs]
     shown = [
         place for place, name in enumerate(_HEADINGS) if name in _ALWAYS or any(row[place] != DASH for row in rows)
@@ -84,7 +84,7 @@ def said(run: RecordedRun) -> str:
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the line of a run as plain values."""
+    """Return the facts about a run as values for JSON."""
     record = run.lead.run
     about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
     known = {name: getattr(record, name) for name in about}
@@ -101,5 +101,5 @@ def _relative(directory: Path, top: Path) -> str:
 
 
 def cut(lines: Iterable[str], columns: int | None) -> list[str]:
-    """Cut lines at the width of a terminal. None: a pipe gets whole lines."""
+    """Cut lines at the width of a terminal. If `columns` is None, as for a pipe, return whole lines."""
     return [line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…" for line in lines]

@@ -1,4 +1,4 @@
-"""Title of a run: its program, model and host, as the `run` record knows them."""
+"""Title of a run, made of the program, the model and the host in the run's `run` record."""
 
 import re
 from pathlib import PurePosixPath
@@ -11,10 +11,10 @@ from perf_callbacks.report.opening_card import TIMELINES
 from perf_callbacks.report.units import count, when
 
 LONGEST = 48
-"""Most characters of each part of a title."""
+"""Largest number of characters of each part of a title."""
 
 MOST_COMMAND, MOST_FACT = 600, 120
-"""Most characters of the command line below a title, and of another fact."""
+"""Largest number of characters of the command line below a title, and of each other fact."""
 
 MOST_HOSTS = 4
 

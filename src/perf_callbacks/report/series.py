@@ -1,4 +1,4 @@
-"""Steps of all ranks as series that are short enough to draw: buckets of steps, and the slowest steps one by one."""
+"""Series over the steps of all ranks that are short enough to draw, and the list of the slowest steps."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,16 +11,16 @@ from statistics import median
 from perf_callbacks.report.history import TIMES, Attempt, FitHistory
 
 BUCKETS = 2000
-"""Most points of a line."""
+"""Largest number of points of a line."""
 
 SLOW = 1.5
-"""A step is slow if it takes this many times the median."""
+"""A step is slow if it takes more than this many times the median step time of its rank."""
 
 OUTLIERS = 250
-"""Most slow steps that are listed."""
+"""Largest number of slow steps that are listed."""
 
 SAMPLED = 5_000
-"""A median of a longer run is over fewer than twice this number of steps, spread over the run."""
+"""In a run with more steps, a median covers fewer than twice this number of steps, spread over the run."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -39,11 +39,11 @@ class Outlier:
     rank: int
     seconds: float
     reason: str | None
-    """Reason why the step is in no row. None: the step is in a row."""
+    """Reason why the step is excluded from means and rates. None means that it is not excluded."""
 
 
 class Axis:
-    """Steps of one or several fits, cut into buckets of equal width."""
+    """Step axis of a chart. It cuts the steps of one or several fits into buckets of the same number of steps."""
 
     def __init__(self, fits: Iterable[FitHistory], most: int, within: range | None = None) -> None:
         self.within = within
@@ -64,7 +64,7 @@ class Axis:
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
-        """Cut steps, from index `lower` to before `upper`, into buckets. Yield bucket, first index, and end."""
+        """Cut the steps at the indices `lower` to `upper` - 1 into buckets. Yield bucket, first index and end index."""
         while lower < upper:
             bucket = (attempt.step[lower] - self.first) // self.width
             end = bisect_left(attempt.step, self.first + (bucket + 1) * self.width, lower, upper)
@@ -73,7 +73,7 @@ class Axis:
 
 
 def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
-    """Yield the steps that no later attempt repeated: rank, attempt, first index, and the index after the last step."""
+    """Yield each attempt's steps that no later attempt repeated, as rank, attempt, first index and end index."""
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
             if within is None:
@@ -84,7 +84,7 @@ def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, At
 
 
 def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
-    """Return the indices of the steps that are in rows, from `lower` to before `upper`."""
+    """Return the indices of the measured steps that are not excluded, from `lower` to `upper` - 1."""
     times = attempt.columns["step_time"]
     if not attempt.excluded:
         return [place for place in range(lower, upper) if times[place] > 0]
@@ -92,7 +92,7 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 
 def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
-    """Count the steps of all ranks that are in no row, by reason."""
+    """Count the excluded steps of all ranks by the reason for their exclusion."""
     found: Counter[str] = Counter()
     for _, attempt, lower, upper in kept(fit, within):
         times = attempt.columns["step_time"]
@@ -106,7 +106,7 @@ def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
 
 @dataclass(slots=True)
 class Band:
-    """Minimum, mean and maximum of a value, for each bucket. None: no value in the bucket."""
+    """Minimum, mean and maximum of a value in each bucket. None means that the bucket has no value."""
 
     least: list[float | None]
     mean: list[float | None]
@@ -118,7 +118,7 @@ class StepSeries:
     """All series that the page draws over the steps."""
 
     axis: Axis
-    """The axis of the charts. An axis shared with a second run may begin earlier and end later than the fit."""
+    """Step axis of the charts. If a second run shares the axis, the axis also covers the steps of that run."""
     ends: tuple[int, int]
     """First and last step of the fit."""
     times: Band
@@ -136,7 +136,7 @@ class StepSeries:
     steps: int
     """Number of drawn steps, over all ranks."""
     flops: float
-    """Model FLOPs of the drawn steps, where known."""
+    """Model FLOPs of the drawn steps whose FLOPs are known."""
     flops_seconds: float
     """Time of the drawn steps whose FLOPs are known."""
     flops_steps: int
@@ -144,7 +144,7 @@ class StepSeries:
 
 
 def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None, axis: Axis | None = None) -> StepSeries:
-    """Put the steps of all ranks into the buckets of an axis. Another run may share the axis."""
+    """Return the series of a fit over the buckets of an axis. Without `axis`, the axis covers only this fit."""
     own = Axis([fit], most, within)
     axis = axis or own
     count = axis.count
@@ -210,7 +210,7 @@ def _widen(band: Band, bucket: int, least: float, most: float) -> None:
 
 
 def medians(fit: FitHistory, rank: int) -> dict[str, float]:
-    """Return the median of each column over a rank's steps. In a long run, some thousand steps stand for all steps."""
+    """Return the median of each column over a rank's steps. In a long run, use a sample of some thousand steps."""
     found: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
     stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
@@ -224,12 +224,12 @@ def medians(fit: FitHistory, rank: int) -> dict[str, float]:
 
 
 def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
-    """Return the slowest steps of all ranks, in order, including steps that are in no row.
+    """Return the slowest steps of all ranks, sorted by step and rank. Steps that are excluded from means also count.
 
     Args:
         fit: The fit.
-        usual: The median times of each rank, in a step and in each stage.
-        within: The steps to search. None: all.
+        usual: Median time of a step and of each stage, by rank.
+        within: Only these steps are searched. None means all steps.
     """
     found: list[Outlier] = []
     for rank, attempt, lower, upper in kept(fit, within):
@@ -249,7 +249,7 @@ def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """Round a value to `digits` significant digits. None: infinite or NaN, as a sum of hostile values may be."""
+    """Round a value to `digits` significant digits. Return None if the value is infinite or NaN."""
     if not isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

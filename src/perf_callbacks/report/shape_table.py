@@ -1,4 +1,4 @@
-"""A table of the sizes of a model, with better sizes."""
+"""Table of a model's sizes, such as the width of its MLP, each with a size that tensor cores use better."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ HEADER = (" " * 8, "size", "take", "weights with it")
 
 
 def render(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
-    """Render the table, followed by the products with a wave that is nearly empty.
+    """Render the table, and below it the matrix products that leave many multiprocessors idle.
 
     >>> print(render([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
     ...               ProductSize("head", 128, 128)], [], None))

@@ -1,4 +1,4 @@
-"""The slowest steps of a job, each explained by a rank and a stage."""
+"""Table of a job's slowest steps, with the rank and the stage that made each step slow."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ def table(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[
     Args:
         fit: The fit.
         slow: The slow steps of all ranks.
-        usual: The median times of each rank, in a step and in each stage.
+        usual: Median time of a step and of each stage, by rank.
     """
     slowest: dict[int, Outlier] = {}
     for one in sorted(slow, key=lambda one: one.seconds, reverse=True):

@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple
 Style = Literal["", "dim", "strong", "good", "warning", "bad"]
 
 _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
-"""Characters for an encoding that lacks the characters on the left."""
+"""Replacements of characters that an encoding, such as ASCII, may lack."""
 
 NARROW = 60
-"""On a narrower terminal, `watch` leaves out some figures."""
+"""On a terminal with fewer columns, `perf-callbacks watch` leaves out some figures."""
 
 
 class StyledText(NamedTuple):
@@ -28,7 +28,7 @@ def plain(line: Line) -> str:
 
 
 def cut(line: Line, columns: int) -> Line:
-    """Cut the end of a line.
+    """Cut the end of a line that is longer than `columns` characters.
 
     >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut((StyledText("rank 3"),), 10))
     ('rank 3 is…', 'rank 3')
@@ -46,7 +46,7 @@ def cut(line: Line, columns: int) -> Line:
 
 
 def cut_left(text: str, columns: int) -> str:
-    """Cut the beginning of a text, because a path is known by its end. The indent stays.
+    """Cut the beginning of a text after its indent, because the end of a path says more.
 
     >>> cut_left("  /home/me/train.py:20 main", 20)
     '  …/train.py:20 main'

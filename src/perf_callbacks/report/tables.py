@@ -20,14 +20,14 @@ from perf_callbacks.report.units import DASH, duration, percent, rate, size, whe
 from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
 TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
-"""Kinds of columns. A label is a short text of this package, which is never broken."""
+"""Kinds of table columns. A label is a short text of this package that the page keeps on one line."""
 
 GIGA = 1e9
 
 MOST_ROWS = 50
 
 MOST_FACT = 4096
-"""Most characters of a fact about a run, such as its command line or its packages."""
+"""Largest number of characters of a fact about a run, such as its command line or its packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def findings(fit: FitHistory) -> Table | None:
 
 
 def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the median times of each rank. In a large job, show only the ranks with the largest excess."""
+    """Tabulate the median times of each rank. Of more than `MOST_ROWS` ranks, show only the slowest ones."""
     if len(usual) == 1:
         return None
     names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
@@ -94,7 +94,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
 
 
 def uncounted(count: Flops, summary: Summary | None) -> Table | None:
-    """Tabulate the work that FLOPs leave out, and the copies and reads that slow a step down."""
+    """Tabulate the work that the FLOP count leaves out, and the copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
@@ -132,7 +132,7 @@ def phases(count: Flops) -> Table | None:
 
 
 def checklist(fit: FitHistory) -> Table | None:
-    """Tabulate the items of the checklist, by the last record of each item."""
+    """Tabulate the items of the checklist, each as its last record says."""
     last = {item.item: item for item in fit.first[-1].of(Checklist)}
     proofs = {} if fit.summary is None else fit.summary.proofs
     rows = [
@@ -210,7 +210,7 @@ def stalls(fit: FitHistory) -> Table | None:
 
 
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
-    """Return the stalls of all ranks, in order. Rank 0 also records other ranks' stalls, so drop duplicates."""
+    """Return the stalls of all ranks, sorted by step. Rank 0 also records other ranks' stalls, so drop duplicates."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
 
@@ -218,8 +218,8 @@ def distinct_stalls(fit: FitHistory) -> list[Stall]:
 def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
     """Return the duration of the step, evaluation or checkpoint in which a rank stalled.
 
-    If the step never ended, count until the rank's last record. If the journal of the rank is missing, return the time
-    that had passed when the stall was noticed.
+    If the step never ended, the duration ends at the rank's last record. If the journal of the rank is missing, return
+    the time that had passed when the stall was noticed.
     """
     for attempt in reversed(fit.ranks.get(stall.rank, [])):
         noticed = [entry.t for entry in attempt.entries if entry.record == stall]
@@ -236,7 +236,7 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
 
 
 def environment(fit: FitHistory) -> Table:
-    """Tabulate facts about the run, versions and settings."""
+    """Tabulate facts about the run, the versions of packages, and the settings."""
     run = fit.run
     facts = {
         "program": run.program,

@@ -13,7 +13,7 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate, 
 from perf_callbacks.report.work_rate import WorkRate
 
 RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
-"""The metric of the rate of each amount."""
+"""Name of each rate's metric, by the amount that the rate counts."""
 
 REASONS = {
     "counted": "FLOP count",
@@ -21,19 +21,19 @@ REASONS = {
     "first": "first step of an attempt",
     "profiled": "torch.profiler",
 }
-"""Words for reasons for excluding a step, if the journal's word says too little."""
+"""Words for the reasons why steps are excluded, if the journal's word says too little."""
 
 MOST_REASONS = 8
 
 
 def tiles(fit: FitHistory, drawn: StepSeries, work: WorkRate) -> list[dict[str, Any]]:
-    """Collect the numbers at the top of the page."""
+    """Return the numbers at the top of the page."""
     found = [_step_time(fit, drawn), *_work(work), *_rates(fit), *_gc(fit.summary), _run_time(fit)]
     return [dict(zip(("key", "name", "value", "note", "how"), one, strict=True)) for one in found]
 
 
 Tile = tuple[str, str, str, str, dict[str, Any]]
-"""Key in the registry, name, value, note and explanation."""
+"""A number at the top of the page: its key in the registry, name, value, note and explanation."""
 
 
 def _ranks(fit: FitHistory) -> str:
@@ -51,7 +51,7 @@ def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
 
 
 def excluded(fit: FitHistory, drawn: StepSeries) -> tuple[str, str]:
-    """Return the number of excluded steps, by reason."""
+    """Return the name and the text of the input "excluded steps": their number, by reason."""
     reasons: Counter[str] = left_out(fit, drawn.axis.within)
     named = [f"{clean(REASONS.get(name, name))} {count:,}" for name, count in reasons.most_common(MOST_REASONS)]
     return "excluded steps", f"{sum(reasons.values()):,}: {', '.join(named)}" if named else "none"
@@ -73,7 +73,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
 
 
 def _rates(fit: FitHistory) -> Iterator[Tile]:
-    """Yield the rates of the whole job. If ranks exchanged no windows, yield the rates of a single rank."""
+    """Yield the rates of the whole job. If there is no `window` record, yield the rates of a single rank."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
     for name, key in RATES.items():
         known = [(getattr(window, name), window.seconds, window) for window in windows]

@@ -1,4 +1,4 @@
-"""A fit as trace events, for chrome://tracing and ui.perfetto.dev: each rank is a process, each stage a slice.
+"""A fit as trace events for chrome://tracing and ui.perfetto.dev. Each rank is a process, and each stage is a slice.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -20,7 +20,8 @@ from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
 
 STEPS, SPANS = 1, 2
-"""Two threads of a rank in the trace: steps with their stages; and evaluations, checkpoints and profiles."""
+"""Numbers of a rank's two threads in the trace. Thread `STEPS` shows steps and stages. Thread `SPANS` shows
+evaluations, checkpoints and profiles."""
 
 SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
 """Events that the trace shows as slices."""
@@ -29,7 +30,7 @@ COMPARED = 1000
 """To align two ranks, a trace compares fewer than twice this number of steps, spread over the run."""
 
 LATEST = 1e9
-"""Latest time that is drawn, in seconds. A hostile journal may hold any number."""
+"""Latest time in seconds that the trace shows. A hostile journal may hold much larger numbers."""
 
 
 @dataclass(slots=True)
@@ -53,11 +54,11 @@ class Placed:
 
 
 def trace(fit: FitHistory, within: range | None = None) -> Iterator[str]:
-    """Render a fit piece by piece, because memory should not hold all events of a long fit.
+    """Yield the trace of a fit piece by piece, because memory should not hold all events of a long fit.
 
     Args:
         fit: The fit.
-        within: The steps to render. None: all.
+        within: The steps that the trace shows. None means all steps.
     """
     head = {"run": fit.run_id, "device": fit.run.device, "aligned": "at step ends; stages of a step are in fixed order"}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(head)},"traceEvents":['
@@ -100,9 +101,9 @@ def _placed(fit: FitHistory, rank: int) -> list[Placed]:
 
 
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
-    """Add up the times of steps, and of the evaluations and checkpoints in between.
+    """Return the time at which each step ended: the sum of the times of steps, evaluations and checkpoints before it.
 
-    A step whose time was lost counts as a median step.
+    A step whose time is unknown counts as `usual` seconds, the median step time.
     """
     ends = array("d")
     spans = sorted(attempt.of(Span), key=lambda span: span.step)
@@ -117,7 +118,10 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
 
 
 def _align(one: Placed, reference: list[Placed]) -> None:
-    """Move an attempt so that its steps end together with the lowest rank's steps. Ranks' clocks are not compared."""
+    """Move an attempt in time so that its steps end together with the lowest rank's steps.
+
+    The ranks' clocks are not compared.
+    """
     other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
     if other is one:
         return
@@ -131,7 +135,7 @@ def _align(one: Placed, reference: list[Placed]) -> None:
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the steps and their stages. Stages have a fixed order, because a stage sums up all micro-batches."""
+    """Render the steps and their stages. The stages have a fixed order, because each sums up all micro-batches."""
     attempt, columns = placed.attempt, placed.attempt.columns
     for place, step in enumerate(attempt.step):
         seconds = columns["step_time"][place]
@@ -157,7 +161,7 @@ def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the profiled steps as slices that name the kept trace."""
+    """Render the profiled steps as slices. Each slice names the trace file of its profile."""
     for profile in placed.attempt.of(Profile):
         first, steps = profile.first_step, profile.steps
         if first is None or not steps:
@@ -170,7 +174,7 @@ def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
-    """Render the events that have no slice. If a rank has no journal, its events appear on the lowest rank."""
+    """Render the events that are not slices. If a rank has no journal, its events appear on the lowest rank."""
     for event in events(fit, within):
         if event.lane in SPAN_KINDS:
             continue

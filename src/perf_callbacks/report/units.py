@@ -1,4 +1,4 @@
-"""Numbers as text: three figures, and a unit in which they are easy to read."""
+"""Functions that format numbers with three figures and a unit that is easy to read."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ DASH = "—"
 
 
 def rate(value: float) -> str:
-    """Format a rate with at least three figures. A journal may hold infinite values.
+    """Format a rate with at least three figures. An infinite rate becomes a dash.
 
     >>> rate(13760.4), rate(3.14159), rate(math.inf)
     ('13,760', '3.14', '—')
@@ -87,7 +87,7 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """Format a value in the largest unit that the value reaches. None: all units are larger than the value."""
+    """Format a value in the largest unit that the value reaches. None means that the value reaches no unit."""
     for unit, one in units.items():
         if abs(value) >= one:
             return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
@@ -113,7 +113,7 @@ LEAST_TENTH = 0.0009995
 
 
 def when(unix: float) -> str:
-    """Render a moment in UTC."""
+    """Format a Unix time as date and time in UTC."""
     from datetime import datetime, timezone  # noqa: PLC0415 only a report needs this module
 
     try:

@@ -21,21 +21,21 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
 
 MOST_RANKS = 16
-"""Most ranks in a frame that is printed once."""
+"""Largest number of ranks in a frame that is printed once."""
 
 MOST_EVENTS = 8
 
 MOST_SENTENCES = 3
-"""Most sentences about slow ranks."""
+"""Largest number of sentences about slow ranks."""
 
 STACK_SHARE, LEAST_FRAMES = 0.4, 3
-"""Share of a terminal's rows that stacks get, and fewest lines of a stack."""
+"""Share of the terminal's rows that stacks get, and smallest number of lines that a stack gets."""
 
 LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
-"""Parts of paths that are not the user's own code."""
+"""A path that contains one of these parts is not the user's own code."""
 
 LATE_SECONDS = 10.0
-"""A running job's frame says if no step reached the disk for this long. Steps reach the disk within five seconds."""
+"""The frame of a running job warns if no step has reached the disk for this time. Usually, five seconds are enough."""
 
 LEAST_COLUMNS = 20
 
@@ -85,7 +85,7 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
 
 
 def waiting(place: str, size: TerminalSize, footer: str = "") -> list[Line]:
-    """Render a frame without a run."""
+    """Render a frame that says that there is no run yet."""
     size = TerminalSize(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
     text = f"no run yet in {clean(place, 200)}; waiting. A run writes perf_callbacks/rank<k>.jsonl."
     lines: list[Line] = [(StyledText(line, "strong"),) for line in wrapped(text, width=size.columns)]
@@ -98,12 +98,12 @@ class _Block(NamedTuple):
 
     lines: Sequence[Line]
     least: int
-    """Lines that this block gets before any block gets more."""
+    """Number of lines that this block gets before any block gets more."""
     counted: str = ""
-    """Name of the lines' subject, if the frame says how many lines are left out."""
+    """What the lines list, such as "ranks". If it is not empty, the frame says how many of them are left out."""
 
     def first(self, number: int) -> Sequence[Line]:
-        """Return this many lines. The last line may say how many are left out."""
+        """Return the first `number` lines. The last line may say how many lines are left out."""
         if number >= len(self.lines) or not self.counted:
             return self.lines[:number]
         left_out = len(self.lines) - number + 1
@@ -111,7 +111,7 @@ class _Block(NamedTuple):
 
 
 def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
-    """Yield the blocks with an empty line before each. If rows are few, earlier blocks get their lines first."""
+    """Yield an empty line and the lines of each block. If rows are few, earlier blocks get their lines first."""
     most = [len(block.lines) for block in blocks]
     if rows is None:
         most = [
@@ -133,7 +133,7 @@ def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
 
 
 def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
-    """Yield the sentence about the state."""
+    """Yield the lines of the sentence about the run's state."""
     style = STATE_STYLES[run.state]
     rest: Style = "strong" if style == "bad" else ""
     first, *others = wrapped(f"{run_card.state(run)}.", width=columns)
@@ -170,7 +170,7 @@ def _notes(run: RecordedRun, columns: int) -> Iterator[Line]:
 
 
 def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[Line]:
-    """Yield the stacks of the ranks that hang, each line cut at its left end. If rows are few, drop outer lines."""
+    """Yield the stacks of the ranks that hang. Long lines are cut at the left. If rows are few, drop outer lines."""
     shown = max(1, min(len(run.hanging), run_card.MOST_STACKS))
     frames = run_card.MOST_FRAMES
     if size.rows is not None and free is not None:

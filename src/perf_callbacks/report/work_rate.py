@@ -1,4 +1,4 @@
-"""Model FLOPs per second of a fit, its peak, and the sources of both."""
+"""Model FLOPs per second of a fit, the peak of its device, and the sources of both numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
 MOST_NAMES = 5
-"""Most operations without a formula that an explanation lists."""
+"""Largest number of operations without a formula that an explanation lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,20 @@ class WorkRate:
     seconds: float
     """Time of the drawn steps whose FLOPs are known."""
     steps: int
-    """Number of these steps."""
+    """Number of drawn steps whose FLOPs are known."""
     unknown_steps: int
     """Number of drawn steps whose FLOPs are unknown."""
     devices: int
     """Number of devices that a rank drives."""
     peak: float | None
-    """FLOPs per second of a device. None: unknown."""
+    """Peak of one device in FLOPs per second. None means unknown."""
     count: Flops | None
-    """Last count of a whole step, or else the last count of a part. None: no step was counted."""
+    """Last FLOP count of a whole step, or else of a part of a step. None means that no step was counted."""
     summary: FlopsSummary
 
     @classmethod
     def of(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
-        """Read the work of a fit."""
+        """Collect the FLOPs, the times and the peak of a fit."""
         summary = fit.summary
         return cls(
             flops=drawn.flops,
@@ -53,22 +53,25 @@ class WorkRate:
 
     @property
     def per_second(self) -> float | None:
-        """Model FLOPs per second and device. None: unknown."""
+        """Model FLOPs per second and device. None means unknown."""
         return self.flops / self.seconds / self.devices if self.seconds > 0 else None
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs per second divided by the peak. None: unknown."""
+        """Model FLOPs per second and device, divided by the peak. None means unknown."""
         return None if self.per_second is None or not self.peak else self.per_second / self.peak
 
     @property
     def at_least(self) -> str:
-        """The sign before a lower bound, or nothing."""
+        """The sign "≥ " if FLOPs are a lower bound, and an empty text otherwise."""
         return "≥ " if self.count is not None and self.count.lower_bound else ""
 
     @property
     def scale(self) -> float:
-        """Model FLOPs per second of a rank that the chart shows as 1: an MFU of 1 or, without a peak, 1 TFLOPS."""
+        """Number of model FLOPs per second of a rank at which the chart shows the value 1.
+
+        The value 1 means an MFU of 100 % or, without a peak, 1 TFLOPS per device.
+        """
         return (self.peak or TERA) * self.devices
 
     @property
@@ -92,7 +95,7 @@ class WorkRate:
 
     @property
     def equation(self) -> str:
-        """The division that gives MFU, or else TFLOPS. Empty: FLOPs are unknown."""
+        """Text of the division that gives MFU or, without a peak, TFLOPS. Empty means that FLOPs are unknown."""
         if self.per_second is None:
             return ""
         if self.mfu is None or not self.peak:
@@ -103,13 +106,13 @@ class WorkRate:
 
     @property
     def work_and_time(self) -> str:
-        """The division that gives the FLOPs per second."""
+        """Text of the division that gives the FLOPs per second and device."""
         devices = f" / {self.devices} devices" if self.devices > 1 else ""
         return f"{units.count(self.flops)} FLOPs / {duration(self.seconds)}{devices}"
 
     @property
     def uncounted(self) -> str:
-        """The work of this run that has no formula. Empty: no such work."""
+        """Names of the operations of this run that have no FLOP formula. Empty means that there are none."""
         if self.count is None or not self.at_least:
             return ""
         names = [*self.count.uncounted]

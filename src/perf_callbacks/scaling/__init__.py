@@ -1,1 +1,1 @@
-"""Scaling: throughput and efficiency over numbers of devices, and the part of a step that grows with them."""
+"""Scaling: throughput and efficiency on different numbers of devices, and the part of a step that grows most."""

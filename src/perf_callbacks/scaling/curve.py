@@ -1,4 +1,4 @@
-"""Efficiency over numbers of devices, each with its interval, and the growth of each part of a step."""
+"""Efficiency on each number of devices, with its confidence interval, and the growth of each part of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from perf_callbacks.report.series import STAGES
 from perf_callbacks.scaling.job_run import UNITS, JobRun
 
 CONFIDENCE = 0.95
-"""Share of intervals of the efficiency that contain the true value. Intervals of parts are 99 % intervals."""
+"""Confidence level of the intervals of the efficiency. The intervals of a step's parts are 99 % intervals."""
 
 FIELDS = ("parameters", "device", "timeline")
-"""Fields of `Run` in which all runs must agree. The batch may differ, and so may the number of ranks."""
+"""Fields of `Run` in which all runs must agree. The batch and the number of ranks may differ."""
 
 SMALL = 0.01
-"""Share of a step below which the growth of a part is not named."""
+"""The growth of a part is named only if it is at least this share of a step."""
 
 FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartGrowth:
-    """Growth of a part of the step, in seconds for the mean work of a device in a step of the baseline."""
+    """Growth of one part of the step, in seconds per step with the baseline's mean work per device."""
 
     part: str
     """Name of a stage, such as `data_time`."""
@@ -42,61 +42,61 @@ class PartGrowth:
     """Lower end of the 99 % interval."""
     high: float
     share: float | None
-    """Share of the time that is lost against perfect scaling, from 0 to 1. None: no time is lost."""
+    """This part's share of the time that is lost against perfect scaling, from 0 to 1. None if no time is lost."""
     excess: float
-    """Seconds of the growth by which the slowest rank is slower than the mean rank. Negative: ranks got more even."""
+    """Growth of the seconds by which the slowest rank exceeds the mean rank. Negative if ranks got more even."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """All runs with one number of devices."""
+    """Results of all runs on the same number of devices."""
 
     devices: int
     runs: int
     left_out: int
     """Number of runs that were left out because the machine was busy."""
     per_second: float
-    """Work of the job per second."""
+    """Samples or tokens per second of the whole job."""
     per_device: float
-    """Work of a device per second."""
+    """Samples or tokens per second of one device."""
     per_step: float
-    """Mean work of a device per step."""
+    """Mean number of samples or tokens of one device per step."""
     per_step_ends: tuple[float, float]
-    """Least and largest work of a device per step among the runs."""
+    """Least and largest number of samples or tokens of one device per step among the runs."""
     efficiency: float
-    """Work per second and device, divided by that of the baseline."""
+    """Work per second and device, divided by the baseline's work per second and device."""
     interval: tuple[float, float] | None
-    """Ends of the 95 % interval. None: the runs are the baseline itself."""
+    """Ends of the efficiency's 95 % interval, or None for the baseline itself."""
     growth: tuple[PartGrowth, ...]
-    """All parts, the largest growth first. Empty: unknown, or the runs are the baseline itself."""
+    """Growth of each part of a step, the largest growth first. Empty if unknown, and for the baseline itself."""
     slowest: tuple[int, float]
-    """The rank that is most often the slowest, and its share of the steps."""
+    """Number of the rank that is most often the slowest, and share of the steps in which it is the slowest."""
     loads: tuple[Load, ...]
     """Load of the machine in each run."""
 
     @property
     def grown(self) -> PartGrowth | None:
-        """The part that grows most. None: it doesn't surely grow, or by less than 1 % of the step."""
+        """Part of a step that grows most, or None if it may not grow, or grows by less than 1 % of the step."""
         least = SMALL * self.per_step / self.per_device
         return next((one for one in self.growth[:1] if one.low > 0 and one.seconds >= least), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Scaling of a job."""
+    """Scaling of a job over several numbers of devices."""
 
     unit: str
-    """Unit of work: samples or tokens."""
+    """Unit of work: "samples" or "tokens"."""
     baseline: tuple[int, ...]
-    """Numbers of devices of the baseline."""
+    """All numbers of devices on which the baseline ran."""
     baseline_per_step: float
-    """Work of a device per step in the baseline."""
+    """Mean number of samples or tokens of one device per step in the baseline."""
     points: tuple[Point, ...]
-    """Ordered by the number of devices."""
+    """Points of the curve, ordered by the number of devices."""
 
     @property
     def weak(self) -> bool:
-        """True: each device does the same work per step, whatever the number of devices."""
+        """True: a device does the same work per step on each number of devices (weak scaling)."""
         amounts = [self.baseline_per_step, *[amount for point in self.points for amount in point.per_step_ends]]
         return max(amounts) - min(amounts) <= SAME_AMOUNT * max(amounts)
 
@@ -107,8 +107,8 @@ def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt
     Raise `ConfigError` if the runs can't be compared.
 
     Args:
-        runs: The runs, each with an attempt per rank.
-        baseline: Runs to compare with. Empty: the runs on the fewest devices.
+        runs: The runs to compare. Each run has one attempt for each rank.
+        baseline: Runs to compare with. If empty, the runs on the fewest devices are the baseline.
     """
     groups: dict[int, list[JobRun]] = {}
     for run in sorted(map(JobRun.of, runs), key=lambda run: run.devices):
@@ -160,7 +160,7 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
 
 
 def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, changed: Change) -> list[PartGrowth]:
-    """Return the growth of all parts, the largest first. Empty: the stages of a run were not timed."""
+    """Return the growth of all parts, the largest first. Return an empty list if the stages of a run were not timed."""
     work = _per_step(baseline, unit)
     before = work / (mean_of_runs([_rate(run, unit) for run in baseline]) or 1.0)
     lost = before / (1 + changed.change) - before
@@ -193,7 +193,7 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _others(runs: Sequence[JobRun]) -> list[Load]:
-    """Return the loads by other programs. CPUs that a job's own ranks take from each other belong to its scaling."""
+    """Return the load by other programs. CPUs that ranks of the job take from each other are part of its scaling."""
     return [load._replace(no_cpu=None) for load in _loads(runs)]
 
 
@@ -202,7 +202,7 @@ def _loads(runs: Sequence[JobRun]) -> list[Load]:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    """Return the properties because of which runs are not comparable."""
+    """Return the properties in which runs differ so that they are not comparable."""
     found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
     lengths = [
         [

@@ -1,4 +1,4 @@
-"""A recorded run as scaling reads it: work per device, time of the job, and the parts of each step."""
+"""Recorded run as the scaling report reads it: work per device, time of the job, and the parts of each step."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,33 +12,32 @@ from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.series import STAGES, WAITING
 
 UNITS = ("samples", "tokens")
-"""Units of work. The first unit that all runs know decides."""
+"""Units of work. The report uses the first unit that is known for all runs."""
 
 SUMS_UP = 0.9
-"""Least share of the step time that the stages must cover. Below this, stages were not timed."""
+"""If the stages cover less than this share of the step time, the stages were not timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A run of a job, over the steps that all ranks have.
+    """Run of a job, limited to the steps that the journals of all ranks have.
 
-    The ranks of a job wait for each other in the backward and in collectives. So the rank that waits least is the rank
-    for which the other ranks wait, and its stages explain the duration of the step. This may be
-    another rank in each step.
+    The ranks of a job wait for each other in the backward and in collectives. So the other ranks wait for the rank that
+    waits least, and the stages of this rank explain the duration of a step. It may be a different rank in each step.
     """
 
     compared: ComparedRun
     devices: int
     times: Sequence[float]
-    """Seconds of each step, of the rank with the longest time."""
+    """Seconds of each step on the rank whose steps take longest in total."""
     work: Mapping[str, Sequence[float]]
-    """By unit, the work of a device in each step. NaN: unknown."""
+    """For each unit: the work of one device in each step. Unknown work is NaN."""
     parts: Mapping[str, Sequence[float]]
-    """By stage, the seconds in each step, of the rank that waits least. Empty: stages were not timed."""
+    """For each stage: its seconds in each step on the rank that waits least. Empty if stages were not timed."""
     excess: Mapping[str, float]
-    """By stage, the mean seconds by which the rank that waits least takes longer than the mean of all ranks."""
+    """For each stage: the mean seconds by which the rank that waits least exceeds the mean of all ranks."""
     slowest: tuple[int, float]
-    """The rank that most often waits least, and its share of the steps."""
+    """Number of the rank that most often waits least, and share of the steps in which it waits least."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "JobRun":
@@ -79,16 +78,16 @@ class JobRun:
         )
 
     def per_step(self, unit: str) -> float | None:
-        """Return the mean work of a device in a step. None: unknown."""
+        """Return the mean work of one device in a step, or None if unknown."""
         known = [amount for amount in self.work[unit] if not isnan(amount)]
         return fmean(known) if known else None
 
     def rate(self, unit: str) -> Estimate | None:
-        """Estimate the work of a device per second. None: unknown, or too few steps."""
+        """Estimate the work of one device per second. Return None if it is unknown or there are too few steps."""
         return ratio(*self._known(self.work[unit], self.times, unit))
 
     def cost(self, part: str, unit: str) -> Estimate | None:
-        """Estimate the seconds of a part per unit of work. None: unknown, or too few steps."""
+        """Estimate the seconds of a stage per unit of work. Return None if unknown, or if there are too few steps."""
         column = self.parts.get(part)
         return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
 

@@ -1,4 +1,4 @@
-"""A scaling curve as text: a verdict, the part that grows, a table and bars; and as values for JSON."""
+"""Text and JSON values of a scaling curve. The text has a verdict, the part that grows most, a table and bars."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,13 +10,13 @@ from perf_callbacks.report.units import DASH, duration, percent, rate
 from perf_callbacks.scaling.curve import Curve, PartGrowth, Point
 
 GOOD = 0.8
-"""Efficiency from which scaling is good."""
+"""Least efficiency that counts as good scaling."""
 
 BAR = 40
-"""Characters of a bar for an efficiency of 1."""
+"""Number of characters in a bar for an efficiency of 1."""
 
 WORDS = {"communication_time": "collectives", "gc_time": "garbage collection", "data_time": "waiting for data"}
-"""Names of parts, where the name of the stage says too little."""
+"""Readable names of parts. All other parts are named after their stage."""
 
 REASONS = {
     "backward_time": "In the backward, ranks also wait for each other and sum up gradients.",
@@ -79,7 +79,7 @@ def _sentences(found: Curve) -> Iterator[str]:
 
 
 def _amount(point: Point) -> str:
-    """Return the work of a device per step, as a range if the runs differ."""
+    """Return the work of one device per step as text, as a range if the runs differ."""
     least, most = (f"{end:g}" for end in point.per_step_ends)
     return least if least == most else f"{least} to {most}"
 
@@ -110,7 +110,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def _bars(found: Curve) -> list[str]:
-    """Draw the efficiency of each number of devices, with a mark where scaling becomes good."""
+    """Draw a bar for the efficiency on each number of devices, with a mark at the least good efficiency."""
     bars = []
     for point in found.points:
         bar = ("#" * round(BAR * min(1.0, point.efficiency))).ljust(BAR, ".")
@@ -120,7 +120,7 @@ def _bars(found: Curve) -> list[str]:
 
 
 def values(found: Curve) -> dict[str, Any]:
-    """Return a curve as values for JSON. Times are seconds, ratios and shares run from 0 to 1."""
+    """Return a curve as values for JSON. Times are in seconds, and shares are from 0 to 1."""
     return {
         "unit": found.unit,
         "scaling": "weak" if found.weak else "strong",
@@ -139,7 +139,7 @@ def values(found: Curve) -> dict[str, Any]:
 
 
 def named(part: str) -> str:
-    """Return the name of a part for people.
+    """Return the readable name of a part of a step.
 
     >>> named("backward_time"), named("communication_time")
     ('backward', 'collectives')

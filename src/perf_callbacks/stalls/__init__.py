@@ -1,1 +1,1 @@
-"""Stalls: notice that no step ends any more, and find the rank that causes the stall."""
+"""Stalls: the callback notices that no step ends any more, and finds the rank that causes the stall."""

@@ -1,6 +1,6 @@
-"""Diagnosis of stalls: notice that steps have stopped ending, and find the rank that causes the stall.
+"""Diagnosis of stalls: `Patience` notices that no step ends any more, and `blame` finds the rank that is the cause.
 
-Nothing here reads a clock: time is an argument.
+This module reads no clock, because callers pass the time.
 """
 
 from collections import Counter, deque
@@ -10,26 +10,26 @@ from statistics import median
 from typing import Literal
 
 FIRST_STEPS = 3
-"""Steps at the beginning of a fit that may take longer, because models are compiled and files fetched."""
+"""Number of steps at the beginning of a fit that may take longer, because models are compiled and files are fetched."""
 
 LONGER = 10
-"""Factor on the patience in the first steps, in evaluations and in checkpoints."""
+"""Factor by which patience is longer in the first steps of a fit, in evaluations and in checkpoints."""
 
 LEAST_SECONDS = 60.0
 MEDIAN_STEPS = 20
-"""By default, a wait is a stall after at least this many seconds and this many median steps."""
+"""By default, a wait counts as a stall after `LEAST_SECONDS` and after the time of `MEDIAN_STEPS` median steps."""
 
 KEPT_STEPS = 64
-"""Number of step durations in the median."""
+"""Number of latest steps of which the median duration is computed."""
 
 LONGEST_TICK, SHORT_TICK = 3.0, 1.0
-"""A tick longer than `LONGEST_TICK` seconds counts as `SHORT_TICK` seconds: a suspended laptop is not a stall."""
+"""A tick of more than `LONGEST_TICK` seconds counts as `SHORT_TICK` seconds, since a suspended laptop is no stall."""
 
 MOST_RANKS = 4
-"""Most ranks that a sentence lists by number. Further ranks are only counted."""
+"""Largest number of ranks that a sentence lists. Further ranks are only counted."""
 
 MOST_PLACES = 3
-"""Most places that are described. Ranks in further places are only counted."""
+"""Largest number of code places that are described. Ranks in further places are only counted."""
 
 MISSING = "did its training never begin, or is the callback missing there?"
 
@@ -39,21 +39,21 @@ Change = Literal["began", "over"]
 
 
 class Patience:
-    """Decides when the steps of a rank have stopped ending. Time in which the process was stopped hardly counts."""
+    """Decides when a rank has waited too long for the end of a step. Time of a suspended process hardly counts."""
 
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
         self.base = LEAST_SECONDS if self._auto else float(setting)
-        """Seconds without a step after which an ordinary step counts as stalled."""
+        """Seconds without an ended step after which an ordinary step counts as stalled."""
         self._first_step = first_step
         self._seen: tuple[int, object] = (first_step, None)
         self._now = self._began = now
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Seconds in which the process ran since a step ended, or since an evaluation or checkpoint began or ended."""
+        """Seconds since a step ended, or since an evaluation or checkpoint began or ended, without suspended time."""
         self.lost = 0.0
-        """Duration of the last stall."""
+        """Duration of the last stall in seconds."""
         self.stalled = False
 
     @property
@@ -63,11 +63,11 @@ class Patience:
 
     @property
     def without_step(self) -> float:
-        """Like `waited`, but including time in which the process or the watchdog's thread did not run."""
+        """Seconds like `waited`, but including time in which the process or the watchdog's thread did not run."""
         return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
-        """Return the seconds of waiting after which the rank counts as stalled now."""
+        """Return the seconds of waiting after which the rank counts as stalled in its current step."""
         return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
 
     def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
@@ -76,8 +76,8 @@ class Patience:
         Args:
             now: The time.
             step: Number of the last step that ended.
-            span: Identity of the evaluation or checkpoint that is under way. None: none is under way.
-            longer: True: an operation that may take long is under way.
+            span: Identity of the evaluation or checkpoint that is running, or None if none is running.
+            longer: True: an operation that may take long is running.
         """
         passed, self._now = now - self._now, now
         passed = passed if passed <= LONGEST_TICK else SHORT_TICK
@@ -110,24 +110,24 @@ class Note:
     """Position of a rank's training thread, as the rank sends it to the other ranks."""
 
     state: str
-    """"running", "stalled" or "ended". Ended: the fit of the rank is over."""
+    """"running", "stalled" or "ended". "ended" means that the fit of the rank is over."""
     step: int
     """Number of the last step that ended."""
     stage: str
     since_seconds: float
-    """Time in this stage."""
+    """Seconds that the thread has spent in this stage so far."""
     spanned: bool
-    """True: an evaluation or a checkpoint is under way."""
+    """True: an evaluation or a checkpoint is running."""
     waits: bool
     """True: the thread is in a collective or in a backward, where a rank waits for other ranks."""
     place: str
-    """Line of code; empty: unknown."""
+    """Line of code at which the thread is, or empty if unknown."""
     left: bool = False
-    """True: the loop has left its loader since the last step. Training may be over."""
+    """True: the training loop has left its loader since the last step, so training may be over."""
     failure: str = ""
-    """Exception that ended the fit, in one line; empty: no exception."""
+    """Exception that ended the fit, in one line. Empty if no exception ended it."""
     worker: str = ""
-    """Sentence about the worker process that the thread waits for. Empty: the thread waits for no worker."""
+    """Sentence about the loader's worker process for which the thread waits. Empty if it waits for no worker."""
 
     def __str__(self) -> str:
         stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
@@ -155,7 +155,10 @@ def undecided(notes: Notes, silent: Collection[int]) -> bool:
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
-    """Find the ranks that cause a stall: ranks that are silent, ended or left the loop, or else the ranks behind.
+    """Find the ranks that cause a stall.
+
+    The causes are the ranks that are silent, have ended or have left the training loop. If there is no such rank, the
+    causes are the ranks that are behind the other ranks.
 
     Args:
         notes: The last note of each rank. A rank that never wrote a note is missing.
@@ -185,7 +188,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
 
 
 def _behind(stuck: Notes) -> Notes:
-    """Find the ranks that the remaining ranks wait for. Empty: the notes don't show these ranks."""
+    """Find the stalled ranks for which the other stalled ranks wait. The result is empty if notes don't show them."""
     last = max([note.step for note in stuck.values()], default=0)
     stages = Counter([note.stage for note in stuck.values()])
     usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
@@ -196,7 +199,7 @@ def _behind(stuck: Notes) -> Notes:
 
 
 def _each(notes: Notes, sentence: str) -> list[str]:
-    """Return a sentence for each place with ranks, and a last sentence for all further places."""
+    """Return a sentence for each code place in which ranks are, and a last sentence for all further places."""
     groups: dict[tuple[int, str, str, bool], list[int]] = {}
     for rank, note in sorted(notes.items()):
         groups.setdefault((note.step, str(note), note.failure, note.waits), []).append(rank)
@@ -212,7 +215,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
 
 
 def _waiting(notes: Notes) -> list[str]:
-    """Return sentences about ranks that wait: their number, their stages, and a line of code if all wait there."""
+    """Return sentences about waiting ranks: their number, their stages, and the line of code if it is the same."""
     if not notes:
         return []
     places = {str(note) for note in notes.values()}
@@ -229,7 +232,7 @@ def _waiting(notes: Notes) -> list[str]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Write ranks by number.
+    """Return text that lists ranks by number.
 
     >>> _ranks([3]), _ranks([1, 2]), _ranks(range(100))
     ('Rank 3', 'Ranks 1 and 2', 'Ranks 0, 1, 2, 3 and 96 more')

@@ -1,9 +1,9 @@
-"""Notes that ranks write for each other about stalls, so that a single rank reports each stall.
+"""Notes that ranks write for each other about stalls, so that only one rank reports each stall.
 
-Each rank has one note. The rank writes the note now and then while steps end, and at once when steps stop ending. If
-rank 0 stalls, rank 0 reads all notes and reports the stall. Rank 0 may not report, because its process hangs or its own
-steps go on. Then another rank reports: ranks with higher numbers wait longer. All ranks share one more note, which
-shows that a rank has reported. So no stall is reported twice.
+Each rank has one note. The rank updates its note now and then while steps end, and at once when a stall begins. If
+rank 0 stalls, rank 0 reads all notes and reports the stall. If rank 0 doesn't report, for example because its process
+hangs, another rank reports after a while. The higher a rank's number, the longer it waits. In an additional note,
+which all ranks share, a rank writes that it has reported the stall. So no stall is reported twice.
 """
 
 from collections.abc import Mapping
@@ -16,23 +16,28 @@ LOOK_SECONDS = 2.0
 """Seconds between two readings of the notes by a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""Seconds that rank 0 waits for ranks that notice the stall later. Each other rank waits until lower ranks could have
-reported: these seconds for each binary digit of the rank's number."""
+"""Seconds that rank 0 waits for ranks that notice the stall later.
+
+Each other rank first waits this many seconds per binary digit of its number, so that a lower rank can report.
+"""
 
 BEATS = 4
-"""Number of notes that a rank writes within its patience: the time without a step after which the rank is stalled."""
+"""Number of notes that a rank writes in the time without an ended step after which it counts as stalled."""
 
 SILENT_BEATS = 1.5
-"""A rank is silent if its note stays the same for this many intervals between notes."""
+"""A rank is silent if its note stays the same for this many times the usual interval between two notes."""
 
 NEAREST = 1
-"""Ranks up to this number read all notes already before they stall. So they know at once which ranks are silent."""
+"""Ranks up to this number read all notes already before they stall, so they know early which ranks are silent."""
 
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
 
 
 class StallNotes(ChannelHandler):
-    """Writes this rank's note, and reads all notes in a stall. The exchange's thread calls all methods except `say`."""
+    """Writes this rank's note, and reads all notes in a stall.
+
+    The thread of the exchange calls all methods except `say`.
+    """
 
     def __init__(self) -> None:
         self._mine: Note | None = None
@@ -44,23 +49,23 @@ class StallNotes(ChannelHandler):
         self._since: float | None = None
         self._turn = 0.0
         self._said = ""
-        """Last text of the shared note: which rank examines the stall, or has reported the stall."""
+        """Last text of the shared note, which names the rank that examines the stall or has reported it."""
         self.answered_at = float("-inf")
-        """Time at which the store last answered."""
+        """Time at which the job's store last answered."""
         self.told = False
         """True: this rank or another rank has reported the stall."""
         self.blamed: Blame | None = None
-        """Diagnosis that this rank reports. None: another rank reports, or no rank has reported yet."""
+        """Diagnosis that this rank reports, or None if another rank reports or no rank has reported yet."""
 
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
-        """Set the note of this rank. `doubt`: half of the patience has passed without a step."""
+        """Set the note of this rank. `doubt` is True if half of the patience has passed without an ended step."""
         self._patience, self._doubt = patience, doubt
         self._mine = note
 
     def round(self, channel: Channel, now: float) -> float | None:
-        """Write a new note. In a stall, read the notes of all ranks.
+        """Write this rank's note if it is new. In a stall, read the notes of all ranks.
 
-        Return the seconds until the next round. None: the next round is due when there is a new note.
+        Return the seconds until the next round, or None if the next round is due when there is a new note.
         """
         mine, pause = self._mine, None
         if mine is None:
@@ -74,7 +79,7 @@ class StallNotes(ChannelHandler):
         return pause
 
     def leave(self, channel: Channel) -> None:
-        """Write the last note: the fit of this rank is over."""
+        """Write the last note, which says that the fit of this rank is over."""
         if self._mine is not None:
             self._write(channel, self._mine)
 
@@ -95,7 +100,7 @@ class StallNotes(ChannelHandler):
             self._earlier = (now, channel.notes())
 
     def _stalled(self, channel: Channel, now: float) -> float | None:
-        """Diagnose the stall, unless a lower rank reports the stall in time."""
+        """Diagnose the stall, unless a rank with a lower number reports it in time."""
         if self.told:
             return None
         if self._since is None:
@@ -114,7 +119,7 @@ class StallNotes(ChannelHandler):
         return None if self.told else LOOK_SECONDS
 
     def _judge(self, channel: Channel, now: float, waited: float) -> None:
-        """Diagnose the stall, unless ranks may still fall silent or may be waiting for a checkpoint."""
+        """Diagnose the stall, unless it is too early to say which ranks are silent or wait for a checkpoint."""
         before, earlier = self._earlier or (now, {})
         texts = channel.notes()
         notes = self._decoded(texts)
@@ -132,7 +137,7 @@ class StallNotes(ChannelHandler):
             self.told = True
 
     def _decoded(self, texts: Mapping[int, str]) -> dict[int, Note]:
-        """Decode notes. Thousands of ranks wait in few places, so most notes are equal: each is decoded once."""
+        """Decode notes. Equal notes are decoded once, because thousands of ranks may wait in the same place."""
         bodies = {rank: text.partition("\n")[2] for rank, text in texts.items()}
         for body in {*bodies.values()} - {*self._notes}:
             self._notes[body] = unpack(Note, body)

@@ -1,4 +1,4 @@
-"""The watch for stalls: the watchdog's thread checks once a second that steps still end."""
+"""Watch for stalls: the watchdog's thread checks once a second that steps still end."""
 
 import threading
 
@@ -22,18 +22,18 @@ from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED,
 from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
 
 ALONE_SECONDS = 8.0
-"""If the store hasn't answered for this many seconds in a stall, a rank reports its own position."""
+"""If the job's store doesn't answer for this many seconds in a stall, a rank reports its own position."""
 
 CHANNEL = "stalls"
 
 MOST_LETTERS = 200
-"""Most letters of an exception that this rank sends to other ranks."""
+"""Largest number of characters of an exception that a rank sends to other ranks."""
 
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
 
 def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
-    """Watch for stalls of this fit, unless `stall_after` is "off"."""
+    """Return the observer that watches this fit for stalls, or None if `stall_after` is "off"."""
     if recorder.config.stall_after == "off":
         return None
     watch = StallWatch(recorder)
@@ -43,10 +43,10 @@ def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
 
 
 class StallWatch(Observer):
-    """Notices that no step ends, records where the training thread is, and reports the stall once.
+    """Notices that no step ends any more, records where the training thread is, and reports the stall once.
 
-    The training thread does nothing for the watch. The watch reads the number of the step, the open spans and the last
-    mark. If these stay the same, the watch also reads the stack of the training thread.
+    The training thread does no work for this watch. The watch reads the number of the step and the running evaluations
+    and checkpoints. If these stay the same, it also reads the stack of the training thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -79,15 +79,15 @@ class StallWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Step at whose end to store the time. Only the step with a stall is due."""
+        """Step from which on the engine calls `step_ended`. Only in a stall, the end of the current step is due."""
         return 0 if self._note is not None and self._over_at is None else NEVER
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002 the step with the stall
-        """Store the time at which a stall is over."""
+        """Store the time at which the step with the stall ended."""
         self._over_at = self._recorder.clock()
 
     def summary(self) -> dict[str, StallSummary]:
-        """Return the stalls so far. A stall under way counts as soon as it is reported."""
+        """Return the stalls so far. A stall that still lasts counts as soon as it is reported."""
         seconds, under_way = sum(self._stalls), self._told and not self._ended
         if under_way and self._patience is not None:
             seconds += self._seconds(self._patience)
@@ -95,11 +95,11 @@ class StallWatch(Observer):
         return {"stalls": StallSummary(count=count, seconds=seconds, under_way=under_way, where=self._where)}
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
-        """Be more patient from now until a step ends, because training may be over."""
+        """Allow a longer wait until the next step ends, because training may be over."""
         self._left_at = self._engine.step
 
     def closed(self) -> None:
-        """Stop watching. A stall ends with the fit."""
+        """Stop watching. A stall that still lasts ends with the fit."""
         if not self._ended:
             self._ended = True
             patience, step = self._patience, self._engine.step
@@ -112,7 +112,7 @@ class StallWatch(Observer):
                 self._notes.say(self._here(ENDED), 0.0)
 
     def tick(self, now: float) -> bool:
-        """Check that steps still end. An error here ends the watch, not the measuring."""
+        """Check that steps still end. An error in this method ends the watch, but measuring goes on."""
         if self._ended:
             return False
         if self._patience is None:
@@ -138,14 +138,14 @@ class StallWatch(Observer):
         return True
 
     def _begin(self, patience: Patience, now: float, *, longer: bool) -> None:
-        """Record a stall. The last step ended up to one tick before the watch saw this end."""
+        """Record that a stall has begun. The last step ended up to one tick before the watch noticed its end."""
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
         self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
         self._recorder.observers.look_ahead()
 
     def _seconds(self, patience: Patience) -> float:
-        """Return the seconds of the stall that is under way."""
+        """Return the seconds that the current stall has lasted so far."""
         return patience.without_step + self._unseen_seconds
 
     def _here(self, state: str) -> Note:
@@ -170,13 +170,13 @@ class StallWatch(Observer):
         )
 
     def _worker(self) -> str:
-        """Describe the loader's worker that the training thread waits for. Empty: the thread waits for no worker."""
+        """Describe the loader's worker for which the training thread waits. Return "" if it waits for no worker."""
         found = workers.awaited(self._thread)
         who = "The training" if self._recorder.run.world_size == 1 else f"Rank {self._rank}"
         return "" if found is None else workers.sentence(who, *found)
 
     def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
-        """Send this rank's position to the other ranks: now and then, and in a stall at once."""
+        """Send this rank's position to the other ranks, now and then while steps end and at once in a stall."""
         note = self._note
         if note is None:
             soon = self._beat_at is not None and now - self._beat_at < patience / BEATS
@@ -191,7 +191,7 @@ class StallWatch(Observer):
         ranks.wake()
 
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
-        """Report the stall if it is this rank's turn. If another rank has reported, only record the stall."""
+        """Report the stall if this rank is the one to report. If another rank has reported, only record the stall."""
         size = self._recorder.run.world_size
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
         where += f" {note.worker}" if note.worker else ""
@@ -219,7 +219,7 @@ class StallWatch(Observer):
             self._report(f"no step for {waited:.0f} s. {shown}", waited, under_way=True)
 
     def _report(self, text: str, seconds: float, *, under_way: bool) -> None:
-        """Announce the stall, or its end, to the other observers."""
+        """Tell the other observers that a stall was reported, or that it has ended."""
         note, stack = self._note, self._stack
         details = {
             "text": text,

@@ -1,7 +1,7 @@
-"""The worker process for which a thread waits in a loader.
+"""Worker process of a `DataLoader` for which the training thread waits.
 
-Python can't read the stack of a worker without stopping the worker or adding a signal handler to the worker. So the
-callback shows the worker's process id, and the state of the process in Linux's `/proc`.
+Python can't read a worker's stack without stopping the worker or adding a signal handler to it. So the callback shows
+the worker's process id, and the state of the process from Linux's `/proc`.
 """
 
 import sys
@@ -29,7 +29,7 @@ _STATES = {
 
 
 def awaited(thread: int) -> tuple[int, int] | None:
-    """Return the number and the process id of the worker that a thread waits for. None: the thread waits for none."""
+    """Return the number and the process id of the worker for which a thread waits, or None without such a worker."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the only way to a stack
     for _ in range(DEEPEST):
         if frame is None or (
@@ -47,7 +47,7 @@ def awaited(thread: int) -> tuple[int, int] | None:
 
 
 def sentence(who: str, worker: int, pid: int, root: Path = Path("/")) -> str:
-    """Describe the worker that a rank waits for."""
+    """Return a sentence about the worker process for which a rank waits."""
     process = root / "proc" / str(pid)
     state, function = "", ""
     with suppress(OSError, IndexError):

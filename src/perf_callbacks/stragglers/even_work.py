@@ -1,4 +1,4 @@
-"""Local times, corrected for batches that are larger or smaller than usual.
+"""Correction of local times for batches that are larger or smaller than usual.
 
 If texts have uneven lengths, the rank with the most tokens takes longest, although the rank is not slow.
 """
@@ -13,10 +13,10 @@ SLICE = 128
 """Number of ranks per slice of the analysis. `rest` is called between slices."""
 
 FEW = 31
-"""Least number of ranks in the sample for the seconds per unit of work. With fewer ranks, the sample has all ranks."""
+"""A sample of at least this many ranks, or of all ranks if there are fewer, gives the seconds per unit of work."""
 
 EXPLAINED = 0.8
-"""Sizes explain local times if subtracting the sizes' effect leaves less than this part of the median deviation."""
+"""Batch sizes explain local times if subtracting their effect shrinks the median deviation to less than this part."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
@@ -41,10 +41,10 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return, by rank and step, the seconds beyond an even share of the work. None: sizes explain nothing.
+    """Return for each rank and step the seconds that its batch costs beyond a batch of mean size.
 
-    The even share is the mean size over ranks in the same step. The seconds of a smaller batch are negative. An unknown
-    size counts as the mean; the function returns None if a rank has no sizes at all.
+    The mean is over all ranks in the same step, so the seconds of a smaller batch are negative. An unknown size counts
+    as the mean. The function returns None if sizes don't explain local times, or if a rank has no sizes.
     """
     if not all(WORK in one for one in signals):
         return None
@@ -66,7 +66,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
 
 
 def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
-    """Return the seconds per unit of work, by Tukey's resistant line. None: sizes don't explain local times."""
+    """Return the seconds per unit of work, by Tukey's resistant line, or None if sizes don't explain local times."""
     points: list[tuple[float, float]] = []
     for one in signals:
         rest()
@@ -94,7 +94,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _paces(signals: Signals) -> list[float]:
-    """Return the seconds per unit of work of each step, counting only the causes that grow with work."""
+    """Return the seconds per unit of work in each step. Only causes that grow with the work count."""
     peers = Peers((0,), (signals,))
     grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])

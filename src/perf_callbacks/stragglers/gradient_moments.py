@@ -1,7 +1,7 @@
-"""The moment at which the last gradient of a backward is done on this rank, before the rank waits for other ranks.
+"""Moments at which the last gradient of a backward is done on this rank, before the rank waits for other ranks.
 
-A hook on one parameter records the moment. The first parameter in a model's list is usually the first that the forward
-uses, so the backward computes its gradient last.
+A hook on one parameter records each moment. The forward usually uses a model's first parameter first, so the backward
+computes the gradient of this parameter last.
 """
 
 import gc
@@ -23,10 +23,10 @@ from perf_callbacks.stragglers.local_times import Moment
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
-"""Most moments that are kept until `LocalTimes` reads them."""
+"""Largest number of moments that are kept until `LocalTimes` reads them."""
 
 APART_SECONDS = LEAST_SECONDS
-"""Least time between two readings of the time without a CPU. A reading costs 6 us; shorter losses don't count."""
+"""Least seconds between two readings of the time without a CPU, because a reading takes 6 us."""
 
 
 class GradientMoments:
@@ -41,7 +41,7 @@ class GradientMoments:
         self._hook: Any = parameter.register_post_accumulate_grad_hook(note)
 
     def close(self) -> None:
-        """Remove the hook and close the file. Idempotent."""
+        """Remove the hook and close the file. Further calls do nothing."""
         hook, self._hook = self._hook, None
         if hook is not None:
             hook.remove()
@@ -60,8 +60,8 @@ def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
     """Return the parameter whose gradient is done last, guessed from the order in the model.
 
     In some models, scalars such as the scale of a loss come first, but get their gradients early. So the function
-    prefers parameters with two or more dimensions. None: no parameter is trained, or a lazy module has parameters
-    without a shape.
+    prefers parameters with two or more dimensions. It returns None if no parameter is trained, or if a lazy module has
+    parameters without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):
@@ -81,18 +81,18 @@ def sharded(model: nn.Module | None) -> bool:
 
 
 def size_of(model: nn.Module | None) -> int:
-    """Return the number of a model's parameters; 0 without a model, or if each rank has only a part of the model."""
+    """Return the number of a model's parameters, or 0 if there is no model or each rank has only a part of it."""
     if model is None or sharded(model):
         return 0
     return sum([one.numel() for one in model.parameters() if not is_lazy(one)])
 
 
 def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParallel | None:
-    """Return the `DistributedDataParallel` that wraps a model. None: the model has no such wrapper.
+    """Return the `DistributedDataParallel` that wraps a model, or None if the model has no such wrapper.
 
     Args:
         model: The model, with or without the wrapper.
-        called: The model as training calls it, if known.
+        called: The object that training calls as the model, if known.
     """
     for one in (called, model):
         if isinstance(one, DistributedDataParallel):
@@ -130,7 +130,7 @@ def _noter(
 
 
 def _schedstat() -> int | None:
-    """Open the file in which Linux counts the nanoseconds in which this thread was ready to run and had no CPU."""
+    """Open the file in which Linux counts the nanoseconds for which this thread was ready to run but had no CPU."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, AttributeError) as error:  # another system, or a sandbox without this file

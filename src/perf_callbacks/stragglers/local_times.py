@@ -1,10 +1,10 @@
-"""The local time of a rank: the time between two meetings of the ranks, without this rank's waits for other ranks.
+"""Local time of a rank: the time between two meetings of the ranks, without this rank's waits for other ranks.
 
-Ranks meet in two places: in the waits that the tape shows, and at the end of a backward whose gradients
-`DistributedDataParallel` reduces. In such a backward, a rank waits from its last gradient on. A cycle lasts from one
-meeting to the next. The local time of a cycle is its duration minus all waits. At most one cycle ends in a step: at the
-end of the last reduced backward, where the rank reads its time without a CPU. Without a reduced backward, the cycle
-ends at the last wait of the step. If ranks meet only in every eighth step, a cycle lasts eight steps.
+Ranks meet in collectives and other waits for each other, which the tape shows. Ranks also meet at the end of a backward
+whose gradients `DistributedDataParallel` reduces. In such a backward, a rank waits after its last gradient. A cycle
+lasts from one meeting of the ranks to the next. The local time of a cycle is its duration minus all waits. At most one
+cycle ends in a step. It ends together with the step's last reduced backward, or else at the last wait of the step. If
+ranks meet only in every eighth step, a cycle lasts eight steps.
 """
 
 import math
@@ -18,48 +18,53 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 
 MOST_STEPS = 4096
-"""Most steps whose local times are kept until `take` returns them."""
+"""Largest number of steps whose local times are kept until `take` returns them."""
 
 NANOSECONDS = 1e-9
 
 
 class Moment(NamedTuple):
-    """The moment at which the last gradient of a backward was done."""
+    """Moment at which the last gradient of a backward was done."""
 
     time: float
     line: bytes
-    """The thread's line of `schedstat` in `/proc`; empty without such a file. The second number in the line counts the
-    nanoseconds in which the thread was ready to run and had no CPU. In short steps, the file is not read at each
-    moment: the line is then the previous line."""
+    """Content of the thread's file `schedstat` in `/proc`, or empty without such a file.
+
+    The second number in this line counts the nanoseconds for which the thread was ready to run but had no CPU. In short
+    steps, the file is not read at each moment. Then the line is the line of the previous moment."""
     reduced: bool
     """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
 
 class LocalTime(NamedTuple):
-    """Seconds of the cycle that ends in a step, on one rank; NaN if unknown, or if no cycle ends in the step."""
+    """Seconds of the cycle that ends in a step on one rank. Unknown seconds are NaN.
+
+    If no cycle ends in the step, the seconds are NaN too.
+    """
 
     local: float
-    """Time without waits."""
+    """Time of the cycle without waits for other ranks."""
     gc: float
-    """Part of `local` in garbage collections."""
+    """Part of `local` that garbage collections took."""
     data: float
-    """Part of `local` in waiting for data, without collections."""
+    """Part of `local` in which the thread waited for data, without garbage collections."""
     steal: float
-    """Part of `local` in which the thread was ready to run and had no CPU."""
+    """Part of `local` in which the thread was ready to run but had no CPU."""
     waited: float
-    """Time of the step's backwards in which this rank waited for other ranks, or exchanged gradients."""
+    """Time within the step's backwards in which this rank waited for other ranks or exchanged gradients."""
 
 
 class Shape(NamedTuple):
-    """Positions of meetings, waits for data and evaluations in the list of a step's marks."""
+    """Positions of meetings of ranks, waits for data, and evaluations in the list of a step's marks."""
 
     meetings: tuple[tuple[int, int, bool], ...]
-    """A wait: the positions of its begin and its end, and True if the wait is within a backward. The end of a backward:
-    -1, its position, and True."""
+    """For each wait: the positions of its begin and its end, and True if the wait is within a backward.
+
+    For each end of a backward: -1, the position of this end, and True."""
     data: tuple[tuple[int, int], ...]
     """Positions at which each wait for data begins and ends."""
     asides: tuple[int, ...]
-    """Positions at which evaluations and the like begin."""
+    """Positions at which evaluations and other interruptions of training begin."""
 
 
 class LocalTimes(Observer):
@@ -69,8 +74,8 @@ class LocalTimes(Observer):
         """Begin without marks.
 
         Args:
-            moments: Moments at which gradients were done. `take` removes them.
-            reduced: The model has a wrapper that reduces gradients.
+            moments: Moments at which gradients were done. `marks_read` removes them.
+            reduced: True: the model has a wrapper that reduces gradients.
         """
         self._moments, self._reduced = moments, reduced
         self._steps: dict[int, LocalTime] = {}
@@ -80,20 +85,20 @@ class LocalTimes(Observer):
         self._last_marks: list[Any] = []
         self._last_shape = Shape((), (), ())
         self._met = math.nan
-        """Time of the last meeting, at which the current cycle began. NaN: unknown, or an evaluation came after it."""
+        """Time of the last meeting, at which the current cycle began. NaN if unknown, or if an evaluation followed."""
         self._waited = 0.0
         """Seconds of waits in the current cycle so far."""
         self._collected_seconds = self._fetched_seconds = 0.0
-        """Seconds of collections and of waits for data in the current cycle so far."""
+        """Seconds of garbage collections and of waits for data in the current cycle so far."""
         self._fetched: list[tuple[float, float]] = []
-        """Waits for data after the meeting of the last step: begin and end."""
+        """Begin and end of each wait for data after the last meeting."""
         self._delay = math.nan
-        """Seconds without a CPU up to the last moment before the current cycle."""
+        """Total seconds without a CPU when the current cycle began."""
         self._line = b""
         self._unread: list[int] = []  # steps since the line was read
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read marks and their times, which alternate in `pairs`. `numbers`: the steps that end in these marks."""
+        """Read marks and their times, which alternate in `pairs`. `numbers` are the steps that end in these marks."""
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
         length = len(self._last_marks)
         alike = length > 0 and marks == self._last_marks * len(numbers)  # usually true, and compared in C
@@ -118,7 +123,7 @@ class LocalTimes(Observer):
             del self._steps[next(iter(self._steps))]
 
     def take(self, numbers: Sequence[int]) -> list[LocalTime | None]:
-        """Remove and return the times of these steps. None: the step was not read."""
+        """Remove and return the local times of these steps. A time is None if the step was not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
     def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
@@ -154,7 +159,7 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Share the time without a CPU among these steps, by their lengths. The last step holds the whole time."""
+        """Distribute the last step's time without a CPU over all these steps, in proportion to their local times."""
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
         lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
@@ -164,7 +169,7 @@ class LocalTimes(Observer):
                 self._steps[number] = one._replace(steal=steal * length / whole)
 
     def _last_moment(self, until: float) -> Moment | None:
-        """Remove all moments up to a time, and return the latest."""
+        """Remove all moments up to a time, and return the latest of them."""
         last = None
         while self._moments and self._moments[0].time <= until:
             last = self._moments.popleft()
@@ -176,9 +181,9 @@ class LocalTimes(Observer):
         """Return the waits of a step.
 
         Returns:
-            Four values: the end and the seconds of each wait; the seconds of all waits within backwards; the last line
-            of `schedstat`; and two positions, the ends of the last backward that waited and of the last wait. A
-            position is -1 if there was none.
+            The end and the seconds of each wait, the seconds of all waits within backwards, and the last line of
+            `schedstat`. The fourth value has the positions at which the last reduced backward and the last wait end. A
+            missing position is -1.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
@@ -203,7 +208,7 @@ class LocalTimes(Observer):
         return found, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Remove the collections up to a time. Return their seconds in the cycle, and the part in waits for data."""
+        """Remove garbage collections before a time. Return their seconds in this cycle, and those in waits for data."""
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()
@@ -214,7 +219,7 @@ class LocalTimes(Observer):
 
 
 def shape(marks: Sequence[Any]) -> Shape:
-    """Find meetings of ranks, waits for data, and evaluations and the like, among the marks of a step."""
+    """Return the positions of meetings of ranks, waits for data, and evaluations among the marks of a step."""
     tracker = StageTracker()
     meetings: list[tuple[int, int, bool]] = []
     data, asides = [], []
@@ -232,7 +237,7 @@ def shape(marks: Sequence[Any]) -> Shape:
 
 
 def _delay(line: bytes) -> float:
-    """Return the seconds without a CPU; NaN if the line is empty or malformed.
+    """Return the seconds without a CPU from a line of `schedstat`, or NaN if the line is empty or malformed.
 
     >>> _delay(b"3277653508 136843134 389")
     0.136843134

@@ -1,4 +1,4 @@
-"""The search for stragglers in a fit: each rank makes signals, and rank 0 compares the ranks in a side thread."""
+"""Search for stragglers in a fit. Each rank computes signals, and rank 0 compares all ranks in a side thread."""
 
 import math
 import threading
@@ -33,25 +33,28 @@ from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 from perf_callbacks.stragglers.work_kinds import KIND, kind
 
 LAST_SECONDS = 0.5
-"""Most seconds that the end of a fit waits: on rank 0 for the other ranks' part of the last window, in a single process
-for a comparison that is running."""
+"""Most seconds that the end of a fit waits for the search.
+
+Rank 0 waits for the other ranks' signals of the last window. A single process waits for a running comparison.
+"""
 
 SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
-"""Length of a slice of the analysis, and of the sleep afterwards, which yields the GIL to the training thread."""
+"""Seconds of a slice of the analysis, and of the sleep after the slice. The sleep gives the GIL to other threads."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
-"""Fewest steps of a single process that are compared with each other: during training, and at the end."""
+"""Fewest steps of a single process that are compared during training, and fewest at the end of a fit."""
 
 NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
 MOST_TOLD = 8
-"""Largest number of warnings about slow ranks during training, and of losses in a summary."""
+"""Largest number of warnings about slow ranks during training, and largest number of losses that a summary lists."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
-    """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks.
+    """Return the observer that searches for stragglers in this fit, or None if `stragglers` is "off".
 
-    In a single process, the search needs timed stages: without stages, the cause of a slow step is unknown.
+    The setting of rank 0 holds for all ranks. In a single process, the search needs timed stages, because only they
+    show the cause of a slow step.
     """
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
@@ -69,7 +72,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
 
 
 class _Found:
-    """Stragglers found so far. One thread compares ranks; another thread reads the results, without a lock."""
+    """Stragglers that were found so far. One thread compares ranks. Another thread reads the results without a lock."""
 
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
         self._recorder = recorder
@@ -81,9 +84,9 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds in which this rank's backwards waited or reduced gradients, and all seconds of these backwards."""
+        """Seconds for which this rank's backwards waited or reduced gradients, and all seconds of these backwards."""
         self.timed_steps = self.untimed_steps = 0
-        """Number of this rank's included steps with a local time, and without."""
+        """Number of this rank's measured steps with a local time, and number of those without."""
 
     def analyse(
         self,
@@ -120,7 +123,7 @@ class _Found:
                 self._report(slow, text)
 
     def _report(self, slow: SlowRank, text: str) -> None:
-        """Announce a slow rank to the other observers."""
+        """Tell the other observers about a slow rank."""
         lost = [one.seconds_lost for one in self._stragglers.costliest(MOST_TOLD) if one.rank == slow.rank]
         details = {
             "text": text,
@@ -135,14 +138,14 @@ class _Found:
         self._recorder.observers.happened("straggler", details)
 
     def summary(self) -> dict[str, StragglerSummary]:
-        """Return the stragglers' part of the summary."""
+        """Return the summary's part about stragglers."""
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
         comparable = self.timed_steps > 0 or self.untimed_steps < FEWEST_STEPS
         found = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
         return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
 
     def metrics(self, kind: str) -> dict[str, float]:
-        """Return the metrics of a "row" or of the "whole" fit."""
+        """Return the seconds lost to stragglers, since the last row if `kind` is "row", or else in the whole fit."""
         if self._summary is None or self._recorder.run.world_size == 1:
             return {}
         lost, before = self._lost, self._told if kind == "row" else 0.0
@@ -152,7 +155,7 @@ class _Found:
 
 
 class RanksWatch(Observer, WindowReader):
-    """Makes the signals of this rank, and on rank 0 compares the signals of all ranks."""
+    """Computes the signals of this rank. On rank 0, compares the signals of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
         self._recorder, model = recorder, training.model
@@ -165,14 +168,14 @@ class RanksWatch(Observer, WindowReader):
         )
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
-        """First step of this rank's newest window, and first step after the analysed windows."""
+        """Number of the first step in this rank's newest window, and of the first step after all analysed windows."""
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
         ranks.add_reader(self)
 
     def _local_times(self, training: Training) -> LocalTimes:
-        """Return the reader of local times. If parameters are sharded, the tape has all waits: no hook is needed."""
+        """Return the reader of local times. If parameters are sharded, the tape shows all waits without a hook."""
         model, called = training.model, None
         parameter = None if self._sharded else gradient_moments.last_parameter(model)
         if parameter is None:
@@ -189,11 +192,11 @@ class RanksWatch(Observer, WindowReader):
         return self._found.metrics(kind)
 
     def summary(self) -> dict[str, StragglerSummary]:
-        """Return the stragglers so far."""
+        """Return the summary's part about stragglers."""
         return self._found.summary()
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read local times. An error ends the signals, not the measuring."""
+        """Compute local times from the marks. After an error, this rank sends no more signals, but measures on."""
         if self._local is None or self._failed:
             return
         with guard(logs(log.warning, NO_MORE)):
@@ -202,7 +205,7 @@ class RanksWatch(Observer, WindowReader):
         self._failed = True
 
     def window_part(self, steps: Columns) -> StepSignals:
-        """Make the signals of a window. An error ends the signals, not the measuring."""
+        """Return this rank's signals for a window. After an error, this rank sends no more signals, but measures on."""
         if self._failed:
             return {}
         with guard(logs(log.warning, NO_MORE)):
@@ -234,7 +237,7 @@ class RanksWatch(Observer, WindowReader):
         return signals.of_local_times(steps, times)
 
     def window_gathered(self, window: GatheredWindow) -> None:
-        """Compare the ranks of a window. An error ends the comparison, not the exchange."""
+        """Compare the ranks in a window. After an error, ranks are no longer compared, but the exchange goes on."""
         last = window.first_step + window.steps
         try:
             with guard(logs(log.warning, NO_MORE, trace=True)):
@@ -246,7 +249,7 @@ class RanksWatch(Observer, WindowReader):
             self._analysed = last
 
     def before_summary(self) -> None:
-        """On rank 0, read the last steps, and wait a moment for the other ranks' part of the last window."""
+        """On rank 0, read the last steps, and wait a moment for the other ranks' signals of the last window."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = monotonic() + LAST_SECONDS
             self._recorder.engine.flush(self._recorder.clock())
@@ -273,7 +276,7 @@ class SingleWatch(Observer):
             self._heard.append(record)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Compare the latest steps, if there are enough."""
+        """Compare the latest steps with each other if there are enough steps."""
         if not self._ended:
             self._compare(ALONE_STEPS)
         return not self._ended and not self._failed
@@ -283,7 +286,7 @@ class SingleWatch(Observer):
         self._ended = True
 
     def summary(self) -> dict[str, StragglerSummary]:
-        """Return the slow steps so far."""
+        """Return the summary's part about slow steps."""
         if self._ended:
             self._compare(FEWEST_STEPS)
         return self._found.summary()
@@ -309,7 +312,7 @@ class SingleWatch(Observer):
 
 
 class _GilYield:
-    """Sleeps for a moment after each slice of the analysis."""
+    """Sleeps for a moment after each slice of the analysis, so that the training thread gets the GIL."""
 
     def __init__(self) -> None:
         self._since = perf_counter()

@@ -1,8 +1,8 @@
-"""Signals of ranks that do the same work, side by side.
+"""Comparison of the signals of ranks that do the same work.
 
-A signal is a column of one rank: seconds of each step of a window, NaN if unknown. `LOCAL` is the rank's local time,
-without waits for other ranks. `STEP` is the time of the whole step. Each of `CAUSES` is a part of the local time;
-`HOST` is the rest. `WORK` is not a time but the size of the batch. `WORK` is present only if sizes vary.
+A signal has one value for each step of a window on one rank. Unknown values are NaN. `LOCAL` is the rank's time without
+waits for other ranks, in seconds. `STEP` is the time of the whole step. Each of `CAUSES` is a part of `LOCAL`, and
+`HOST` is the part that no other cause explains. `WORK` is the size of the batch, and is present only if sizes vary.
 """
 
 import math
@@ -15,40 +15,42 @@ STEP, LOCAL, WORK = "step", "local", "work"
 GC, DATA, STEAL, DEVICE, HOST = "gc", "data", "steal", "device", "host"
 
 CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
-"""Causes: garbage collection, waiting for data, waiting for a CPU, computing on the device, and anything else."""
+"""Causes of slow steps: garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
 
 SEEN = 8
-"""Number of slowest ranks that are examined in each step. No gain makes a step shorter than the next rank's time."""
+"""Number of slowest ranks that are examined in each step. The time of the next rank limits each gain."""
 
 SAMPLE = 63
-"""Least number of ranks in the sample for a median over all ranks. With fewer ranks, the sample has all ranks. At 4,096
-ranks, sampling moves the median by 2 % of the spread."""
+"""A sample of at least this many ranks, or of all ranks if there are fewer, gives the median over all ranks.
+
+With 4,096 ranks, sampling moves the median by 2 % of the spread.
+"""
 
 LEAST_PART = 0.1
-"""Least part of a slow rank's excess that a cause must explain to be named. Less may be chance."""
+"""A cause is named only if it explains at least this part of a slow rank's excess. Less may be chance."""
 
 Signals = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One step of several ranks."""
+    """Comparison of several ranks in one step."""
 
     step: int
     """Position of the step in the window."""
     slowest: int
-    """Position of the slowest rank."""
+    """Position of the slowest rank in `Peers.ranks`."""
     late: float
-    """Seconds that the slowest rank took beyond a usual rank."""
+    """Seconds by which the slowest rank took longer than a usual rank."""
     gains: Mapping[str, float]
-    """By cause: seconds that the step would save if this cause took its usual time on each rank."""
+    """For each cause: the seconds that the step would save if this cause took its usual time on each rank."""
     gain: float
     """Seconds that the step would save if all causes took their usual time on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Ranks that do the same work in one window, with a cache of their columns."""
+    """Ranks that do the same work in one window, with a cache of computed columns."""
 
     ranks: Sequence[int]
     signals: Sequence[Signals]
@@ -60,11 +62,11 @@ class Peers:
 
     @property
     def sample(self) -> range:
-        """Return the places of the ranks in the sample for a median over all ranks."""
+        """Positions of the ranks that form the sample for a median over all ranks."""
         return range(0, len(self.ranks), self._stride)
 
     def compare(self) -> Iterable[Compared | None]:
-        """Yield a comparison of the ranks for each step; None: too few ranks have a known time."""
+        """Yield a comparison of the ranks for each step, or None if too few ranks have a known time."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self._stride
@@ -87,7 +89,7 @@ class Peers:
             yield Compared(step, top[0], late, gains, whole)
 
     def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
-        """Return the seconds by which a step would be shorter without the excess of these causes on any rank."""
+        """Return by how many seconds a step would be shorter if these causes took their usual time on each rank."""
         least = row[top[SEEN]] if len(top) > SEEN else -math.inf
         for place in top[:SEEN]:
             if row[place] <= least:  # the remaining ranks are faster still
@@ -100,12 +102,12 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on the median rank: large if all ranks wait for the same disk, say."""
+        """Return the excess of a cause on the median rank. It is large if, for example, all ranks wait for one disk."""
         columns = [self._column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
-        """Return the part of a slow rank's excess that each large cause explains, the largest first."""
+        """Return the part of a slow rank's excess that each large cause explains, with the largest part first."""
         more = {}
         for cause in CAUSES:
             rest()
@@ -116,7 +118,7 @@ class Peers:
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 
     def more(self, place: int, cause: str) -> float:
-        """Return the median seconds of a cause on a rank, minus the median on another, healthy rank."""
+        """Return the median seconds of a cause on a rank, minus the median on a healthy rank."""
         others = [one for one in range(len(self.ranks)) if one != place]
         others = others[:: max(1, len(others) // SAMPLE)]
         return self.median(place, cause) - low([self.median(one, cause) for one in others])
@@ -130,11 +132,11 @@ class Peers:
         return self._column(place, cause)[1]
 
     def column(self, place: int, cause: str) -> Sequence[float]:
-        """Return the seconds of a cause on a rank, step by step."""
+        """Return the seconds of a cause on a rank in each step."""
         return self._column(place, cause)[0]
 
     def _column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
-        """Return the seconds of a cause on a rank, and the median. Time of an unknown cause counts as `HOST`."""
+        """Return a cause's seconds on a rank in each step, and their median. Unexplained time counts as `HOST`."""
         found = self._columns.get((place, cause))
         if found is None:
             signals = self.signals[place]
@@ -156,12 +158,12 @@ def _rest(local: float, *parts: float) -> float:
 
 
 def known(values: Sequence[float]) -> list[float]:
-    """Leave out unknown values."""
+    """Return the values that are not NaN."""
     return [value for value in values if not math.isnan(value)]
 
 
 def median(values: Collection[float]) -> float:
-    """Return the median; 0 if there are no values.
+    """Return the median, or 0 if there are no values.
 
     >>> median([3.0, 1.0, 2.0, 4.0]), median([])
     (2.5, 0.0)
@@ -173,7 +175,7 @@ def median(values: Collection[float]) -> float:
 
 
 def lower_median(values: Collection[float]) -> float:
-    """Return the lower of the two middle values. Of two ranks, the faster rank is thus the usual rank.
+    """Return the middle value, or the lower of two middle values. So of two ranks, the faster rank is the usual rank.
 
     >>> lower_median([3.0, 1.0])
     1.0
@@ -182,7 +184,7 @@ def lower_median(values: Collection[float]) -> float:
 
 
 def low(values: Collection[float]) -> float:
-    """Return the lower quartile. A healthy rank has this pace even if up to three quarters of the ranks are slow.
+    """Return the lower quartile. It is the pace of a healthy rank even if up to three quarters of the ranks are slow.
 
     >>> low([1.0, 4.0, 4.0, 5.0, 1.1])
     1.1

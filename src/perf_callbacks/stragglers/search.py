@@ -1,4 +1,4 @@
-"""The search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
+"""Search for stragglers: it finds which ranks made other ranks wait, why, and how many seconds the job lost.
 
 All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
 ranks again. These durations can be compared between ranks, although clocks can't. The search answers three questions:
@@ -32,47 +32,52 @@ from perf_callbacks.stragglers.uneven import UnevenLoss, uneven
 from perf_callbacks.stragglers.work_kinds import Role, kind_of, layers, replica
 
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
-"""A rank is named if a step loses more than this part of a median step, and more than these seconds."""
+"""A rank is named if it costs a step more than `LEAST_SHARE` of a median step, and more than `LEAST_SECONDS`."""
 
 EXACT = frozenset({GC, STEAL})
 """Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""For the other causes, a step must lose this many median deviations more than usual. 1.4826 median deviations are a
-standard deviation."""
+"""For causes outside of `EXACT`, a step must lose this many median deviations more than usual.
+
+A standard deviation is 1.4826 median deviations.
+"""
 
 MEMORY = 200
 """Number of latest steps whose losses define the usual loss."""
 
 SHORTAGE = 2.0
-"""For the other causes, the limit grows by this multiple of the usual wait for a CPU: if CPUs are busy, times vary."""
+"""For causes outside of `EXACT`, the usual wait for a CPU raises the limit by this factor: times vary on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
-"""Signals that show how a local time was measured: by the thread's waits (`STEAL`), by all stages on a device except
-backward (`DEVICE`), or by the stages outside of the model (neither). Only times of the same sort are compared."""
+"""Signals that show how local times were measured. Only times that were measured in the same way are compared.
+
+A rank that times its thread's waits has the signal `STEAL`. A rank that times all stages except backward on a device
+has the signal `DEVICE`. A rank that only times the stages outside of the model has neither signal.
+"""
 
 SLICE = 256
-"""Ranks whose roles are read in one slice of the work."""
+"""Number of ranks whose roles are read in one slice of the work."""
 
 Who = tuple[int, ...]
-"""A set of ranks, in order."""
+"""Numbers of the ranks in a set, in ascending order."""
 
 _Kind = tuple[int, frozenset[str]]
-"""Kind of work, and sort of local times."""
+"""Kind of work, and which of the signals `SORTS` exist."""
 
 
 class Stragglers:
-    """Finds stragglers, window by window, and adds up the lost seconds. Memory doesn't grow with the steps."""
+    """Finds stragglers in each window, and adds up the lost seconds. Memory use doesn't grow with more steps."""
 
     def __init__(self) -> None:
         self._groups: dict[object, _Group] = {}
         self._sets: dict[object, SlowSets] = {}
         self.lost: dict[tuple[Who, str], float] = {}
-        """Seconds that the job lost, by ranks and cause."""
+        """Seconds that the job lost, by set of ranks and cause."""
         self._newest: dict[tuple[Who, str], Straggler] = {}
         self._times: Counter[tuple[Who, str]] = Counter()
         self.steps = 0
-        """Steps that were compared."""
+        """Number of steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
         """Duration of the compared steps, and the seconds that healthy ranks with even work would save."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
@@ -92,9 +97,9 @@ class Stragglers:
 
         Args:
             numbers: Numbers of the window's steps.
-            ranks: Signals by rank. A rank with another number of steps is left out.
-            roles: Coordinates of the ranks, such as their pipeline stage.
-            rest: Called between slices of the work, each of which takes less than a millisecond.
+            ranks: Signals of each rank. A rank whose signals have a different number of steps is left out.
+            roles: Coordinates of each rank, such as its pipeline stage.
+            rest: Function to call between slices of the work. Each slice takes less than a millisecond.
         """
         roles = roles or {}
         work, self.other_work = _groups(len(numbers), ranks, roles, rest)
@@ -144,11 +149,11 @@ class Stragglers:
         """Find sets of slow ranks among all ranks of one kind, and the cost of uneven work.
 
         Args:
-            kind: Kind of work, and sort of local times.
+            kind: Kind of work, and which of the signals `SORTS` exist.
             team: Groups of ranks. The ranks of a group do the same work.
-            durations: Seconds of all steps of the window, by number; NaN if unknown.
-            roles: Coordinates of the ranks.
-            rest: Called between slices of the work.
+            durations: Seconds of each step of the window, by the step's number. Unknown seconds are NaN.
+            roles: Coordinates of each rank.
+            rest: Function to call between slices of the work.
         """
         numbers = [*durations]
         steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
@@ -178,7 +183,7 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        """Slow ranks or sets of ranks of the newest window."""
+        """Slow ranks, and sets of slow ranks, in the newest window."""
         return [one.slow for one in self._sets.values() if one.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:
@@ -188,7 +193,7 @@ class Stragglers:
 
     @property
     def causes(self) -> dict[str, float]:
-        """Seconds lost by cause."""
+        """Seconds that the job lost, by cause."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
         for (_, cause), seconds in self.lost.items():
             sums[cause] += seconds
@@ -196,14 +201,14 @@ class Stragglers:
 
     @property
     def slowdown(self) -> float | None:
-        """Ratio of the steps' duration to the duration with healthy ranks and even work. None: a single rank."""
+        """Duration of the steps, divided by their duration with healthy ranks and even work. None for a single rank."""
         rest = self.seconds - self.uneven_seconds
         return self.seconds / rest if rest > 0 and self._several else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Ranks that do the same work in one window, and the stragglers of single steps."""
+    """Ranks that do the same work in one window, and their stragglers in single steps."""
 
     peers: Peers
     signals: Sequence[Signals]
@@ -211,7 +216,7 @@ class _Compared:
     events: Sequence[Straggler]
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
-        """Return the local times of these steps, without the losses to stragglers of single steps."""
+        """Return the local times in these steps, without the losses to stragglers in single steps."""
         more = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
@@ -280,10 +285,10 @@ class _Group:
 def _groups(
     steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], rest: Callable[[], object]
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
-    """Return groups of ranks that do the same work and have local times of one sort, and the number of other ranks.
+    """Return groups of comparable ranks, and the number of ranks that are in no group.
 
-    A rank is left out if its kind of work is unknown, or if other ranks compute the same layers, but all of these ranks
-    differ in kind or sort.
+    The ranks of a group do the same work and measure local times in the same way. A rank is in no group if its kind of
+    work is unknown. A rank is also in no group if other ranks compute the same layers, but none of them is comparable.
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0
@@ -302,7 +307,7 @@ def _groups(
 
 
 def _each(steps: Iterable[Compared | None], rest: Callable[[], object]) -> Iterator[Compared | None]:
-    """Yield the steps, with a rest before each."""
+    """Yield the steps, and call `rest` before each step."""
     for step in steps:
         rest()
         yield step

@@ -1,4 +1,4 @@
-"""Signals of a rank, from the stages of its steps, the moments of its gradients, or its journal."""
+"""Signals of a rank, computed from the stages of its steps, from its local times, or from its journal."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP
 
 
 def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals:
-    """Return the signals of a rank whose waits are timed; no signals if no step has a local time."""
+    """Return the signals of a rank whose waits are timed, or no signals if no step has a local time."""
     unknown = LocalTime(*[math.nan] * 5)
     local, collected, data, steal, _ = zip(*[time or unknown for time in times], strict=True)
     if all(map(math.isnan, local)):
@@ -24,8 +24,8 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of a rank that computes on a device, from the times of its stages.
 
-    Waits within the backward are unknown, so the backward is left out. Time outside of the model is local. Forward and
-    optimizer are local too, unless parameters are `sharded`: then ranks wait for each other in the forward.
+    Waits within the backward are unknown, so the backward doesn't count as local time. Time outside of the model does.
+    Forward and optimizer count too, unless parameters are `sharded`, because then ranks wait for each other there.
     """
     data, forward, optimizer, other = [
         _stage(steps, stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER)
@@ -40,7 +40,7 @@ def of_stages(steps: Columns, *, sharded: bool) -> Signals:
 
 
 def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float]]:
-    """Return the signals of a single process, from the steps of its journal. The whole step is local."""
+    """Return the signals of a single process from the steps of its journal. The whole step counts as local time."""
     included = [reason is None for steps in blocks for reason in steps.excluded or [None] * len(steps.step)]
 
     def column(name: str) -> list[float]:
@@ -58,8 +58,8 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
     """Add to local times the delay of a rank that lacked a CPU when the backward ended.
 
-    Such a rank notices the end of the backward late, and begins the next step late. The clock of the rank can't show
-    this delay, but the scheduler counts the delay in `steal`: the local time is usual, although a CPU was missing.
+    Such a rank notices the end of the backward late, and begins the next step late. The rank's own clock can't show
+    this delay, so the local time looks usual. But the operating system's scheduler counts the delay in `steal`.
     """
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
@@ -71,7 +71,7 @@ def _stage(steps: Columns, stage: Stage) -> Sequence[float | None]:
 
 
 def _signals(steps: Columns, signals: Signals) -> Signals:
-    """Add step times, and batch sizes if sizes vary. Set excluded steps to None."""
+    """Add step times to the signals, and batch sizes if sizes vary. Set the values of excluded steps to None."""
     found = {STEP: steps.step_seconds, **signals}
     sizes = steps.tokens if None not in steps.tokens else steps.samples
     told = [size for size in sizes if size is not None]

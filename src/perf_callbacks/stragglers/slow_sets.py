@@ -1,8 +1,8 @@
 """Sets of ranks that are slow for several windows in a row, and the seconds that they cost the job.
 
 Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that
-up to three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. Of the candidates,
-the search names the smallest set whose return to the healthy pace wins most of the seconds that all candidates cost.
+up to three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. The search names the
+smallest set of candidates whose return to the healthy pace would save most of the seconds that all candidates cost.
 """
 
 import math
@@ -16,39 +16,43 @@ from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.peers import HOST, Peers, low, lower_median, median
 
 SLOW_SHARE = 0.05
-"""A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
+"""A rank is slow in a window if its median local time exceeds the healthy pace by this part of a step."""
 
 ERRORS = 5.0
-"""The level must also exceed the healthy pace by this multiple of the level's standard error."""
+"""A slow rank's median local time also exceeds the healthy pace by this multiple of the median's standard error."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
-"""Ratio of a standard deviation to a median deviation, and of a median's standard error to a mean's."""
+"""Ratio of a standard deviation to a median deviation, and ratio of a median's standard error to a mean's."""
 
 BLOCKS = 5
-"""Parts of a window that are compared to find a level's error. If times drift, single steps understate the error."""
+"""Number of parts of a window whose medians give a standard error. If times drift, single steps understate it."""
 
 KEPT_SHARE = 0.02
-"""A reported rank counts as slow until its level exceeds the healthy pace by less than this part of a step."""
+"""A reported rank stays slow while its median local time exceeds the healthy pace by this part of a step."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
-"""The search reports a slow rank after this many windows in a row, with this many steps in all."""
+"""A rank is reported after it was slow in `LONG_WINDOWS` windows in a row, with at least `LONG_STEPS` steps in all."""
 
 MOST = 0.9
-"""The named set saves at least this part of the seconds that all candidates together would save."""
+"""The named set of ranks would save at least this part of the seconds that all candidates together would save."""
 
 LEAST_WIN = 0.01
-"""No set is named if all candidates together would save less than this part of a window. A slow rank that no rank
-waits for would save nothing."""
+"""No set of ranks is named if all candidates together would save less than this part of a window.
+
+For example, nothing is saved if no other rank waits for the slow ranks.
+"""
 
 MICRO_BATCHES = 32
-"""Assumed number of micro-batches in a step of a pipeline, since ranks don't know the number. At the begin and the end
-of a step together, each stage is idle for a 32nd of the time of each earlier stage."""
+"""Assumed number of micro-batches in a step of a pipeline, because ranks don't know the real number.
+
+With 32 micro-batches, each stage is idle in a step for 1/32 of the time of each earlier stage.
+"""
 
 SLICE = 64
 """Number of ranks per slice of the work."""
 
 EXPLAINED = 16
-"""Largest number of ranks of a set whose causes are examined."""
+"""Causes are examined for at most this many ranks of a set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,30 +62,30 @@ class SlowRank:
     rank: int
     """The slowest rank of the set."""
     ranks: tuple[int, ...] = ()
-    """All ranks of the set, in order. Empty: a single rank."""
+    """Numbers of all ranks of the set, in ascending order. Empty for a single rank."""
     step: int
     """Last step of the newest window."""
     steps: int
     """Number of steps in the windows in which the slowest rank was slow."""
     share: float
-    """Part of a step that the slowest rank takes longer than a healthy rank, in the newest window."""
+    """Time by which the slowest rank exceeds a healthy rank in the newest window, as a part of a step."""
     causes: Mapping[str, float]
-    """Part of the set's excess that each cause explains, the largest first."""
+    """For each cause: the part of the set's excess that it explains. The largest part comes first."""
 
 
 @dataclass(slots=True)
 class ComparedStage:
-    """Ranks that do the same work in one window: all ranks of the job, or of a pipeline's stage."""
+    """Ranks that do the same work in one window: all ranks of the job, or all ranks of one pipeline stage."""
 
     peers: Peers
     times: list[Sequence[float]]
-    """Local times by place in `peers`, without the losses of single steps. An unknown time is the rank's median."""
+    """Local times of each rank in `peers`, without losses in single steps. The rank's median replaces unknown times."""
     even: list[Sequence[float]]
-    """These local times as they would be with batches of equal sizes."""
+    """Local times of each rank as they would be with batches of equal sizes."""
     pace: float = 0.0
-    """Healthy pace: a low quantile of the levels."""
+    """Healthy pace: the lower quartile of the ranks' median local times."""
     before: float = 0.0
-    """Seconds per step in which earlier stages are busy and this stage is idle."""
+    """Seconds per step in which earlier pipeline stages are busy and this stage is idle."""
 
     def examine(self, step_seconds: float, rest: Callable[[], object]) -> dict[int, float]:
         """Set the healthy pace, and return the seconds per step by which slow ranks exceed this pace."""
@@ -104,7 +108,7 @@ class ComparedStage:
 
 
 def _error(column: Sequence[float], level: float) -> float:
-    """Return the standard error of a level: the larger of two estimates, from steps and from parts of the window."""
+    """Return the standard error of a median: the larger estimate, from single steps or from parts of the window."""
     steps = len(column)
     error = MEDIAN * DEVIATION * median([abs(seconds - level) for seconds in column]) / math.sqrt(steps)
     if steps < 2 * BLOCKS:
@@ -116,7 +120,7 @@ def _error(column: Sequence[float], level: float) -> float:
 
 @dataclass(slots=True)
 class ComparedWindow:
-    """The ranks of one window whose local times can be compared, in order of the pipeline's stages."""
+    """Ranks of one window whose local times can be compared, in the order of the pipeline stages."""
 
     numbers: Sequence[int]
     """Numbers of the steps in which the ranks were compared."""
@@ -139,7 +143,7 @@ class ComparedWindow:
 
     @property
     def ranks(self) -> Collection[int]:
-        """Return the ranks of the window."""
+        """Numbers of the window's ranks."""
         return self._where.keys()
 
     def level(self, rank: int) -> float:
@@ -160,7 +164,7 @@ class ComparedWindow:
         return found
 
     def times(self, rank: int) -> list[float]:
-        """Return the times of a rank, with the wait for earlier stages."""
+        """Return the seconds of each step on a rank, including the wait for earlier pipeline stages."""
         stage, place = self._where[rank]
         return [seconds + stage.before for seconds in stage.times[place]]
 
@@ -170,7 +174,7 @@ class ComparedWindow:
         The set is empty if all slow ranks together save too little.
 
         Args:
-            excess: The slow ranks to choose from, and their seconds per step beyond the healthy pace.
+            excess: For each slow rank to choose from: its seconds per step beyond the healthy pace.
         """
         order = sorted(excess, key=lambda rank: (-excess[rank], rank))
         slow = [self.longest(without=order)]
@@ -189,11 +193,11 @@ class ComparedWindow:
         return order[: next(count for count, win in enumerate(wins) if win >= MOST * wins[-1])]
 
     def heal(self, excess: Mapping[int, float], steps: Mapping[int, range]) -> tuple[float, list[int]]:
-        """Subtract the excess of slow ranks from their times. Return the seconds saved, and the numbers of the steps.
+        """Subtract the excess of slow ranks from their times. Return the saved seconds, and the numbers of slow steps.
 
         Args:
             excess: Seconds per step that each rank takes beyond the healthy pace.
-            steps: By rank, the positions of the slow steps.
+            steps: For each rank: the positions of its slow steps.
         """
         if not any(steps.values()):
             return 0.0, []
@@ -219,7 +223,7 @@ class ComparedWindow:
         return range(len(late) - count, len(late)) if at_end else range(count)
 
     def causes(self, ranks: Iterable[int]) -> dict[str, float]:
-        """Return the part of a set's excess that each cause explains, the largest first."""
+        """Return the part of a set's excess that each cause explains, with the largest part first."""
         sums: dict[str, float] = {}
         for rank in ranks:
             stage, place = self._where[rank]
@@ -233,14 +237,14 @@ class ComparedWindow:
 
 @dataclass(slots=True)
 class _Streak:
-    """Windows in a row in which a rank was slow."""
+    """Number of consecutive windows in which a rank was slow, and number of their steps."""
 
     windows: int = 0
     steps: int = 0
 
 
 class SlowSets:
-    """The slow ranks of a job, window by window."""
+    """Follows the slow ranks of a job from window to window."""
 
     def __init__(self) -> None:
         self._streaks: dict[int, _Streak] = {}
@@ -252,7 +256,7 @@ class SlowSets:
     def keep(self, window: ComparedWindow) -> None:
         """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same.
 
-        A rank that was as slow as before at the begin of the window, and then recovered, is not added.
+        A rank that recovered within the window is not added.
         """
         for rank in sorted(self._told.keys() & window.ranks - window.excess.keys()):
             more, before = window.level(rank), self._told[rank]
@@ -262,9 +266,9 @@ class SlowSets:
                 window.excess[rank] = more
 
     def find(self, window: ComparedWindow) -> list[Straggler]:
-        """Return the losses to ranks that are slow for long.
+        """Return the losses to ranks that are slow for several windows.
 
-        A rank may become slow, or recover, within a window. The slow part of that window counts too.
+        If a rank becomes slow or recovers within a window, the slow part of this window counts too.
         """
         self.slow = None
         excess, everything = window.excess, range(len(window.numbers))
@@ -302,7 +306,7 @@ class SlowSets:
         return found
 
     def _remembered(self) -> int:
-        """Return the number of steps that are remembered without the oldest window."""
+        """Return the number of steps in all remembered windows except the oldest one."""
         return sum([len(one.numbers) for one in self._before]) - len(self._before[0].numbers)
 
     def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
@@ -324,7 +328,7 @@ class SlowSets:
     def _records(
         self, ranks: Iterable[int], excess: Mapping[int, float], lost: Sequence[tuple[float, Sequence[int]]]
     ) -> list[Straggler]:
-        """Return a record per cause for the seconds that a set of ranks lost in some windows."""
+        """Return one journal record per cause for the seconds that a set of ranks cost in some windows."""
         order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
         seconds = sum([one for one, _ in lost])
         steps = [number for _, numbers in lost for number in numbers]

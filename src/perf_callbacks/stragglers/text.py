@@ -14,7 +14,7 @@ NAMES = {
     DEVICE: "computing on the device",
     HOST: "other work on the host",
 }
-"""Causes in words."""
+"""For each cause: its name in sentences."""
 
 REMEDIES = {
     GC: 'PerfConfig(gc="sync"), so that all ranks collect at the same step',
@@ -23,10 +23,10 @@ REMEDIES = {
     DEVICE: "comparing its device's clocks and temperature with other ranks' devices",
     HOST: "looking for work that one rank does alone: logging, callbacks, checkpoints",
 }
-"""Changes that help, by cause."""
+"""For each cause: the change that helps."""
 
 SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
-"""Changes that help under `gc="sync"`, where only the program's own calls collect at different steps."""
+"""Remedies with `gc="sync"`. There, ranks collect at different steps only if the program calls `gc.collect()`."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
 BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'
@@ -37,34 +37,34 @@ NOT_COMPARABLE = (
     "ranks not comparable: waits for other ranks are not seen. Seen are collectives of torch outside of compiled code, "
     "and the end of a backward whose gradients DistributedDataParallel reduces"
 )
-"""Line of a job in which a slow rank can't be found."""
+"""Line for a job in which slow ranks can't be found, because waits for other ranks are not seen."""
 
 UNSTAGED = "ranks not comparable: stages are not timed on this device"
-"""Line of a job whose devices give no times."""
+"""Line for a job whose stages are not timed on the devices."""
 
 DIFFERENT_WORK = (
     "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, and no device mesh says "
     "which ranks do the same work"
 )
-"""Line of a job whose ranks do different work."""
+"""Line for a job in which no two ranks do the same work."""
 
 WORTH_A_LINE = 0.005
-"""Least part of the compared time for which a loss has a line of its own."""
+"""A loss has a line of its own if it is at least this part of the compared time."""
 
 MOST_LINES = 3
 
 SMALL = 0.1
-"""Least part of a slow rank's delay for which a cause is named."""
+"""A cause is named if it explains at least this part of a slow rank's delay."""
 
 CHANCE = 0.02
-"""Least part of the compared time for which the loss by chance has a line."""
+"""The loss by chance has a line if it is at least this part of the compared time."""
 
 MOST_RANKS = 8
-"""Most ranks of a set that a sentence names."""
+"""Largest number of ranks that a sentence names."""
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """Return the name of a rank, or of a set of ranks.
+    """Return text that names one rank or several ranks.
 
     >>> rank_names([3]), rank_names([3, 7]), rank_names([3, 7, 9])
     ('rank 3', 'ranks 3 and 7', 'ranks 3, 7 and 9')
@@ -75,7 +75,7 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 
 def rank_numbers(ranks: Sequence[int]) -> str:
-    """Return the numbers of ranks.
+    """Return text with the numbers of the ranks.
 
     >>> rank_numbers(range(100))
     '0, 1, 2, 3, 4, 5, 6, 7 and 92 more'
@@ -89,7 +89,7 @@ def rank_numbers(ranks: Sequence[int]) -> str:
 
 
 def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
-    """Return the sentence about ranks that are slow while training runs.
+    """Return a warning about slow ranks for the log of a running fit.
 
     >>> print(slow_rank(SlowRank(rank=3, step=200, steps=100, share=0.12, causes={})))
     rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a healthy rank.
@@ -106,19 +106,18 @@ def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
 
 
 def verdict_remedy(findings: Sequence[Finding]) -> str:
-    """Return the remedy of the finding about slow ranks; empty without such a finding.
-
-    The remedy is for the costliest ranks. Their cause, the settings and the ranks' own findings decide the remedy.
-    """
+    """Return the remedy from the finding about slow ranks, or "" without such a finding."""
     return next((one.remedy for one in findings if one.cause == "straggler"), "")
 
 
 def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
-    """Yield lines about the cost of stragglers, the worst first. If no step was compared, yield the reason if known.
+    """Yield lines about the cost of stragglers, with the costliest ranks first.
+
+    If no step was compared, yield the reason if it is known.
 
     Args:
-        found: The comparison of ranks.
-        remedy: The remedy of the verdict, for the costliest ranks; empty: the verdict names no ranks.
+        found: The summary's part about stragglers.
+        remedy: Remedy of the verdict for the costliest ranks, or "" if the verdict names no slow ranks.
     """
     if found is None or not found.steps:
         yield from _not_comparable(found)
@@ -146,7 +145,7 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
 
 
 def _not_comparable(found: StragglerSummary | None) -> Iterator[str]:
-    """Yield why no ranks were compared, if this is known."""
+    """Yield a line that says why no ranks were compared, if the reason is known."""
     if found is not None and not found.comparable:
         yield NOT_COMPARABLE if found.waits_timed else UNSTAGED
     elif found is not None and found.other_work > 1:
@@ -165,7 +164,7 @@ def _not_compared(found: StragglerSummary) -> Iterator[str]:
 
 
 def _uneven(found: StragglerSummary) -> Iterator[str]:
-    """Yield lines about losses that no rank is to blame for."""
+    """Yield lines about losses for which no rank is to blame."""
     for what, seconds, remedy in (
         ("uneven batches", found.uneven_batches_seconds or 0.0, UNEVEN_BATCHES),
         ("uneven stages of the pipeline", found.uneven_stages_seconds or 0.0, UNEVEN_STAGES),

@@ -1,8 +1,8 @@
 """Seconds lost to uneven work, and to chance, although no rank is slow.
 
-If the same work were split evenly over batches and pipeline stages, each rank would take the mean time. A rank's
-deviation from the mean is due to its batch if batch sizes explain the deviation, or if all pipeline stages of a
-replica deviate together. The rest is chance: of many ranks, one is always the slowest.
+If the work were split evenly over batches and pipeline stages, each rank would take the mean time. A rank's batch is
+the reason for a deviation from the mean if batch sizes explain the deviation. The batch is also the reason if all
+pipeline stages of a replica deviate together. All other deviations are chance: one of many ranks is always the slowest.
 """
 
 import math
@@ -14,16 +14,16 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Stages are uneven if the longest stage exceeds the mean by more than this part. Moving layers can't remove less."""
+"""Pipeline stages are uneven if the longest exceeds the mean by more than this part. Moving layers can't fix less."""
 
 LEAST_BATCHES = 0.01
 """Uneven batches count if they cost more than this part of a window. Less may be chance."""
 
 LEAST_PART = 0.1
-"""A batch counts as at least this part of a mean batch."""
+"""Smallest size of a batch that is assumed, as a part of the mean batch."""
 
 TOGETHER = 0.7
-"""Batches are uneven if deviations of replicas in the first and the last stage have at least this correlation."""
+"""Batches are uneven if the replicas' deviations in the first and in the last pipeline stage correlate this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class UnevenLoss:
     """Seconds of a window that uneven work and chance cost."""
 
     healthy: float
-    """Seconds of the slowest rank if all ranks had a healthy pace."""
+    """Seconds that the slowest rank would take if all ranks had a healthy pace."""
     batches: float
     stages: float
     chance: float
 
     @property
     def seconds(self) -> float:
-        """Return all seconds lost."""
+        """All seconds that uneven work and chance cost."""
         return self.batches + self.stages + self.chance
 
 
@@ -48,10 +48,10 @@ def uneven(
     """Return the cost of uneven work in a window, without the excess of slow ranks.
 
     Args:
-        window: The ranks.
-        roles: By rank, its coordinates without the pipeline's stage.
-        durations: Seconds of all steps of the window.
-        rest: Called between slices of the work.
+        window: The ranks of the window, with their local times.
+        roles: For each rank: its coordinates without the pipeline stage.
+        durations: Sum of the seconds of all steps of the window.
+        rest: Function to call between slices of the work.
     """
     times = [_healthy(window, stage.times, stage.peers.ranks) for stage in window.stages]
     sized = any(stage.even is not stage.times for stage in window.stages)
@@ -113,7 +113,7 @@ def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[]
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
 ) -> tuple[list[float], list[list[float]]]:
-    """Return the time of each step on the slowest rank, and the mean time of each step by stage."""
+    """Return the time of each step on the slowest rank, and for each stage the mean time of each step."""
     found: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
@@ -164,7 +164,7 @@ def _without_shared(
 def _correlation(
     one: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
 ) -> float:
-    """Return the correlation of two sets of deviations from a mean."""
+    """Return the correlation of two sets of deviations, whose means are 0."""
     products = [math.fsum(map(float.__mul__, one[name], other[name])) for name in names]
     squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (one, other)]
     whole = math.sqrt(squares[0] * squares[1])

@@ -1,8 +1,8 @@
 """Kinds of work: the parts of a step that a rank does, and the size of its model.
 
-In some jobs, ranks do different work on purpose: some ranks train an actor and other ranks a critic, a parameter server
-only updates, or a pipeline was written by hand. Such ranks can't be compared. A rank's kind of work is a coordinate of
-the rank, like its place on a device mesh, and only ranks of one kind are compared.
+In some jobs, ranks do different work on purpose. For example, some ranks train an actor and other ranks train a critic.
+Such ranks can't be compared. A rank's kind of work is a coordinate of the rank, like its place on a device mesh, and
+only ranks of the same kind are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,31 @@ from perf_callbacks.kernel.engine.stages import Stage
 PARTS = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 
 TRANSFERS = 1 << len(PARTS)
-"""Bit of a kind: the rank exchanges tensors point to point, with one other rank at a time."""
+"""Bit of a kind of work that is set if the rank exchanges tensors point to point, with one other rank at a time."""
 
 MOST_PARAMETERS = 1 << 48
-"""A kind holds the number of parameters modulo this number, since a coordinate has 64 bits."""
+"""A kind of work contains the number of parameters modulo this number, because a coordinate has only 64 bits."""
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Names of the coordinates that decide which layers a rank computes. Only ranks with the same layers are compared."""
 
 KIND = "kind"
-"""Name of the coordinate that is a kind of work."""
+"""Name of the coordinate that holds a rank's kind of work."""
 
 Role = tuple[tuple[str, int], ...]
-"""Coordinates, in order."""
+"""Names and values of a rank's coordinates, sorted by name."""
 
 
 def kind(stages: Sequence[Sequence[float | None]], parameters: int, *, transfers: bool) -> int:
-    """Return a kind of work.
+    """Return a rank's kind of work as a number.
 
-    The kind has a bit for each of `PARTS` that took time in any step, a bit for transfers, and the number of the
-    model's parameters.
+    The number has a bit for each of `PARTS` that took time in any step, and a bit for transfers. The higher bits are
+    the number of the model's parameters.
 
     Args:
-        stages: A column of seconds for each stage.
-        parameters: Number of the model's parameters; 0: unknown.
-        transfers: The rank exchanged tensors point to point.
+        stages: For each stage: its seconds in each step.
+        parameters: Number of the model's parameters, or 0 if unknown.
+        transfers: True: the rank exchanged tensors point to point.
     """
     done = [any(stages[stage]) for stage in PARTS]
     bits = sum([1 << place for place, found in enumerate([*done, transfers]) if found])
@@ -49,12 +49,12 @@ def layers(role: Mapping[str, int]) -> Role:
 
 
 def replica(role: Mapping[str, int]) -> Role:
-    """Return the coordinates that are the same for all pipeline stages of a batch."""
+    """Return the coordinates that are the same for all pipeline stages that process the same batch."""
     return tuple(sorted([(name, place) for name, place in role.items() if name not in STAGES and name != KIND]))
 
 
 def kind_of(role: Mapping[str, int]) -> int | None:
-    """Return the kind of work by which a rank is compared; None: the rank is compared with no other rank.
+    """Return the kind of work by which a rank is compared, or None if the rank is compared with no other rank.
 
     The first and the last stage of a pipeline differ in kind, but a device mesh shows that both belong to one pipeline.
     Ranks that exchange tensors point to point may be stages of a pipeline that no mesh shows.

@@ -1,4 +1,4 @@
-"""Trials: a program's speed under each remedy, measured by `perf-callbacks try`."""
+"""Trials, in which `perf-callbacks try` measures a program's speed with each remedy."""
 
 TRIAL = "_PERF_CALLBACKS_TRIAL"
-"""Variable with the path of a trial's plan. Without this variable, a process is no part of a trial."""
+"""Environment variable with the path of a trial's plan. Processes outside of trials don't have this variable."""

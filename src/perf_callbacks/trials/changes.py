@@ -1,4 +1,4 @@
-"""Apply the changes of a trial to the program from outside, when it imports torch or a trainer."""
+"""Changes that a trial makes to a program from outside, when the program imports torch or a trainer."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
 CHECKPOINT_ARGUMENTS = frozenset(
     {"use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop"}
 )
-"""Arguments of torch's `checkpoint` that are not arguments of the function."""
+"""Arguments that torch's `checkpoint` takes for itself and does not pass on to the checkpointed function."""
 
 KEPT_TRACKER = "tensorboard"
-"""The experiment tracker that writes only to the scratch directory."""
+"""Experiment tracker that stays on in a trial, because it writes only to the scratch directory."""
 
 
 def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
-    """Return the functions to call after the import of a module, by the module's name."""
+    """Return for each module name the function to call after the program has imported this module."""
     writes = Writes(turn)
     writes.watch()
     lightning = functools.partial(_lightning, turn, writes)
@@ -52,7 +52,7 @@ def _pretrained(writes: Writes, kind: str, module: ModuleType) -> None:
 
 
 def _checkpoint_files(writes: Writes, module: ModuleType) -> None:
-    """Keep the trainers of Lightning, and Fabric, from writing checkpoints."""
+    """Keep Lightning's trainers and Fabric from writing checkpoints."""
     writes.keep(module.TorchCheckpointIO, "save_checkpoint", 2)
 
 
@@ -61,7 +61,7 @@ def _wandb(module: ModuleType) -> None:
 
 
 def at_begin(turn: Turn, model: Any) -> None:
-    """Apply the changes that need the model, when a fit begins."""
+    """Apply the changes that need the model. This function is called when a fit begins."""
     import torch  # noqa: PLC0415 the program has imported it
 
     _numbers(turn, torch)
@@ -123,7 +123,10 @@ def _loads_state(writes: Writes, _optimizer: object, state_dict: Mapping[str, An
 
 
 def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
-    """Change the arguments of a loader, unless all its workers would load the same samples of an iterable data set."""
+    """Change the arguments of a loader. A loader of an iterable data set stays as it is.
+
+    Workers of such a loader may all load the same samples.
+    """
     if isinstance(given["dataset"], iterable):
         return
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
@@ -163,7 +166,7 @@ def _fuse(turn: Turn, kind: Any) -> None:
 
 
 def _training_arguments(turn: Turn, module: ModuleType) -> None:
-    """Change the arguments of a Hugging Face trainer, before the arguments check themselves."""
+    """Change the `TrainingArguments` of a Hugging Face trainer before `__post_init__` checks them."""
 
     def change(self: Any) -> None:
         self.output_dir = os.path.join(turn.plan.scratch, "output")  # noqa: PTH118 a string, as the program expects
@@ -200,7 +203,7 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 
 
 def _trainer(writes: Writes, module: ModuleType) -> None:
-    """Keep a Hugging Face trainer from saving models, and from resuming: the scratch directory has no checkpoints."""
+    """Keep a Hugging Face trainer from saving models, and from resuming from a checkpoint."""
     writes.keep(module.Trainer, "save_model", 1)
 
     def resume(given: dict[str, Any]) -> None:
@@ -251,12 +254,12 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
 
 
 def _several(given: Any) -> list[Any]:
-    """Return an argument that is a list, one object, or None, as a list."""
+    """Convert an argument to a list. The argument may be a list, one object, or None."""
     return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
 
 
 def _before(owner: Any, name: str, call: Callable[..., object]) -> None:
-    """Call `call` with the arguments of a method before each call of the method."""
+    """Wrap a method, so that `call` is called with the same arguments before the method."""
     inner = getattr(owner, name)
 
     @functools.wraps(inner)
@@ -268,7 +271,7 @@ def _before(owner: Any, name: str, call: Callable[..., object]) -> None:
 
 
 def _arguments(owner: Any, change: Callable[[dict[str, Any]], None], name: str = "__init__") -> None:
-    """Let `change` edit the arguments of each call of a method."""
+    """Wrap a method, so that `change` can edit the arguments of each call."""
     inner = getattr(owner, name)
     signature = inspect.signature(inner)
 

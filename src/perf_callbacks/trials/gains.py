@@ -11,34 +11,34 @@ QUANTILES = (
 """Student's t for a 95 % interval, for 1 to 20 degrees of freedom."""
 
 SAME, CLOSE, OTHER = "the same", "close", "different"
-"""Results of comparing losses."""
+"""Possible results of a comparison of losses."""
 
 CLOSE_PART = 1e-3
-"""Largest relative difference of losses that are close: other kernels round differently."""
+"""Losses are close if they differ by at most this part. Other kernels round differently."""
 
 
 class Gain(NamedTuple):
-    """Speedup of a setting, as a factor, with its 95 % interval."""
+    """Speedup of a setting as a factor, with its 95 % interval."""
 
     factor: float
     low: float | None
-    """None, and `high` too: a single round gives no interval."""
+    """Lower end of the interval. `low` and `high` are None after a single round, which gives no interval."""
     high: float | None
 
     @property
     def sure(self) -> bool:
-        """True: the setting is faster, and chance doesn't explain the difference."""
+        """True: the setting is faster, and chance can't explain the difference."""
         return self.low is not None and self.low > 1
 
 
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
     """Return the speedup of each setting over the setting `base`.
 
-    The interval comes from differences between the runs of a setting, without differences between rounds.
-    All settings count as equally noisy.
+    The interval comes from differences between the runs of a setting. Differences between whole rounds are removed
+    before. The computation assumes that all settings are equally noisy.
 
     Args:
-        times: By setting, the seconds of a step in each round. All settings have the same rounds.
+        times: For each setting, the seconds of a step in each round. All settings have the same rounds.
         base: Name of the setting to compare with.
 
     >>> gains({"as it is": [2.0, 2.2], "fused": [1.0, 1.1]}, "as it is")["fused"].factor
@@ -66,7 +66,7 @@ def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
 
 
 def quantile(freedom: int) -> float:
-    """Return Student's t for a 95 % interval.
+    """Return Student's t for a 95 % interval with this number of degrees of freedom.
 
     >>> quantile(2), round(quantile(40), 2)
     (4.303, 2.02)
@@ -75,7 +75,7 @@ def quantile(freedom: int) -> float:
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> str | None:
-    """Compare the losses of two runs, bit by bit. None: there is nothing to compare.
+    """Compare the losses of two runs. Return "the same", "close" or "different", or None without losses.
 
     >>> compared([1.0, 0.5], [1.0, 0.5001])
     'close'

@@ -1,4 +1,4 @@
-"""Connect a measured fit to the turn of its trial: the turn reads the fit's findings, and ends when the fit ends."""
+"""Connection of a measured fit to its trial, which reads the fit's findings and ends when the fit ends."""
 
 import sys
 import weakref
@@ -12,7 +12,7 @@ from perf_callbacks.trials.turn import Turn
 
 
 def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
-    """Connect this fit to the trial. None: this process is part of no trial."""
+    """Return the observer that connects this fit to its trial, or None if this process is part of no trial."""
     found = turn.of_process()
     if found is None:
         return None
@@ -25,21 +25,21 @@ def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
 
 
 class TrialFit(Observer):
-    """The fit of a trial."""
+    """Observer of the fit that runs in a trial."""
 
     def __init__(self, recorder: Recorder, turn: Turn) -> None:
         self._turn, self._recorder = turn, recorder
         turn.recorder = weakref.ref(recorder)
 
     def record_written(self, record: Record) -> None:
-        """Store which items of the checklist are applied."""
+        """Store which items of the callback's checklist are applied."""
         if isinstance(record, Checklist):
             (self._turn.checklist.add if record.status == APPLIED else self._turn.checklist.discard)(record.item)
 
     def closed(self) -> None:
-        """Leave the process: nothing after the last step of a trial runs.
+        """End the process, so that no code of the program runs after the last step of a trial.
 
-        After an error of ours, training goes on. After an error of the program, the program shows the error.
+        After an error in this package, training goes on. After an error in the program, the program shows the error.
         """
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # the latter at the interpreter's exit
         crashed = self._recorder.failure is not None and error is not None

@@ -1,4 +1,4 @@
-"""Files between `perf-callbacks try` and the program: the plan of a trial, and its outcome."""
+"""Files that `perf-callbacks try` and the program exchange: the plan of a trial, and its outcome."""
 
 import os
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
 
 SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
-"""Reasons why a trial ended without a time."""
+"""Reasons why a trial ended without a measured time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramChange:
-    """Change to a program, made from outside."""
+    """One change that a trial makes to a program from outside."""
 
     name: str
     """Name of a remedy, such as "workers"."""
@@ -27,7 +27,7 @@ class ProgramChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Task of a trial: the changes to make, and the steps to measure."""
+    """Plan of a trial, which says what to change and how many steps to measure."""
 
     scratch: str
     """Directory for everything that the trial writes."""
@@ -35,16 +35,16 @@ class Plan:
     steps: int = 60
     """Least number of measured steps."""
     seconds: float = 10.0
-    """Least duration of the measured steps."""
+    """Least duration of the measured steps in seconds."""
     probe: bool = False
-    """True: the trial looks for findings. Its time doesn't count."""
+    """True: the trial only looks for findings, and its time doesn't count."""
     yes: bool = False
-    """True: the program may save files, and may resume. False: the trial leaves such a program at once."""
+    """True: the program may save files and resume. False: a trial ends as soon as the program tries to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Properties of a program. A later run with the same properties is a run of the same program."""
+    """Properties that identify a program. A later run with the same properties is a run of the same program."""
 
     program: str | None
     directory: str | None
@@ -56,7 +56,7 @@ class Identity:
 
     @classmethod
     def of(cls, run: Run) -> "Identity":
-        """Return the identity of a run's program. Paths are escaped, because JSON can't hold other bytes than UTF-8."""
+        """Return the identity of a run's program. Bytes of paths that are no UTF-8 are escaped, as JSON needs UTF-8."""
         return cls(
             program=None if run.program is None else printable(run.program),
             directory=None if run.directory is None else printable(run.directory),
@@ -70,49 +70,49 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialOutcome:
-    """Result of a trial: times, losses and findings, or the reason why there is no time."""
+    """Result of a trial: its time, losses and findings, or the reason why no time was measured."""
 
     steps: int = 0
     """Number of measured steps."""
     seconds: float = 0.0
-    """Duration of the measured steps, without evaluations and checkpoints."""
+    """Duration of the measured steps in seconds, without evaluations and checkpoints."""
     losses: tuple[float, ...] = ()
-    """Losses of the first backward calls."""
+    """Losses of the first calls of `backward`."""
     applied: tuple[str, ...] = ()
-    """Names of the changes that had something to change."""
+    """Names of the changes that changed something in the program."""
     why: str | None = None
-    """Reason why there is no time: one of `SAVES`, `RESUMES`, `FAILED`."""
+    """Reason why no time was measured: `SAVES`, `RESUMES` or `FAILED`. None if a time was measured."""
     place: str = ""
     """Line of the program that saves or resumes, or the text of an error."""
     findings: tuple[Finding, ...] = ()
-    """Findings of a probe."""
+    """Findings of the fit, if the trial is a probe."""
     pinned: bool = False
-    """True: the checklist pinned batches in the probe."""
+    """True: the callback pinned batches during the probe."""
     bound: bool = False
-    """True: the checklist bound the probe to CPUs."""
+    """True: the callback bound the process to CPUs during the probe."""
     own_callback: bool = False
-    """True: the program itself has the callback, with settings of its own."""
+    """True: the program's code itself uses the callback, with its own settings."""
     identity: Identity | None = None
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean seconds of a step. None: no step was measured."""
+        """Mean seconds of a step, or None if no step was measured."""
         return self.seconds / self.steps if self.steps else None
 
 
 def current(environ: Mapping[str, str] = os.environ) -> Plan | None:
-    """Read the plan of the trial that this process is part of. None: this process is part of no trial."""
+    """Read the plan of the trial that this process belongs to. Return None if the process belongs to no trial."""
     path = environ.get(TRIAL)
     return None if not path else msgspec.json.decode(Path(path).read_bytes(), type=Plan)
 
 
 def outcome_path(plan_path: Path) -> Path:
-    """Return the path of a trial's outcome."""
+    """Return the path of the file with a trial's outcome."""
     return plan_path.with_suffix(".outcome")
 
 
 def write(path: Path, content: Plan | TrialOutcome) -> None:
-    """Write a plan or an outcome, atomically."""
+    """Write a plan or an outcome to a file atomically."""
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_bytes(msgspec.json.encode(content))
     part.replace(path)

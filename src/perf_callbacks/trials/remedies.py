@@ -1,6 +1,7 @@
-"""The table of remedies that a trial can apply. Each row has the advice that calls for the remedy, and its names.
+"""Table of the remedies that a trial can apply. A regular expression finds the remedy in the text of a finding.
 
-The line to write comes from the finding. So a trial measures the line that the verdict tells the user to write.
+The results show the line of code from the finding. So a trial measures the line that the verdict tells the user to
+write.
 """
 
 import re
@@ -13,21 +14,21 @@ from perf_callbacks.trials.plan import ProgramChange, TrialOutcome
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """A kind of change."""
+    """One kind of change that a trial can make."""
 
     name: str
     group: str
-    """Name for `--only`, which selects all remedies of the group."""
+    """Name of the group. `--only` with this name selects all remedies of the group."""
     advice: str
-    """Regular expression that finds the remedy in a finding's line. Its first group is the change's number."""
+    """Regular expression that finds the remedy in a finding's line. Its first group captures the change's number."""
     title: str
-    """Name in tables, with `{}` in place of the number."""
+    """Name of the remedy in tables, with `{}` in place of the number."""
     line: str = ""
-    """Line to write if no finding gave one."""
+    """Line of code that the user should write if no finding gives one."""
     alters: bool = False
-    """True: other losses are expected, because the arithmetic or the order of samples changes."""
+    """True: the losses may change, because the arithmetic or the order of samples changes."""
     asked: bool = False
-    """True: only `--only` selects the remedy."""
+    """True: the remedy is tried only if `--only` selects it."""
 
 
 REMEDIES: tuple[Remedy, ...] = (
@@ -98,16 +99,16 @@ GROUPS = tuple(dict.fromkeys([remedy.group for remedy in REMEDIES]))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """Remedy that a trial applies to a program."""
+    """One remedy that trials apply to a program, with its number and its line of code."""
 
     remedy: Remedy
     change: ProgramChange
     line: str
-    """Line to write."""
+    """Line of code that the user should write."""
     promised: tuple[float, float] | None = None
-    """Speedup that the finding promises, from the least to the largest factor. None: unknown."""
+    """Least and largest speedup factor that the finding promises, or None if unknown."""
     called_for: bool = True
-    """False: only `--only` selected the remedy."""
+    """False: no finding calls for the remedy, but `--only` selects it."""
 
     @property
     def title(self) -> str:
@@ -117,7 +118,7 @@ class Candidate:
 
 
 def of_finding(finding: Finding) -> Candidate | None:
-    """Return the remedy that a finding calls for. None: no trial can apply the finding's line."""
+    """Return the remedy that a finding calls for, or None if no trial can apply the finding's line."""
     for remedy in REMEDIES:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:
@@ -134,11 +135,11 @@ def _promised(finding: Finding) -> tuple[float, float] | None:
 
 
 def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Candidate]:
-    """Return the remedies to try: remedies that the findings of a probe call for, and remedies of `--only`.
+    """Return the remedies to try: those that the findings of a probe call for, and those that `--only` selects.
 
     Args:
         probe: Outcome of the probe.
-        only: Groups of remedies. Empty: all groups, without remedies that need `--only`.
+        only: Groups that `--only` names. Without a group, all remedies are allowed that don't need `--only`.
         cpus: Number of CPUs of this process.
     """
     found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the first is the largest and wins
@@ -155,10 +156,10 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
 
 
 NUMBERED = frozenset({"workers", "threads"})
-"""Remedies of `DEFAULTS` with a number, which comes from the number of CPUs."""
+"""Remedies of `DEFAULTS` that have a number, which is computed from the number of CPUs."""
 
 DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
-"""Remedies that `--only` tries without a finding."""
+"""Remedies that `--only` can select although no finding calls for them."""
 
 
 def _allowed(only: Collection[str]) -> set[str]:
@@ -177,7 +178,7 @@ def _called_for(probe: TrialOutcome) -> Iterator[Candidate]:
 
 
 def settings(changes: Iterable[ProgramChange], *, own_callback: bool) -> dict[str, str]:
-    """Return the environment variables of a trial, which turn off items of the checklist that are not on trial."""
+    """Return the environment variables of a trial, which turn off automatic changes that the trial doesn't measure."""
     changes = tuple(changes)
     names = {change.name for change in changes}
     variables = {

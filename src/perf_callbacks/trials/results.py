@@ -1,6 +1,6 @@
 """Gains that `perf-callbacks try` measured, stored for later runs of the same program.
 
-A later run of the same program with the same model, batch and device shows the gain beside its finding.
+If a later run has the same model, batch and device, its findings show these gains.
 """
 
 import hashlib
@@ -20,25 +20,25 @@ from perf_callbacks.trials.text import TrialResults
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredGain:
-    """Speedup by a remedy, as a factor with its 95 % interval."""
+    """Measured speedup by a remedy as a factor, with its 95 % interval."""
 
     remedy: str
     """Name of the remedy."""
     value: int | None
     """Number that belongs to the remedy, such as the number of workers."""
     interval: tuple[float, float, float]
-    """Lower end, estimate, upper end."""
+    """Lower end of the interval, the measured factor, and upper end of the interval."""
 
 
 def _path(identity: Identity) -> Path:
-    """Return the path of a program's gains. A program is known by its file, wherever it was started from."""
+    """Return the path of the file with a program's gains. The path of the program's file identifies the program."""
     program = str(Path(identity.directory or "", identity.program or ""))
     known = replace(identity, program=program, directory=None)
     return cache_directory() / f"try-{hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]}.json"
 
 
 def store(result: TrialResults) -> None:
-    """Store the gains of a result. If the file can't be written, nothing is stored."""
+    """Store the gains of the trials in a file. If the file can't be written, nothing is stored."""
     found = result.gains()
     gains = [
         MeasuredGain(remedy=one.remedy.name, value=one.change.value, interval=(gain.low, gain.factor, gain.high))
@@ -56,14 +56,14 @@ def store(result: TrialResults) -> None:
 
 
 def of_run(run: Run) -> tuple[MeasuredGain, ...]:
-    """Return the gains that trials of a run's program have measured. Empty: no trial is known."""
+    """Return the gains that trials of a run's program have measured. The result is empty if no trial is known."""
     with suppress(OSError, ValueError, msgspec.DecodeError):
         return msgspec.json.decode(_path(Identity.of(run)).read_bytes(), type=tuple[MeasuredGain, ...])
     return ()
 
 
 def with_gains(findings: Sequence[Finding], gains: Sequence[MeasuredGain]) -> tuple[Finding, ...]:
-    """Return the findings with the measured gains of their remedies."""
+    """Return the findings, and add the measured gain of each finding's remedy."""
     return tuple([replace(one, measured=_gain(one, gains)) for one in findings]) if gains else tuple(findings)
 
 

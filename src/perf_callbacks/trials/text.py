@@ -1,4 +1,4 @@
-"""The table that `perf-callbacks try` prints, and its JSON object."""
+"""Table that `perf-callbacks try` prints, and the JSON object with the same values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, TrialOu
 from perf_callbacks.trials.remedies import Candidate
 
 BASE, TOGETHER = "as it is", "together"
-"""Names of the settings that are no single remedy."""
+"""Names of the settings without a change, and with several remedies at once."""
 
 NO_TIME = "its steps took no time outside of evaluations and checkpoints"
 NOT_APPLIED = "nothing in the program could be changed"
@@ -23,16 +23,16 @@ REFUSED = {
 
 @dataclass(kw_only=True, slots=True)
 class TrialResults:
-    """Outcomes of the trials of a program so far."""
+    """Outcomes of all trials of a program so far."""
 
     program: str
     candidates: Sequence[Candidate] = ()
     rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
-    """Outcomes of each complete round, by setting."""
+    """For each complete round: the outcomes of its trials by setting."""
     partial: dict[str, TrialOutcome] = field(default_factory=dict)
-    """Outcomes of a round that was interrupted."""
+    """Outcomes of an interrupted round, by setting."""
     failed: dict[str, str] = field(default_factory=dict)
-    """By setting, the reason why the setting has no time."""
+    """For each setting without a time: the reason."""
     interrupted: bool = False
     """True: the user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
@@ -43,20 +43,20 @@ class TrialResults:
 
     @property
     def settings(self) -> list[str]:
-        """Settings that every complete round has."""
+        """Names of the settings that were tried in every complete round."""
         first = self.rounds[0] if self.rounds else {}
         names = [BASE, *[one.title for one in self.candidates], TOGETHER]
         return [name for name in names if all(name in one for one in self.rounds) and name in first]
 
     def gains(self) -> dict[str, Gain]:
-        """Return the speedup of each setting. An interrupted first round counts without an interval."""
+        """Return the speedup of each setting. If the first round was interrupted, speedups have no interval."""
         rounds = self.rounds or ([self.partial] if BASE in self.partial else [])
         names = self.settings or [*self.partial]
         times = {name: [one[name].step_seconds or 0.0 for one in rounds] for name in names}
         return gains(times, BASE) if rounds else {}
 
     def losses(self, name: str) -> str:
-        """Return how the losses of a setting compare with the losses of the program as it is."""
+        """Return words that compare the losses of a setting with the losses of the unchanged program."""
         rounds = self.rounds or [self.partial]
         base = [one[BASE].losses for one in rounds]
         if any(compared(base[0], other) == OTHER for other in base[1:]):
@@ -71,14 +71,14 @@ class TrialResults:
         return worst or "unknown"
 
     def helpful(self) -> list[Candidate]:
-        """Return the remedies that surely help, the best first."""
+        """Return the remedies that surely help, sorted by speedup. The best remedy comes first."""
         found = self.gains()
         helps = [one for one in self.candidates if one.title in found and found[one.title].sure]
         return sorted(helps, key=lambda one: -found[one.title].factor)
 
 
 def lines(result: TrialResults) -> Iterable[str]:
-    """Yield the lines of the table, the lines to write, and the settings without a time."""
+    """Yield the lines of the table, then the settings without a time, then the lines of code to write."""
     found = result.gains()
     base = [one[BASE].step_seconds or 0.0 for one in result.rounds or [result.partial] if BASE in one]
     if not base:
@@ -114,12 +114,12 @@ def _milliseconds(seconds: float) -> str:
 
 
 def refused(outcome: TrialOutcome) -> str:
-    """Return the sentence for a trial that ended without a time."""
+    """Return a sentence that says why a trial ended without a measured time."""
     return REFUSED.get(outcome.why or FAILED, "{}").format(outcome.place)
 
 
 def as_json(result: TrialResults) -> dict[str, Any]:
-    """Return the JSON object of a result. Times are in seconds, gains are factors."""
+    """Return the JSON object with all results. Times are in seconds, and gains are factors."""
     found = result.gains()
     by_title = {one.title: one for one in result.candidates}
     rounds = result.rounds or [result.partial]

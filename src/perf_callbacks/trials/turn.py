@@ -1,6 +1,7 @@
-"""The turn of a trial in its process: counts optimizer steps, collects losses, and leaves the process at the end.
+"""Part of a trial that runs in the program's process. `Turn` counts optimizer steps and collects losses.
 
-A turn counts the steps of an optimizer of torch by torch's own hook. So a turn needs no trainer and no callback.
+`Turn` counts with torch's own hook for optimizers, so it needs no trainer and no callback. After the last step, it ends
+the process.
 """
 
 import atexit
@@ -23,26 +24,26 @@ if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
 
 SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
-"""Least number, and least duration, of the first steps that don't count: caches, compilers and loaders warm up."""
+"""Least number and least seconds of the first steps, which don't count because caches and compilers warm up."""
 
 FEWEST_STEPS = 5
-"""Fewest measured steps of a trial whose program ends early."""
+"""If the program ends early, the trial counts only with at least this many measured steps."""
 
 ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
-"""Remedies by item of the checklist."""
+"""For each item of the callback's checklist: the name of the remedy that makes the same change."""
 
 LOSSES = 20
-"""Number of backward calls whose losses are compared."""
+"""Number of first calls of `backward` whose losses are compared."""
 
 RANKS_WAIT_SECONDS = 600.0
-"""Longest time for which a rank that is done waits. After rank 0 has left, `perf-callbacks try` kills all ranks."""
+"""Longest wait of a finished rank in seconds. After rank 0 has ended, `perf-callbacks try` kills all other ranks."""
 
 PROBE_AGAIN_SECONDS = 1.0
-"""Seconds by which a probe goes on if its steps were too short for a verdict."""
+"""A probe goes on for this many seconds if its steps so far are too few for a verdict."""
 
 
 class Turn:
-    """A trial's turn, which counts the steps of the first optimizer that makes a step."""
+    """Measures a trial in the program's process, from the steps of the first optimizer that makes a step."""
 
     def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
         self.plan, self.path, self._clock = plan, path, clock
@@ -56,20 +57,20 @@ class Turn:
         self._losses: list[Any] = []
         self._seconds = plan.seconds
         self.applied: set[str] = set()
-        """Names of the changes that had something to change."""
+        """Names of the changes that changed something in the program."""
         self.recorder: Callable[[], Recorder | None] = type(None)
         self.own_callback = False
         self.checklist: set[str] = set()
-        """Items of the checklist that are applied."""
+        """Items of the callback's checklist that are applied."""
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
     def change(self, name: str) -> ProgramChange | None:
-        """Return the change of this name. None: the plan has no such change."""
+        """Return the change with this name, or None if the plan has no such change."""
         return next((change for change in self.plan.changes if change.name == name), None)
 
     @property
     def mine(self) -> bool:
-        """True: this process is the program, and not a worker that the program forked."""
+        """True: this process is the program itself, and not a worker that the program forked."""
         return os.getpid() == self._process
 
     @property
@@ -78,12 +79,12 @@ class Turn:
         return self._steps > 0
 
     def backward(self, loss: Any) -> None:
-        """Store the loss of one of the first backward calls."""
+        """Store the loss if this is one of the first calls of `backward`."""
         if len(self._losses) < LOSSES and loss.numel() == 1 and self.mine:
             self._losses.append(loss.detach().clone())
 
     def step_ended(self, optimizer: Any) -> None:
-        """Count a step of the first optimizer. Leave the process after the last step of the turn."""
+        """Count a step of the first optimizer. After the last step of the trial, end the process."""
         if not self.mine:
             return
         if self._optimizer() is not optimizer:
@@ -122,9 +123,9 @@ class Turn:
         return sum(recorder.engine.account.span_seconds.values()) if recorder is not None else 0.0
 
     def ended(self) -> None:
-        """Leave the process because training is over. Without enough steps, the trial has failed.
+        """End the process because training is over. If there were too few steps, the trial has failed.
 
-        Ranks other than 0 wait until they are killed.
+        Other ranks than 0 wait until they are killed.
         """
         if not (self.mine and self.trains):
             return
@@ -133,12 +134,12 @@ class Turn:
         sleep(RANKS_WAIT_SECONDS)
 
     def at_exit(self) -> None:
-        """Leave the process because the program ends. After an error, the program shows the error."""
+        """End the trial because the program ends. After an error, do nothing, so that the program shows the error."""
         if not hasattr(sys, "last_value"):
             self.ended()
 
     def leave(self, why: str | None = None, place: str = "") -> NoReturn:
-        """Write the outcome and leave the process at once: nothing of the program runs any more."""
+        """Write the outcome, and end the process at once. No code of the program runs afterwards."""
         steps = max(0, self._steps - self._began_step) if self._began_step else 0
         if why is None and steps < FEWEST_STEPS:
             why = FAILED
@@ -176,7 +177,7 @@ class Turn:
 
 
 def of_process() -> Turn | None:
-    """Return the turn of this process. None: this process is part of no trial."""
+    """Return the `Turn` of this process, or None if the process is part of no trial."""
     if not _TURNS:
         plan = current()
         turn = None if plan is None else Turn(plan, Path(os.environ[TRIAL]))

@@ -1,8 +1,8 @@
-"""Keep trials from writing to the program's files, and from uploading.
+"""Protection of the program's files: a trial must not write to them, and must not upload anything.
 
-Each trial writes to a scratch directory. If the program opens another file to write, the trial leaves the process
-before the file is opened, unless the user said `--yes`. Then known functions that save do nothing, and other writes
-happen. Writes by C code, by child processes and to the network go unseen.
+Each trial writes to a scratch directory. If the program opens another file for writing, the trial ends the process
+before the file is opened. With `--yes`, the trial goes on: known functions that save do nothing, and all other writes
+happen. The trial can't see writes by C code and child processes, or writes to the network.
 """
 
 import os
@@ -24,13 +24,13 @@ TRACKERS = {
     "SWANLAB_MODE": "disabled",
     "CLEARML_OFFLINE_MODE": "1",
 }
-"""Variables that keep experiment trackers from recording a trial."""
+"""Environment variables that keep experiment trackers from recording a trial."""
 
 CACHES = (
     "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH",
 )  # fmt: skip
-"""Variables with directories of caches, in which programs may write."""
+"""Environment variables that name cache directories, in which a program may write during a trial."""
 
 SYSTEM = ("/dev", "/proc", "/sys")
 
@@ -48,17 +48,17 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""Audit events of Python that change files: the places of path and directory descriptor among the arguments."""
+"""For each audit event of Python that changes a file: which arguments are the path and its directory's descriptor."""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
-"""Parts of the address of a database that a program opens without writing files."""
+"""A program that opens an SQLite database writes no file if the address contains one of these parts."""
 
 UPLOADS = (
     "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
     "delete_file", "delete_files", "delete_folder", "delete_repo", "delete_tag", "move_repo", "preupload_lfs_files",
     "super_squash_history", "update_repo_settings", "upload_file", "upload_folder", "upload_large_folder",
 )  # fmt: skip
-"""Methods of `huggingface_hub.HfApi`, and functions of the same names, that change a hub."""
+"""Names of the methods and functions of `huggingface_hub` that change a repository on the hub."""
 
 PRETRAINED = {
     "peft.peft_model": "PeftModel",
@@ -70,7 +70,7 @@ PRETRAINED = {
     "transformers.processing_utils": "ProcessorMixin",
     "transformers.tokenization_utils_base": "PreTrainedTokenizerBase",
 }
-"""Classes with a method `save_pretrained`, by module."""
+"""For each module: its class with a method `save_pretrained`."""
 
 STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 
@@ -87,7 +87,7 @@ class Writes:
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
-        """From now on, leave the process before the program opens a file to write. Nothing can undo this."""
+        """Begin to watch for writes. Before the program writes outside of the scratch directory, end the process."""
         if not self._turn.plan.yes:
             sys.addaudithook(self._on_event)
 
@@ -110,19 +110,22 @@ class Writes:
                 self.leave(path)
 
     def outside(self, path: object) -> bool:
-        """Return True if a trial must not write to a path."""
+        """Return True if a trial must not write to this path."""
         if not isinstance(path, str | bytes | os.PathLike) or not path:
             return False
         real = os.path.realpath(os.fsdecode(path))
         return not (os.path.join(real, "").startswith(self._allowed) or "__pycache__" in real)  # noqa: PTH118 a prefix
 
     def leave(self, path: object) -> None:
-        """Leave the process, and report the path and the program's line."""
+        """End the process, and report the path and the program's line that writes to it."""
         name = os.fsdecode(path) if isinstance(path, bytes | os.PathLike) else str(path)
         self._turn.leave(SAVES, f"{name}, at {program_line()}")
 
     def keep(self, owner: Any, name: str, place: int) -> None:
-        """Replace a function that saves. Argument number `place` or a named argument is the path. File objects pass."""
+        """Replace a function that saves, so that it doesn't write outside of the scratch directory.
+
+        Argument number `place` or a keyword argument is the path. Calls with a file object are not changed.
+        """
         inner: Callable[..., Any] = getattr(owner, name)
 
         @wraps(inner)
@@ -138,7 +141,7 @@ class Writes:
         setattr(owner, name, save)
 
     def hub(self, module: ModuleType) -> None:
-        """Keep a trial from uploading to a hub. The functions are methods that were bound when the hub was imported."""
+        """Replace the methods and functions of `huggingface_hub` that upload, so that a trial uploads nothing."""
         for owner in (module.HfApi, module):
             for name in UPLOADS:
                 inner = getattr(owner, name, None)
@@ -156,13 +159,13 @@ class Writes:
         return upload
 
     def resumes(self) -> None:
-        """Leave the process because the program resumes, unless the user said `--yes`."""
+        """End the process because the program resumes from a checkpoint, unless the user passed `--yes`."""
         if not self._turn.plan.yes and self._turn.mine and not self._turn.trains:
             self._turn.leave(RESUMES, program_line())
 
 
 def _database(name: Any) -> list[Any]:
-    """Return the path of a database that a program opens. Empty: the database is no file, or is only read."""
+    """Return the path of a database that a program opens. The result is empty if no file of the database is written."""
     if not isinstance(name, str):
         return [name]
     if name == ":memory:" or any(part in name for part in IN_MEMORY_OR_READ):
@@ -171,14 +174,14 @@ def _database(name: Any) -> list[Any]:
 
 
 def _joined(path: Any, directory: Any) -> Any:
-    """Return a path. A path that is relative to an open directory becomes absolute."""
+    """Return an absolute path if the path is relative to an open directory. Other paths stay the same."""
     if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
         return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
     return path
 
 
 def program_line() -> str:
-    """Return the innermost line of the stack that belongs to the program, and not to an installed package."""
+    """Return the innermost line of the stack that belongs to the program itself and not to an installed package."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 only the stack shows which line it is
     ours = str(Path(__file__).parents[1])
     libraries = (ours, "<", *STANDARD_LIBRARY)

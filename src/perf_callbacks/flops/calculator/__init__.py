@@ -1,1 +1,1 @@
-"""FLOPs and sizes of a transformer from its dimensions, without a run."""
+"""Compute the FLOPs and the sizes of a transformer from its dimensions, without running the model."""

@@ -1,4 +1,4 @@
-"""Dimensions of a transformer for the calculator."""
+"""Dimensions of a transformer, from which its FLOPs are computed."""
 
 import re
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from perf_callbacks.kernel.settings.config import ConfigError
 
 LARGEST = 10**18
-"""Largest dimension, and largest number in an option of a command. Results of such numbers fit into a float."""
+"""Largest value of a dimension, or of a number in a command's option. Results of such values fit into a float."""
 
 
 class MissingError(LookupError):
-    """A required dimension is unknown. The message is its name."""
+    """Raised if a required dimension is unknown. The error message is the name of the dimension."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Dimensions of a transformer. An omitted field is unknown, or has the default named here.
+    """Dimensions of a transformer. None means unknown, except in fields that give None another meaning.
 
     >>> Architecture(layers=2, hidden=64, heads=4, vocab=100).parameters
     111104
@@ -25,30 +25,30 @@ class Architecture:
 
     layers: int | None = None
     hidden: int | None = None
-    """Width of the model."""
+    """Width of the model (hidden size)."""
     heads: int | None = None
-    """None: attention is as wide as the model, with as many heads of keys and values as of queries."""
+    """Number of attention heads. None means that queries, keys and values are each as wide as the model."""
     head_dim: int | None = None
-    """Width of a head. None: `hidden` divided by `heads`."""
+    """Width of an attention head. None means `hidden` divided by `heads`."""
     kv_heads: int | None = None
-    """Heads of keys and values. None: equal to `heads`."""
+    """Number of heads of keys and values. None means the same number as `heads`."""
     ffn: int | None = None
-    """Width of the MLP, or of one expert. None: 4 x hidden."""
+    """Width of the MLP, or of one expert. None means 4 x `hidden`."""
     gated: bool = False
-    """True: the MLP has three matrices (SwiGLU and similar). False: two."""
+    """True if the MLP has three matrices, as with SwiGLU. False if the MLP has two matrices."""
     experts: int = 0
-    """Number of experts that replace the MLP of a layer; 0: a single MLP."""
+    """Number of experts that replace the MLP of a layer. 0 means that each layer has a single MLP."""
     active_experts: int = 0
-    """Number of experts that process a token."""
+    """Number of experts in a layer that process a token."""
     vocab: int | None = None
     tied: bool = False
-    """True: the output head is the transposed embedding."""
+    """True if the output head is the transposed embedding."""
     outputs: int | None = None
-    """Width of the output head; 0: there is none. None: the vocabulary."""
+    """Width of the output head. 0 means no output head. None means the size of the vocabulary."""
     positions: int = 0
     """Number of learned position embeddings."""
     params: int | None = None
-    """Number of all parameters, if known exactly. None: the sum of the matrices."""
+    """Number of all parameters, if known exactly. None means the sum of all matrices' elements."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -68,36 +68,36 @@ class Architecture:
 
     @property
     def attention_width(self) -> int:
-        """Width of all heads together."""
+        """Width of all attention heads together."""
         return (self.heads or 1) * self._head_width
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of the matrices in a layer that multiply a token: attention, router, MLP or active experts."""
+        """Number of a layer's matrix elements that multiply a token: attention, router, and MLP or active experts."""
         return self._attention + self._expert * (self.active_experts or 1) + self._router
 
     @property
     def idle_parameters(self) -> int:
-        """Parameters of experts that don't process a token."""
+        """Number of parameters in the experts that don't process a given token."""
         if not self.experts:
             return 0
         return known(self.layers, "layers") * self._expert * (self.experts - self.active_experts)
 
     @property
     def embedding(self) -> int:
-        """Elements of the token embedding."""
+        """Number of elements of the token embedding."""
         return known(self.vocab, "vocab") * self.width
 
     @property
     def head(self) -> int:
-        """Elements of the output head."""
+        """Number of elements of the output head."""
         return self.embedding if self.outputs is None else self.outputs * self.width
 
     @property
     def parameters(self) -> int:
-        """Number of all parameters: as given, or the sum of all matrices.
+        """Number of all parameters, which is `params` or else the sum of all matrices' elements.
 
-        The sum lacks biases and norms (commonly 0.1 %).
+        The sum leaves out biases and norms, which are commonly 0.1 % of the parameters.
         """
         if self.params is not None:
             return self.params
@@ -106,7 +106,7 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Hidden size. Raises `MissingError` if unknown."""
+        """Hidden size of the model. `MissingError` is raised if the hidden size is unknown."""
         return known(self.hidden, "hidden")
 
     @property
@@ -133,7 +133,7 @@ class Architecture:
 
 
 def known(value: int | None, name: str) -> int:
-    """Return the value. Raises `MissingError` with the name if the value is None."""
+    """Return the value of a dimension. If the value is None, raise `MissingError` with the dimension's name."""
     if value is None:
         raise MissingError(name)
     return value
@@ -141,15 +141,15 @@ def known(value: int | None, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Facts about a Hugging Face `model_type` that config.json may lack."""
+    """Facts about a Hugging Face `model_type` that may be missing in config.json."""
 
     gated: bool = True
     tied: bool = False
-    """Default if config.json lacks `tie_word_embeddings`."""
+    """Value that holds if config.json has no `tie_word_embeddings`."""
     required: tuple[str, ...] = ()
-    """Fields that config.json must have, because the class of the model has its own defaults."""
+    """Fields that config.json must have, because no default for them is known here."""
     positions: str | None = None
-    """Name of the field with the number of position embeddings."""
+    """Name of the field in config.json with the number of position embeddings."""
 
 
 _GROUPED = ("num_key_value_heads",)
@@ -169,7 +169,7 @@ FAMILIES = {
     "qwen3": Family(required=(*_GROUPED, "intermediate_size", "head_dim")),
     "starcoder2": Family(gated=False, tied=True, required=(*_GROUPED, "intermediate_size")),
 }
-"""Known families, each compared with a count of the running model."""
+"""Known families of models. For each family, the computed FLOPs were compared with a count of the running model."""
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -185,7 +185,7 @@ _NAMES = {
 
 
 def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of an `Architecture` from the config.json of a Hugging Face model.
+    """Return the fields of an `Architecture` from the config.json of a Hugging Face model.
 
     >>> dimensions({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257})["layers"]
     12
@@ -213,7 +213,7 @@ _HEADS = ("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenCl
 
 
 def _outputs(config: Mapping[str, Any]) -> int | None:
-    """Return the width of the output head, by the model's class. None: the vocabulary, or no class is named."""
+    """Return the width of the output head, by the model's class. None means the size of the vocabulary."""
     names = config.get("architectures")
     if not names:
         return None

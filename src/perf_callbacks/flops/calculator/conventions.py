@@ -1,7 +1,8 @@
-"""FLOPs of a training step by each published formula.
+"""Compute the FLOPs of a training step by several published formulas.
 
-All formulas sum the same three parts of a forward pass, but each computes the parts in its own way. The backward takes
-twice the FLOPs of the forward: once for the gradients of inputs, once for the gradients of weights.
+All formulas add up the FLOPs of layers, output head and attention, but each formula computes these FLOPs in its own
+way. The backward takes twice the FLOPs of the forward: once for the gradients of inputs, once for the gradients of
+weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,63 +14,64 @@ from perf_callbacks.flops.peaks.peak_rates import TERA, mfu
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """FLOPs of the forward over some tokens."""
+    """FLOPs of a forward over all tokens of a step."""
 
     layers: int
-    """Products with the matrices in the layers. In conventions that count parameters: products with all parameters."""
+    """FLOPs of products with the matrices in the layers. Conventions that count parameters include all parameters."""
     head: int
-    """Products with the output head, if the convention counts the head separately."""
+    """FLOPs of products with the output head, if the convention counts the head separately."""
     attention: int
-    """Attention scores and their weighted sums: the part that grows with the square of the sequence."""
+    """FLOPs of attention scores and of their weighted sums, which grow with the square of the sequence length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConventionWork:
-    """Size of a step, and options of its computation."""
+    """Size of a training step, and options that change its FLOPs."""
 
     batch: int
-    """Sequences in the step, over all devices."""
+    """Number of sequences in the step, over all devices."""
     seq: int
-    """Tokens in a sequence."""
+    """Number of tokens in a sequence."""
     recompute: str = "none"
-    """Parts that the backward recomputes: "none", "selective" (the attention of each layer) or "full" (each layer)."""
+    """Part of each layer that the backward recomputes: "none", "selective" (the attention) or "full" (the layer)."""
     trainable: str = "all"
-    """Trained weights: "all", or "lora": no gradients of the weights. The work of the adapters is left out."""
+    """"all" if all weights are trained, "lora" if no gradients of weights are computed. The FLOPs of LoRA's adapters
+    are left out."""
     causal: str = "full"
-    """"full": masked scores count as computed. "half": half of attention counts. Only `matmul` uses this; the other
-    conventions define how attention counts."""
+    """"full" counts masked attention scores like all other scores. "half" counts half of attention. Only the convention
+    `matmul` uses this field, because the other conventions define how attention counts."""
 
     @property
     def tokens(self) -> int:
-        """Tokens in the step, over all devices."""
+        """Number of tokens in the step, over all devices."""
         return self.batch * self.seq
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A published way to count FLOPs."""
+    """Published convention for counting the FLOPs of a step."""
 
     name: str
     forward: Callable[[Architecture, ConventionWork], Forward]
     remark: str
-    """Reason why the convention counts other FLOPs for the matrices than the convention `matmul`."""
+    """Reason why this convention and the convention `matmul` count different FLOPs for products with matrices."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Number of extra forwards of the layers' matrices, and of their attention, by `ConventionWork.recompute`. The
-    convention doesn't define missing keys."""
+    """Numbers of extra forwards, of the layers' matrices and of their attention, for each value of
+    `ConventionWork.recompute`. If a value is missing, the convention doesn't define this kind of recomputation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStepFlops:
-    """FLOPs of a step over all devices. None: not defined by the convention."""
+    """FLOPs of a step over all devices. None means that the convention doesn't define the FLOPs."""
 
     model: int | None
     """Model FLOPs."""
     hardware: int | None
-    """Executed FLOPs: model FLOPs and recomputation."""
+    """Executed FLOPs, which are model FLOPs plus recomputation."""
 
 
 def _attention(model: Architecture, work: ConventionWork, width: int) -> int:
-    """Count the scores of all heads and their weighted sums, without a causal mask."""
+    """Return the FLOPs of attention scores and of their weighted sums in all heads, without a causal mask."""
     return 4 * known(model.layers, "layers") * work.seq * width * work.tokens
 
 
@@ -122,16 +124,16 @@ CONVENTIONS = (
     Convention("torchtitan", _torchtitan, "counts norms and biases as multiplied"),
     Convention("llm-foundry", _foundry, _EVERY, _FULL),
 )
-"""All conventions, ours first."""
+"""All conventions. The convention of this package, `matmul`, comes first."""
 
 CLOSE = 0.005
-"""Largest difference, as a share of a step, between conventions that count as equal."""
+"""Two conventions count as equal if they differ by less than this share of a step's FLOPs."""
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 
 
 def step_flops(convention: Convention, architecture: Architecture, work: ConventionWork) -> ModelStepFlops:
-    """Compute the FLOPs of an optimizer step over all devices."""
+    """Return the FLOPs of an optimizer step over all devices, by one convention."""
     try:
         forward = convention.forward(architecture, work)
     except MissingError:
@@ -145,7 +147,7 @@ def step_flops(convention: Convention, architecture: Architecture, work: Convent
 
 
 def differences(name: str, architecture: Architecture, work: ConventionWork) -> list[str]:
-    """Describe the parts in which the conventions differ from `matmul` by half a percent of the step or more."""
+    """Return the reasons why a convention differs from `matmul` by at least half a percent of a step's FLOPs."""
     convention = BY_NAME[name]
     ours, theirs = CONVENTIONS[0].forward(architecture, work), convention.forward(architecture, work)
     least = CLOSE * (ours.layers + ours.head + ours.attention)
@@ -160,20 +162,23 @@ def differences(name: str, architecture: Architecture, work: ConventionWork) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Devices and duration of a step."""
+    """Number of devices, their peak, and the duration of a step."""
 
     gpus: int = 1
     step_seconds: float | None = None
     peak_flops_per_second: float | None = None
-    """Peak of one device."""
+    """Peak FLOP/s of one device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConventionFigures:
-    """Figures of a step by a convention. None: not defined by the convention. Ratios are 0 to 1."""
+    """FLOPs, MFU and HFU of a step by one convention. None means not defined by the convention, or missing input.
+
+    MFU and HFU are ratios from 0 to 1.
+    """
 
     model_flops_per_step: int | None
-    """Over all devices, like `hardware_flops_per_step`."""
+    """Model FLOPs of a step over all devices. `hardware_flops_per_step` is over all devices too."""
     hardware_flops_per_step: int | None
     model_tflops_per_gpu: float | None
     mfu: float | None
@@ -181,7 +186,7 @@ class ConventionFigures:
 
 
 def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, ConventionFigures]:
-    """Compute the figures of a step by each convention. The keys are the conventions' names."""
+    """Return the FLOPs, MFU and HFU of a step by each convention. The keys are the names of the conventions."""
     return {convention.name: _result(step_flops(convention, architecture, work), job) for convention in CONVENTIONS}
 
 
@@ -196,7 +201,10 @@ def _result(flops: ModelStepFlops, job: Job) -> ConventionFigures:
 
 
 def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> float | None:
-    """Compute the share of the peak that each device reached (TFLOPS, if the peak is `TERA`); None: unknown input."""
+    """Return the share of the peak that each device reached, or None if an input is unknown.
+
+    If the peak is `TERA`, the result is the TFLOPS of each device.
+    """
     if flops is None or job.step_seconds is None:
         return None
     return mfu(flops / job.gpus, job.step_seconds, peak_flops_per_second)

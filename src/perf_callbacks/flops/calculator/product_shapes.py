@@ -1,4 +1,4 @@
-"""Shapes of products that tensor cores can't use well, in a counted step or by the dimensions of a model."""
+"""Find the matrix products that tensor cores can't compute well, in a counted step or from a model's dimensions."""
 
 import math
 import re
@@ -9,43 +9,43 @@ from typing import NamedTuple
 from perf_callbacks.flops.calculator.architecture import Architecture, known
 
 ALIGNED = 8
-"""Sizes of 16-bit operands have to be multiples of this: 16 bytes.
+"""Tensor cores need sizes of 16-bit operands that are multiples of 8, which is 16 bytes.
 
 Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requirements".
 """
 
 EFFICIENT = 64
-"""Better sizes are multiples of this: most efficient on an A100 and later (128 bytes; same source)."""
+"""Multiples of 64 are the most efficient sizes on an A100 and later. The source is the same as for `ALIGNED`."""
 
 TILE = (128, 256)
-"""Rows and columns of the result that one multiprocessor computes at once, at best (same source)."""
+"""Rows and columns of the largest part of a result that one multiprocessor computes at once."""
 
 TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
-"""Share of the multiprocessors. The table lists products for which no tile of `TILES` keeps this share busy."""
+"""A product counts as uneven if no tile of `TILES` keeps at least this share of the multiprocessors busy."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
 
 
 class Misaligned(NamedTuple):
-    """Size that is not a multiple of 8, and a better size."""
+    """Size of a product's operand, such as 50257, that is not a multiple of 8, with a better size."""
 
     size: int
     better: int
     share: float
-    """Part of the FLOPs in products that have this size."""
+    """FLOPs of all products with this size, as a share of all FLOPs."""
 
 
 class Waves(NamedTuple):
-    """Rounds in which the multiprocessors compute the tiles of a product."""
+    """Number of rounds (waves) in which the multiprocessors compute all tiles of a matrix product."""
 
     tiles: int
     waves: int
     busy: float
-    """Part of the multiprocessors' time with a tile to compute, from 0 to 1."""
+    """Share of time in which the multiprocessors have a tile to compute, from 0 to 1."""
 
 
 def better(size: int) -> int:
@@ -58,12 +58,12 @@ def better(size: int) -> int:
 
 
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
-    """Return the sizes in products that are not multiples of 8, most FLOPs first.
+    """Return the sizes of operands that are not multiples of 8, the size with the most FLOPs first.
 
-    Sizes up to 8 are left out: a number of classes or of batches is not chosen for speed.
+    Sizes up to 8 are left out, because a number of classes, for example, is not chosen for speed.
 
     Args:
-        products: Operation, shapes, number format and FLOPs, as in a `flops` record.
+        products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
     """
     flops_of: Counter[int] = Counter()
     every = 0
@@ -78,7 +78,7 @@ def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned
 
 
 def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] = TILE) -> Waves:
-    """Compute the rounds of a product. The last round may leave most multiprocessors idle.
+    """Return the rounds (waves) that compute a matrix product. The last wave may leave most multiprocessors idle.
 
     >>> waves(rows=109 * 128, columns=256, multiprocessors=108)
     Waves(tiles=109, waves=2, busy=0.5046296296296297)
@@ -89,29 +89,30 @@ def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] =
 
 
 class Uneven(NamedTuple):
-    """Product whose last wave of tiles is nearly empty."""
+    """Matrix product whose last wave of tiles leaves many multiprocessors idle."""
 
     rows: int
     better_rows: int
     """Largest number of rows that needs one wave less."""
     waves: Waves
     share: float
-    """Part of the FLOPs in products of this shape."""
+    """FLOPs of all products of this shape, as a share of all FLOPs."""
 
 
 def uneven(
     products: Iterable[tuple[str, str, str, int]], multiprocessors: int, fixed: Collection[int] = ()
 ) -> list[Uneven]:
-    """Return the products of two matrices that leave many multiprocessors idle with any tile, most FLOPs first.
+    """Return the matrix products that leave many multiprocessors idle, the product with the most FLOPs first.
 
-    A wave is a round in which each multiprocessor computes a tile. Products with many waves are left out, because the
-    last wave hardly matters. Products of a single wave are left out too, because libraries have smaller tiles for
-    these.
+    A wave is a round in which each multiprocessor computes one tile. Products with many waves are left out, because
+    their last wave hardly matters. Products with a single wave are left out too, because libraries use smaller tiles
+    for such products.
 
     Args:
-        products: Operation, shapes, number format and FLOPs, as in a `flops` record.
+        products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
         multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. If a product has such a number of rows, another batch size doesn't change the rows.
+        fixed: Sizes of weights. If the number of rows of a product is such a size, the product is left out, because
+            another batch size doesn't change the number of rows.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])
@@ -129,7 +130,7 @@ def uneven(
 
 
 def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
-    """Count the elements of all weights with `size`, before and after `size` is changed to `instead`.
+    """Count the elements of all weights with a dimension of `size`, before and after padding `size` to `instead`.
 
     >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
     (134209536, 134479872)
@@ -145,17 +146,18 @@ def _elements(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -
 
 
 class ProductSize(NamedTuple):
-    """Size in the products of a model, and the nearest size that tensor cores use well."""
+    """Size in a model's matrix products, and the next size that tensor cores use well."""
 
     name: str
     size: int
     better: int
     weights: tuple[int, int] = (0, 0)
-    """Elements of the weights with this size, and with the better size. Zeros: no weight has this size."""
+    """Number of elements of all weights with this size, before and after padding to the better size. Both numbers are 0
+    if no weight has this size."""
 
 
 def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
-    """Return the sizes that the author of a model chooses.
+    """Return the sizes in matrix products that the author of a model chooses, such as the vocabulary.
 
     >>> [(one.name, one.size, one.better) for one in sizes(Architecture(layers=12, hidden=768, heads=12, vocab=50257))]
     [('width', 768, 768), ('MLP', 3072, 3072), ('vocabulary', 50257, 50304), ('head', 64, 64)]
@@ -175,7 +177,7 @@ def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
 
 
 def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]]:
-    """Return the products of a forward with the weights, as in a `flops` record."""
+    """Return the products with weights in a forward, in the form of a `flops` record."""
     return [
         ("aten::mm", f"[{tokens}, {columns}] x [{columns}, {rows}]", "bfloat16", 2 * tokens * rows * columns * number)
         for (rows, columns), number in _multiplied(model)
@@ -183,7 +185,7 @@ def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]
 
 
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each shape (output size, input size) of the multiplied weights, and the number of weights of that shape."""
+    """Yield each shape (output size, input size) of multiplied weights, and the number of weights of this shape."""
     layers, experts = known(model.layers, "layers"), model.experts or 1
     width, ffn = model.width, model.mlp_width
     yield (ffn, width), layers * experts * (2 if model.gated else 1)

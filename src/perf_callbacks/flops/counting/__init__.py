@@ -1,1 +1,1 @@
-"""Counter of a step, operation by operation."""
+"""Count the FLOPs of a running step, operation by operation."""

@@ -1,4 +1,4 @@
-"""Window of a count: puts a counter on the thread's stack of modes, and removes the counter, without a `with` block."""
+"""Push a FLOP counter onto a thread's stack of dispatch modes, and remove the counter, without a `with` block."""
 
 import math
 from contextlib import ExitStack
@@ -14,31 +14,33 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 
 
 class CountWindow:
-    """Counts from `open` to `close` on the thread that opened it.
+    """Counts FLOPs between the calls of `open` and `close`, on the thread that calls `open`.
 
-    In between, `step_aside` takes the counter off the thread's stack of modes until the thread calls a module.
+    `step_aside` removes the counter from the stack of modes until the thread calls a module.
 
-    Compiled code runs eagerly during the count, and compiled again afterwards. Under a dispatch mode, compiled code
-    would lose its compilation for good. `open` and `close` record each change before making the change, and can be
-    repeated. So an interrupt does no harm at any point: the next call, the finalizer of the window, or a tick restores
-    everything.
+    Compiled code runs eagerly during the count. Compiled code that ran under a dispatch mode would lose its compilation
+    for good. `open` and `close` record each change before they make the change, and both can be repeated. So after an
+    interrupt such as Ctrl-C, the next `open` or `close`, the watchdog or the window's finalizer restores everything.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
         self.counter = counter or FlopCounter()
         self.patience_seconds = patience_seconds
-        """Seconds without any operation after which the count is abandoned: the loop may have ended without `close`."""
+        """Number of seconds without any operation after which the count ends, because the loop may have ended."""
         self._thread = current_thread()
         self._opened = False
         self._given_up = False
         self._last: tuple[int, float] | None = None  # number of operations, and the time of the last change
         self.left_behind = False
-        """True: the counter is still on the stack of modes, because it is below another mode or can't be reached
-        now."""
+        """True if the counter could not be removed from the stack of modes yet, for example because it is below another
+        mode."""
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Start or resume counting. If torch will restore this thread's modes later, only undo a `close`."""
+        """Start or resume counting.
+
+        In a backward or a compiled call, counting can resume only if the counter is still on the stack of modes.
+        """
         if self._opened or self._given_up:
             return
         stays = self.counter.pushed and self.counter in self.counter.stack()
@@ -58,7 +60,7 @@ class CountWindow:
             raise
 
     def step_aside(self) -> None:
-        """Take the counter off this thread's stack of modes until the next call of a module."""
+        """Remove the counter from this thread's stack of modes until the thread calls a module."""
         if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
             self.counter.step_aside()
 
@@ -87,7 +89,7 @@ class CountWindow:
         self.counter.inert = self.left_behind or self._given_up
 
     def tick(self, now: float) -> bool:
-        """Abandon the count if no operation ran for long, or the counting thread has ended. The watchdog calls this."""
+        """End the count if no operation ran for `patience_seconds`, or if the counting thread has ended."""
         if self._opened:
             operations = self.counter.operations
             if self._last is None or self._last[0] != operations:
@@ -100,10 +102,10 @@ class CountWindow:
 
 
 def _modes_are_lent() -> bool:
-    """Return True if autograd, the compiler or inference mode will restore this thread's modes or keys later.
+    """Return True in a backward, in a compiled call or in inference mode, after which torch restores dispatch modes.
 
-    If a counter were removed before, dispatch keys without a mode would be left, and operations that make tensors would
-    fail.
+    If a counter were removed before torch restores the modes, dispatch keys without a mode would be left. Operations
+    that make tensors would then fail.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 
@@ -117,7 +119,7 @@ def _sweep() -> None:
 
 
 def _abandon(counter: FlopCounter) -> None:
-    """Release a window that was freed, open or not. The counter may still be on the stack of a thread."""
+    """Stop the counter of a window that no longer exists. The counter may still be on the stack of a thread."""
     counter.inert = True
     with suppress(Exception):  # no caller would see an error here
         try:

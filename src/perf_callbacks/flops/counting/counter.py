@@ -1,4 +1,4 @@
-"""Counter of FLOPs, operation by operation, as torch dispatches them."""
+"""Count the FLOPs of each operation that torch dispatches."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -30,23 +30,24 @@ class Filter(Protocol):
     """Decides which operations of a step are counted."""
 
     def is_training_work(self) -> bool:
-        """Return False if the next operation is not training work. Called before each operation."""
+        """Return True if the next operation is training work. The counter calls this before each operation."""
         ...
 
     def is_between_stages(self) -> bool:
-        """Return False if the observations should ignore values that Python reads outside of training work."""
+        """Return True if values that Python reads from tensors outside of training work should be recorded now."""
         ...
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Counts FLOPs by phase, number format and kind. Results stay the same; errors of the counter never reach the run.
+    """Counts FLOPs by phase, dtype and kind of operation. Errors in the counter never reach the program.
 
     Compiled models must run eagerly during the count: see `perf_callbacks.flops.counting.count_window`.
 
     Args:
-        filtered: Selects the operations that are counted. None: all of them.
-        follow: Called with each operation of training work, its result, and the number of the current backward, or 0.
-        model: The model whose modules get their shares of the FLOPs. None: no shares.
+        filtered: Filter that selects the counted operations. None means that all operations are counted.
+        follow: Function that is called after each operation of training work. Its arguments are the operation, the
+            operation's result, and the number of the running backward (0 outside of a backward).
+        model: Model among whose modules the FLOPs are divided. None means that no FLOPs are divided among modules.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -69,28 +70,28 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
-        """True: the counter has stopped counting, but may still be on the stack of modes."""
+        """True if the counter has stopped counting, although it may still be on the stack of modes."""
         self.lost = False
-        """True: a part of the step was missed, so all counts were dropped."""
+        """True if a part of the step was missed. All FLOPs of the step were then dropped."""
         self.pushed = False
-        """True: the counter may be on the stack of modes of the thread that it was pushed in."""
+        """True if the counter may be on a thread's stack of modes."""
         self.operations = 0
         """Number of all dispatched operations, counted or not."""
         self.passes: list[Counter[Cell]] = [Counter()]
-        """Counts of each forward with the backward that follows."""
+        """FLOPs of each pass. A pass is a forward with the backward that follows."""
         self.logical: Counter[Cell] = Counter()
-        """Counts of operations on sharded tensors, as if the tensors were whole."""
+        """FLOPs of operations on sharded tensors, as if the tensors were not sharded."""
         self.weights = Weights()
         self.observed = Observed()
         self.modules = ModuleShares(model)
         self.errors: Counter[str] = Counter()
-        """Errors in the counter itself, by operation."""
+        """Number of errors in the counter itself, by operation."""
         self._repeats = Repeats()
         self._filter = filtered
         self._follower = follow
         self._apart: dict[int, tuple[Cell, int, str | None]] = {}
-        """Products that count only if a backward goes through their nodes: FLOPs, and the path of the module. Keys are
-        the numbers of the nodes."""
+        """FLOPs of uncounted products, and paths of their modules, by the number of the product's autograd node. If a
+        backward runs the node, the product counts."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
@@ -110,7 +111,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self.leave_stack()
 
     def hook(self) -> None:
-        """Watch all modules that run. Idempotent."""
+        """Add hooks that watch the calls of all modules. A second call changes nothing."""
         if not self._hooks:
             hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
             self._hooks = [RemovableHandle(one) for one in hooks]
@@ -121,10 +122,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Stop watching modules.
-
-        Idempotent. If the counter left the stack and never came back, its count is dropped.
-        """
+        """Remove the hooks on modules. If the counter left the stack and never returned, drop its count."""
         if self._aside is not None:
             self._lose()
         for hook in self._hooks:
@@ -134,8 +132,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def enter_stack(self) -> None:
         """Push the counter onto this thread's stack of modes.
 
-        We don't use torch's `__enter__`, which keeps flags for the whole process: modes that overlap in two threads, or
-        an interrupt, leave these flags wrong.
+        torch's own `__enter__` is not used, because it sets flags for the whole process. An interrupt, or modes of two
+        threads at the same time, would leave these flags wrong.
         """
         self.pushed = True
         _push_on_torch_dispatch_stack(self)
@@ -147,12 +145,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.pushed = self in self.stack()
 
     def step_aside(self) -> None:
-        """Pop the counter off the top of this thread's stack until the thread calls a module."""
+        """Pop the counter off this thread's stack of modes until the thread calls a module."""
         self.leave_stack()
         self._aside = get_ident(), len(self.stack())
 
     def _come_back(self) -> None:
-        """Return to the stack when a module is called. If this is impossible, abandon the count."""
+        """Push the counter onto the stack again when a module is called. If this is impossible, drop the count."""
         if self._aside is None or self._aside[0] != get_ident() or in_backward():
             return
         depth, self._aside = self._aside[1], None
@@ -162,28 +160,28 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._lose()
 
     def _lose(self) -> None:
-        """Abandon the count, because an unknown part of the step was missed."""
+        """Drop the count, because an unknown part of the step was missed."""
         self._aside = None
         self.lost = self.inert = True
         self.forget()
 
     @staticmethod
     def stack() -> list[Any]:
-        """Return this thread's modes, the top last."""
+        """Return this thread's stack of dispatch modes. The top of the stack comes last."""
         return _get_current_dispatch_mode_stack()
 
     def forget(self) -> None:
-        """Forget all counts."""
+        """Drop all FLOPs that were counted."""
         self.passes = [Counter()]
         self.modules.forget()
 
     @property
     def interrupted(self) -> bool:
-        """True: an exception ended a call that began during the count."""
+        """True if an exception ended a module's call, a backward or an operation that began during the count."""
         return self._broken or bool(self._forwards) or bool(self._begun)
 
     def work(self) -> Work:
-        """Return all work that was counted."""
+        """Return all FLOPs that were counted."""
         return Work.sum(Work(cells) for cells in self.passes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -225,7 +223,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that is training work only if a backward goes through its node later."""
+        """Run an operation without counting it. The operation counts later if a backward runs its autograd node."""
         if func is _READS_VALUE and not self.inert:
             self._note_value()
         out = func(*args, **kwargs)
@@ -242,10 +240,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
-        """Register the backward of an operation.
-
-        Products that were set aside for the running node of the graph now count as training work.
-        """
+        """Record the backward of an operation. Count the product that was set aside for the running autograd node."""
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
@@ -259,7 +254,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
-        """Follow the gradients and the memory of the step. An error here doesn't change the count."""
+        """Pass an operation on for tracking gradients and memory. An error here doesn't change the count."""
         try:
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
@@ -318,11 +313,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err("backward", error)
 
     def _end(self, backward: int) -> None:
-        """Record the end of a backward, and of nested backwards that raised."""
+        """Record the end of a backward, and of all backwards within it that raised an exception."""
         self._begun = {begun for begun in self._begun if begun < backward}
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count an operation. If its FLOPs are unknown, the sum becomes a lower bound."""
+        """Count the FLOPs of an operation. If they are unknown, the total becomes a lower bound."""
         operands: list[torch.Tensor] = []
         factor = flops = again = 0
         try:
@@ -354,7 +349,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
     def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
-        """Find the phase, format and kind of a product of these operands."""
+        """Return the phase, dtype and kind of a product, and the pass to which the product belongs."""
         weighty = self.weights.multiplied(operands)
         if not weighty and kind == "matmul" and are_batched(operands):
             kind = "attention"
@@ -366,7 +361,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return cell, self._turn(cell)
 
     def _turn(self, cell: Cell) -> Counter[Cell]:
-        """Select the pass that the next operations belong to: a forward after a backward begins another pass."""
+        """Return the pass to which an operation belongs. A forward after a backward begins a new pass."""
         if cell.phase == "forward" and self._backwards:
             self.passes.append(Counter())
         if cell.phase in {"forward", "backward"}:
@@ -374,7 +369,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return self.passes[-1]
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Count an operation on sharded tensors once, over all ranks."""
+        """Count the FLOPs of an operation on sharded tensors, as if the tensors were not sharded."""
         try:
             formula = self.observed.sort(func).formula
             operands = [*tensors(args)]

@@ -1,7 +1,7 @@
-"""Coverage: the share of the used weights that a counted operation multiplied.
+"""Compute the coverage of a count, which is the share of the used weights that counted operations multiplied.
 
-A kernel outside of torch's dispatcher can't be seen, but may leave a trace: a weight that no counted operation
-multiplied.
+The counter doesn't see kernels outside of torch's dispatcher. A weight that no counted operation multiplied is a sign
+of such a kernel.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from perf_callbacks.flops.counting.operands import stored_values
 
 _MATRIX = 2
-"""Fewest dimensions of a weight that is multiplied as a matrix."""
+"""Smallest number of dimensions of a weight that counts as a matrix."""
 
 _MOVES = {
     "aten::cat",
@@ -30,11 +30,11 @@ _MOVES = {
     "aten::embedding",
     "aten::_embedding_bag",
 }
-"""Operations that combine a weight with activations or pick rows of a weight, and multiply nothing."""
+"""Operations that combine a weight with activations, or pick rows of a weight, without multiplying anything."""
 
 
 class Weights:
-    """Weights of the modules that run, and their use."""
+    """Tracks which weights of the running modules are multiplied."""
 
     def __init__(self) -> None:
         self._weights: dict[tuple[int, int, int], _Weight] = {}
@@ -44,7 +44,7 @@ class Weights:
         self._strangers: set[tuple[int, int, int]] = set()  # multiplied tensors that may be gathered weights
 
     def see(self, module: nn.Module) -> None:
-        """Record the weights of a running module and its children: `nn.MultiheadAttention` uses a child's weights."""
+        """Record the weights of a running module and its children. `nn.MultiheadAttention` uses a child's weights."""
         for owner in (module, *module._modules.values()):  # noqa: SLF001 `children` drops a module that occurs twice
             if owner is None:
                 continue
@@ -68,12 +68,12 @@ class Weights:
         self._hold(storage, [weight])
 
     def _hold(self, storage: Any, weights: "list[_Weight]") -> None:
-        """Reserve the address of a storage without keeping its memory."""
+        """Reserve the address of a storage without keeping the storage's memory alive."""
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # torch leaves it so
         self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
-        """Return the weights that share a tensor's storage, or that the tensor was made of."""
+        """Return the weights that share storage with a tensor, or from which the tensor was made."""
         tensor = stored_values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
@@ -95,14 +95,14 @@ class Weights:
         return found
 
     def _remember(self, operand: torch.Tensor) -> None:
-        """Record an operand that may be a gathered weight. Such a weight exists only while its sharded module runs."""
+        """Record an operand that may be a gathered weight. A gathered weight exists only while its module runs."""
         operand = stored_values(operand)
         storage = operand.untyped_storage()
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
         self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
 
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
-        """Record the operands of an uncounted operation. A result made of weights alone counts as these weights."""
+        """Record the operands of an uncounted operation. A result made only of weights counts as these weights."""
         of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
         for tensor in tensors:  # most operations involve no weight, and must cost little
@@ -125,7 +125,7 @@ class Weights:
                     weight.source.mixed = True
 
     def coverage(self) -> float | None:
-        """Return the share of the matrix weights, by elements, that were multiplied. None without such weights."""
+        """Return the share of the matrix weights' elements that were multiplied, or None without matrix weights."""
         judged = [weight for weight in self._weights.values() if weight.counts]
         total = sum(weight.elements for weight in judged)
         return sum(weight.elements for weight in judged if weight.multiplied) / total if total else None
@@ -136,32 +136,32 @@ class Weights:
 
 
 def unwrapped(weight: Any) -> Any:
-    """Return the tensor inside the wrappers of `torch.func.vmap` and `grad`, which have no storage."""
+    """Return the tensor inside the wrapper tensors of `torch.func.vmap` and `torch.func.grad`."""
     while is_functorch_wrapped_tensor(weight):
         weight = get_unwrapped(weight)
     return weight
 
 
 class _Weight:
-    """A weight, or a tensor made of weights: a copy in another number format counts as the weight."""
+    """Weight, or tensor made of weights. For example, a copy of a weight in another dtype counts as the weight."""
 
     def __init__(self, start: int, elements: int, *, optional: bool) -> None:
         self.start = start
         self.elements = elements
         self.source = self
         self.multiplied = False
-        """True: a counted operation multiplied the weight."""
+        """True if a counted operation multiplied the weight."""
         self.mixed = False
-        """True: the weight was combined with activations elementwise, or copied into a tensor with activations."""
+        """True if the weight was combined with activations elementwise, or copied into a tensor with activations."""
         self._optional = optional  # rows of an embedding are picked; shards may be gathered into another weight
 
     def whole(self) -> "_Weight":
-        """Return an entry for a whole storage that was made of weights alone."""
+        """Return an entry for a new storage that was made only of weights."""
         made = _Weight(0, 1 << 62, optional=True)
         made.source = self.source
         return made
 
     @property
     def counts(self) -> bool:
-        """Return True if the coverage includes the weight: products with the weight were counted, or are missing."""
+        """Return True if the coverage includes the weight, because the weight was or should have been multiplied."""
         return self.multiplied or not (self._optional or self.mixed)

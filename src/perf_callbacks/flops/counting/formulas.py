@@ -1,7 +1,7 @@
-"""FLOPs of each operation: torch's formulas, and our own if torch's formula is missing or wrong.
+"""Formulas for the FLOPs of operations. Our own formulas replace torch's formulas that are missing or wrong.
 
-Formulas are called like those of `torch.utils.flop_counter`: with the operation's arguments and `out_val`. Causal
-attention counts in full, as in the papers that MFU is compared with.
+A formula is called like those of `torch.utils.flop_counter`, with the operation's arguments and `out_val`. Attention
+with a causal mask counts like full attention, as in published MFU figures.
 """
 
 from collections.abc import Callable
@@ -18,24 +18,26 @@ Flops = Callable[..., int]
 
 
 class Formula(NamedTuple):
-    """FLOPs of one operation."""
+    """Formula for the FLOPs of one operation."""
 
     flops: Flops
     kind: Kind = "matmul"
     again: Callable[..., float] | None = None
-    """Share of the FLOPs that recomputes the scores, for the backward of fused attention."""
+    """Function that returns which share of the FLOPs recomputes attention scores, for a backward of fused attention."""
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
-    """Register the FLOPs of your own operation. If its backward is an operation too, register the backward separately.
+    """Register a formula for the FLOPs of your own operation.
 
-    The formula gets the operation's arguments, tensors unchanged, and the result as `out_val`.
+    The formula receives the operation's arguments, and the operation's result as `out_val`. If the backward is an
+    operation of its own, register a second formula for the backward.
 
         @register_flop_formula(torch.ops.mylib.fused_linear)
         def fused_linear(x, weight, *, out_val):
             return 2 * x.numel() * weight.shape[0]
 
-    Your formula overrides all others. Formulas of `torch.utils.flop_counter.register_flop_formula` are used too.
+    Your formula overrides all other formulas. Formulas that you register with
+    `torch.utils.flop_counter.register_flop_formula` are used too.
     """
 
     def register(flops: Flops) -> Flops:
@@ -46,13 +48,13 @@ def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
 
 
 def name(operation: Any) -> str:
-    """Return an operation's name without its overload: "aten::mm", or "flex_attention"."""
+    """Return an operation's name without its overload, such as "aten::mm"."""
     packet = getattr(operation, "_overloadpacket", operation)
     return str(getattr(packet, "_qualified_op_name", None) or packet.name())
 
 
 def formula(operation: Any) -> Formula | None:
-    """Return the formula of an operation, or None."""
+    """Return the formula of an operation, or None if there is no formula."""
     called = name(operation)
     found = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # an operation in place costs the same
     if found is not None:
@@ -68,7 +70,7 @@ _registered: dict[str, Formula] = {}
 
 
 def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]. Operands may be sparse."""
+    """Return the FLOPs of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]. Operands may be sparse."""
     if is_sparse(a) or is_sparse(b):
         return sparse_product(a, b)
     return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
@@ -79,12 +81,12 @@ def _added_product(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Count a linear layer that torch doesn't split up, because a wrapper (of jagged rows, say) passes the call on."""
+    """Return the FLOPs of a linear layer that torch dispatches as one operation, as for jagged tensors."""
     return int(2 * x.numel() * weight.shape[0])
 
 
 def _any_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Count products of vectors, matrices, broadcast batches of matrices, or lists of matrices of different sizes."""
+    """Return the FLOPs of a product of vectors, matrices, broadcast batches of matrices, or nested tensors."""
     if a.is_nested:
         pairs = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)  # noqa: SLF001
         return int(2 * sum(prod(of_a) * of_b[-1] for of_a, of_b in pairs))
@@ -99,7 +101,7 @@ def _any_product_backward(_grad: Any, a: Any, b: Any, wanted: Any, **_: Any) -> 
 
 
 def _sampled_product(sampled: Any, a: Any, _b: Any, *_: Any, **__: Any) -> int:
-    """Count a product that is computed only at the places of a sparse matrix."""
+    """Return the FLOPs of a product that is computed only at the stored places of a sparse matrix."""
     return int(2 * stored_values(sampled).numel() * a.shape[-1])
 
 
@@ -112,7 +114,10 @@ def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Count grouped rows of `a` times a matrix for each group; for a weight's gradient, the grouped columns."""
+    """Return the FLOPs of a grouped product, in which each group of rows of `a` is multiplied by its own matrix.
+
+    In the product for the gradient of the weights, the columns of `a` are grouped.
+    """
     return int(2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.dim() == b.dim() == _BATCHED else 1))
 
 
@@ -120,7 +125,7 @@ _BATCHED = 3
 
 
 def _trilinear(*args: Any, **_: Any) -> int:
-    """Count the sum over a product of three tensors, each broadcast along its missing dimensions."""
+    """Return the FLOPs of the sum over a product of three tensors. Missing dimensions are broadcast."""
     full = [list(tensor.shape) for tensor in args[:3]]
     for shape, lacking in zip(full, args[3:6], strict=True):
         for dimension in sorted(lacking):
@@ -129,19 +134,19 @@ def _trilinear(*args: Any, **_: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Count a convolution: a product with all filters at each place of the output, with any number of groups."""
+    """Return the FLOPs of a convolution, which multiplies by all filters at each place of the output."""
     return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
 
 
 def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Count a transposed convolution: a product with all filters at each place of the input."""
+    """Return the FLOPs of a transposed convolution, which multiplies by all filters at each place of the input."""
     return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
 
 
 def _time_convolution(x: Any, weight: Any, _bias: Any, pad: int = 0, **_: Any) -> int:
-    """Count [time, batch, channels] by [kernel, in, out]: a product for each place in the kernel, without padding.
+    """Return the FLOPs of `conv_tbc`, whose input is [time, batch, channels] and whose weight is [kernel, in, out].
 
-    The backward consists of such products, dispatched as `addmm_`.
+    Products with padding don't count. torch dispatches the backward as `addmm_`, which has its own formula.
     """
     kernel, rows = weight.shape[0], x.shape[0]
     out = rows + 2 * pad - kernel + 1
@@ -158,18 +163,19 @@ def _many_products(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _convolution_backward(*args: Any, **_: Any) -> int:
-    """Count the gradients of input and weight, each equal to the forward, whatever the groups."""
+    """Return the FLOPs of the gradients of input and weight. Each gradient takes as many FLOPs as the forward."""
     grad, x, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     forward = 2 * x.shape[0] * prod((x if transposed else grad).shape[2:]) * weight.numel()
     return int(forward * sum(wanted[:2]))
 
 
 def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, starts: int | None = None) -> Formula:
-    """Count fused attention, whose query, key and value are the arguments from `query` on.
+    """Return the formula for an operation of fused attention.
 
-    Their shape is [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]. Concatenated sequences
-    are [tokens, heads, head]. Then the argument number `starts` holds the start of each query sequence, and the next
-    argument the start of each key sequence.
+    `query` is the position of the query among the operation's arguments; key and value follow. These tensors have the
+    shape [batch, heads, sequence, head], or [batch, sequence, heads, head] if `rows` is True. Concatenated sequences
+    have the shape [tokens, heads, head]. For concatenated sequences, the argument at position `starts` holds the start
+    of each query sequence, and the next argument holds the start of each key sequence.
 
     The forward computes the scores and their product with the values. The backward computes the scores again, and the
     gradients of scores, values, query and key.
@@ -196,7 +202,7 @@ def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, st
 
 
 def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """Count a recurrent layer: each row of the input passes through each matrix at each time step."""
+    """Return the FLOPs of a recurrent layer. At each time step, each input row passes through each weight matrix."""
     rows = prod(x.shape[:-1])
     return int(2 * rows * sum(weight.numel() for weight in weights if weight.dim() > 1))
 

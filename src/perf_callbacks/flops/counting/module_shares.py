@@ -1,10 +1,10 @@
-"""Attribute the FLOPs and activations of a step to the modules of the model.
+"""Divide the FLOPs and activations of a step among the modules of the model.
 
-In the forward, and in recomputation, the Python frames that called an operation show the module: the innermost module
-of the model that is being called. Frames are right in hooks, in other threads and after exceptions. A stack kept by
-hooks of modules is wrong there. In the backward, the running node of autograd's graph shows which operation of
-the forward created the node. So a gradient belongs to the module whose forward ran this operation, however often the
-module was called.
+In the forward and in recomputation, the Python call stack shows the module of an operation, which is the innermost
+module whose call is running. The call stack is also right in hooks, in other threads and after exceptions. If hooks
+kept a list of the running modules, an exception would make the list wrong. In the backward, the running autograd node
+shows which forward operation created the node. So the FLOPs of a gradient belong to the module whose forward ran this
+operation.
 """
 
 import sys
@@ -29,41 +29,41 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.module_records import APART, OPTIMIZER, OTHERS, OUTSIDE, ModuleWork
 
 MOST_LINES = 40
-"""Most lines of a record; the last line sums all further modules."""
+"""Largest number of module lines in a `flops` record. The last line sums up all modules without their own line."""
 
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 _ENGINE = graph._engine_run_backward.__code__  # noqa: SLF001 runs a backward
 _STEP = next(
     (one for one in Optimizer.profile_hook_step.__code__.co_consts if getattr(one, "co_name", "") == "wrapper"), None
 )
-"""Code of the function around an optimizer's step."""
+"""Code of the function that torch wraps around an optimizer's step."""
 
 
 class ModuleShares:
-    """Sums FLOPs by module and phase, and bytes of activations by module.
+    """Sums up FLOPs by module and phase, and bytes of activations by module.
 
-    Each counted product is added to one line. So the lines add up to the FLOPs of the step, with a line for products
-    outside of all modules, and a line for the optimizer.
+    Each counted product is added to the line of one module. Products outside of all modules have a separate line, and
+    so has the optimizer. So the lines add up to the FLOPs of the step.
 
-    Activations are the storages that the forward made and that are alive when a backward begins; of several backwards,
-    the largest sum. A tensor belongs to the module whose forward made it, once, and not to each module that returns it.
-    Tensors that activation checkpointing drops don't count.
+    Activations are the storages that the forward made and that are alive when the backward begins. If a step has
+    several backwards, the largest sum counts. A tensor counts only for the module whose forward made the tensor, even
+    if other modules return the same tensor. Tensors that activation checkpointing drops don't count.
 
-    An error ends the attribution, and changes nothing else.
+    After an error, the `flops` record has no module lines, but the FLOPs of the step stay correct.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.failure: str | None = None
-        """Error that ended the attribution."""
+        """Reason why the FLOPs are not divided among modules, such as an error. None means that they are divided."""
         self._paths: ModulePaths | None = None
         self._main = get_ident()
         self._flops: dict[str, Counter[Cell]] = {}
         self._nodes: dict[tuple[int, int], str] = {}
-        """Path of each node of autograd's graph, by the thread that made the node, and by its sequence number."""
+        """Module path of each autograd node, by the thread that made the node and by the node's sequence number."""
         self._storages: dict[int, tuple[StorageWeakRef, int, str]] = {}
-        """Storages that the forward made, each with its bytes and path."""
+        """Storages that the forward made, each with its size in bytes and its module path."""
         self._places: dict[int, tuple[int, ...]] = {}
-        """Places of the new results of each operation, by the id of the operation."""
+        """Positions of the results of an operation that are new tensors, by the `id` of the operation."""
         self._backward = 0
         self._activations: Counter[str] = Counter()
         if model is not None:
@@ -73,7 +73,7 @@ class ModuleShares:
                 self._fail(error)
 
     def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
-        """Add FLOPs of the operation that is being dispatched, or of an earlier operation of this path."""
+        """Add the FLOPs of the current operation or, if `path` is given, of an earlier operation of that module."""
         if self._paths is None:
             return
         try:
@@ -84,7 +84,7 @@ class ModuleShares:
             self._fail(error)
 
     def passed(self) -> str | None:
-        """Return the path of an operation of the forward that is not counted yet, for its backward and for `add`."""
+        """Return the module path of a forward operation that may be counted later by `add`."""
         if self._paths is None:
             return None
         try:
@@ -94,7 +94,10 @@ class ModuleShares:
             return None
 
     def follow(self, func: Any, out: Any, backward: int) -> None:
-        """Record the new storages of an operation, and the path of its node. `backward`: as in `FlopCounter`."""
+        """Record the new storages of an operation, and the module path of its autograd node.
+
+        `backward` is the number of the running backward, or 0 outside of a backward.
+        """
         if self._paths is None:
             return
         try:
@@ -116,13 +119,17 @@ class ModuleShares:
             self._fail(error)
 
     def forget(self) -> None:
-        """Forget all FLOPs and activations."""
+        """Drop all FLOPs and activations that were recorded."""
         self._flops.clear()
         self._storages.clear()
         self._activations.clear()
 
     def lines(self, total: Work) -> tuple[ModuleWork, ...]:
-        """Return the lines of a record, the heaviest first. Empty: the attribution is off, failed, or misses FLOPs."""
+        """Return the module lines of a `flops` record, the line with the most FLOPs first.
+
+        Without a model, there are no lines. After an error, or if the lines don't add up to `total`, there are none
+        either.
+        """
         if self._paths is None:
             return ()
         try:
@@ -159,7 +166,7 @@ class ModuleShares:
         )
 
     def _path(self) -> str:
-        """Return the path of the module to which the operation that is being dispatched belongs."""
+        """Return the path of the module to which the current operation belongs."""
         by_id = self._paths.by_id  # type: ignore[union-attr] # only called while there are paths
         engine = False
         frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 `callers` is too slow for each operation
@@ -181,10 +188,11 @@ class ModuleShares:
         return OUTSIDE if path is None else path
 
     def _path_of_node(self, thread: int) -> str | None:
-        """Return the path of the running node, which this thread or the main thread made.
+        """Return the module path of the running autograd node, or None if the path is unknown.
 
-        Autograd runs the backward of a device in a thread of its own. Each thread has its own sequence of numbers. If
-        the device's thread calls a backward itself, the node may be one that this thread made in recomputation.
+        Either `thread` or the main thread made the node. Autograd runs the backward of a GPU in a separate thread. Each
+        thread numbers its own nodes. If the thread of the GPU calls a backward itself, this thread may have made the
+        node in recomputation.
         """
         running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
         if running is None:
@@ -194,16 +202,17 @@ class ModuleShares:
         return self._nodes.get((self._main, number)) if found is None else found
 
     def _node(self, path: str) -> str:
-        """Store `path` for the newest node of this thread, unless the node has a path already. Return `path`.
+        """Store `path` for the newest autograd node of this thread if the node has no path yet. Return `path`.
 
-        The node of an operation is there before the operation runs. An operation without a node finds an older node.
+        An operation's node exists before the operation runs. If an operation has no node, the newest node belongs to an
+        earlier operation.
         """
         newest: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 there is no public name
         self._nodes.setdefault((get_ident(), int(newest()) - 1), path)
         return path
 
     def _take_activations(self) -> None:
-        """Add up the living storages of the forward, and keep the largest sum."""
+        """Add up the storages of the forward that are still alive, and keep the largest sum so far."""
         self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
         found: Counter[str] = Counter()
         for _, size, path in self._storages.values():
@@ -219,7 +228,7 @@ class ModuleShares:
 
 
 def _new_results(func: Any) -> tuple[int, ...]:
-    """Return the places of an operation's results that are new tensors, and no views of its operands."""
+    """Return the positions of an operation's results that are new tensors, not views of its operands."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: all results are new
         return _ALL
@@ -227,11 +236,11 @@ def _new_results(func: Any) -> tuple[int, ...]:
 
 
 _ALL = (-1,)
-"""Stands for all places of an operation's results."""
+"""Value that stands for all positions of an operation's results."""
 
 
 def _storages(out: Any, places: tuple[int, ...] = _ALL) -> Iterator[Any]:
-    """Yield the storages of the results at these places. A single result has no place of its own."""
+    """Yield the storages of an operation's results at these positions. A result of one tensor is always included."""
     if isinstance(out, torch.Tensor):
         if out.layout is torch.strided and not out.is_nested:
             yield unwrapped(out).untyped_storage()
@@ -245,7 +254,7 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
-    """Sum lines into the line of the other modules."""
+    """Return the sum of lines, as the line of all other modules."""
     parameters = [line.parameters for line in lines]
     activations = [line.activation_bytes for line in lines]
     return ModuleWork(

@@ -1,4 +1,4 @@
-"""Other observations in the counted step: uncounted operations, and operations that make a step slow."""
+"""Record the uncounted operations of a counted step, and operations that may make a step slow."""
 
 import os
 import re
@@ -17,22 +17,22 @@ from perf_callbacks.kernel.batches.reader import Lookup
 from perf_callbacks.kernel.foreign_errors import suppress
 
 LARGE_BYTES = 1 << 20
-"""Fewest bytes of a copy that is reported."""
+"""Smallest size in bytes of a copy that is recorded."""
 
 MOST = 100
-"""Most entries of each kind."""
+"""Largest number of entries for each kind of observation."""
 
 _PRODUCT = re.compile(
     r"mm(?![a-z])|matmul|conv(?!ert)|linear|attention|transformer|rnn|lstm|gru|cdist|euclidean_dist|dot|einsum|outer"
     r"|gemm|fft|linalg|linear_combination|solve|cholesky|ormqr|geqrf|householder|(?<![a-z])(addmv|addr|mv|ger)(?![a-z])"
 )
-"""Names of operations that may multiply matrices."""
+"""Pattern for the names of operations that may multiply matrices."""
 
 _NO_PRODUCT = re.compile(
     r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
     r"|fft_r?fftfreq|cufft_.*_plan_cache|reorder_conv|prepack(?!ed)|_pack_gemm_|quantize_weight"
 )
-"""Names that look like products but interpolate, work elementwise, or reorder weights."""
+"""Pattern for the names of operations that match `_PRODUCT` but multiply no matrices."""
 
 _TRANSPARENT = {
     "aten",
@@ -51,7 +51,7 @@ _TRANSPARENT = {
     "streams",
     "torchvision",
 }
-"""Namespaces whose operations multiply nothing, unless their names look like products."""
+"""Namespaces whose operations multiply no matrices, unless an operation's name matches `_PRODUCT`."""
 
 _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 
@@ -59,7 +59,7 @@ _READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten:
 """Operations that may make the host wait for a device."""
 
 _REDUCES = "c10d::allreduce_"
-"""Operation by which DDP sums gradients over ranks, during a backward."""
+"""Operation by which DDP sums up gradients over all ranks during a backward."""
 
 _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
 
@@ -67,20 +67,20 @@ MOST_LOOKUPS = 4096
 
 
 class Sort(NamedTuple):
-    """Facts about an operation, looked up once for all calls."""
+    """Facts about an operation, which are the same for all calls of the operation."""
 
     operation: Any
-    """The operation, kept alive so that no other operation gets the same id."""
+    """Operation to which the facts belong. This reference keeps the operation alive, so that its `id` stays unique."""
     called: str
     formula: Formula | None
     opaque: bool
     pointwise: bool
     causal: tuple[int, str, bool] | None
-    """Argument for a causal mask: its position, name and default."""
+    """Position, name and default value of the argument for a causal mask."""
 
     @classmethod
     def of(cls, operation: Any) -> "Sort":
-        """Look up an operation."""
+        """Return the facts about an operation."""
         called = name(operation)
         return cls(
             operation,
@@ -93,38 +93,38 @@ class Sort(NamedTuple):
 
 
 class Observed:
-    """Observations in a counted step, bounded in number."""
+    """Collects a limited number of observations in a counted step."""
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
         """Number of calls of uncounted operations that may multiply matrices, by name."""
         self.products: Counter[tuple[str, str, str]] = Counter()
-        """FLOPs by operation, shapes and number format."""
+        """FLOPs of counted products, by operation, shapes and dtype."""
         self.causal_flops = 0
         """FLOPs of fused attention with a causal mask."""
         self.masked_flops = 0
-        """Part of `causal_flops` on masked pairs of query and key, in torch's own kernels."""
+        """Part of `causal_flops` that torch's own kernels spend on masked pairs of query and key."""
         self.copies: Counter[tuple[str, str]] = Counter()
-        """Bytes by operation and shape."""
+        """Bytes of large copies, by operation and shape."""
         self.reads: Counter[str] = Counter()
-        """Number of times that the host waited to read from the device, by line of the program."""
+        """Number of times that the host waited for data from the device, by source line of the program."""
         self.values_read: Counter[str] = Counter()
-        """Number of values that Python read from tensors outside of training work, by line."""
+        """Number of values that Python read from tensors outside of training work, by source line."""
         self.lookups: set[Lookup] = set()
-        """Embeddings that were looked up."""
+        """Lookups in embedding tables."""
         self.reductions: set[int] = set()
-        """Numbers of the passes whose backward summed tensors over ranks."""
+        """Numbers of the passes in whose backward tensors were summed over ranks."""
         self._sorts: dict[int, Sort] = {}
 
     def sort(self, func: Any) -> Sort:
-        """Return the facts about an operation."""
+        """Return the facts about an operation, which are looked up only once."""
         sort = self._sorts.get(id(func))
         if sort is None:
             sort = self._sorts[id(func)] = Sort.of(func)
         return sort
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
-        """Record a counted operation."""
+        """Record the FLOPs and the shapes of a counted product."""
         sort = self.sort(func)
         if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
@@ -133,11 +133,11 @@ class Observed:
         self._note(self.products, (sort.called, shapes, dtype), flops)
 
     def failed(self, func: Any) -> None:
-        """Record an operation whose formula failed."""
+        """Record an operation whose FLOP formula raised an error."""
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
-        """Record an operation that was not counted, in the pass with this number."""
+        """Record an operation without a FLOP formula. `number` is the number of the pass in which it runs."""
         sort = self.sort(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
@@ -156,7 +156,7 @@ class Observed:
             self._looked_up(*args[:2])
 
     def value_read(self) -> None:
-        """Record that Python reads a value from a tensor, as by `.item()`, except in installed packages."""
+        """Record that Python reads a value from a tensor, as by `.item()`. Reads in installed packages are ignored."""
         line = _line()
         if "site-packages" not in line:
             self._note(self.values_read, line, 1)
@@ -166,7 +166,7 @@ class Observed:
             self._note(self.copies, (called, _shape(out)), out.numel() * out.element_size())
 
     def _read(self, called: str, args: Any, out: Any) -> None:
-        """Record a read that the host waits for: a number, a size that depends on values, a blocking copy."""
+        """Record an operation that makes the host wait for the device, such as `.item()` or a copy to the CPU."""
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or source.device.type in {"cpu", "meta"}:
             return
@@ -175,7 +175,7 @@ class Observed:
             self._note(self.reads, _line(), 1)
 
     def _looked_up(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """Record the tensor that indexed an embedding. Tensors without storage are left out."""
+        """Record the tensor of indices that was looked up in an embedding. Tensors without storage are left out."""
         if isinstance(indices, FakeTensor):  # torch warns if their address is asked for
             return
         with suppress(RuntimeError):
@@ -188,7 +188,7 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
-    """Return True if an operation without a formula may multiply matrices. Any operation of another package may."""
+    """Return True if an operation without a formula may multiply matrices, as operations of unknown packages may."""
     if isinstance(func, HigherOrderOperator):
         return True
     namespace, _, base = called.partition("::")
@@ -210,10 +210,11 @@ def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
 
 
 def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
-    """Return the FLOPs of the pairs that a causal mask hides: query i of n attends to keys 1 to i.
+    """Return the FLOPs of the pairs of query and key that a causal mask hides.
 
-    Return 0 if the number of keys differs from the number of queries, because kernels align such masks differently.
-    Return 0 for packages other than torch too, because their rows may be packed.
+    With a causal mask, query i attends to keys 1 to i. Return 0 if the number of keys differs from the number of
+    queries, because kernels align such masks differently. Return 0 for packages other than torch too, because their
+    sequences may be packed.
     """
     query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
     if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:
@@ -229,7 +230,7 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def _line() -> str:
-    """Return the line of user code that called the operation."""
+    """Return the source line of user code that called the current operation."""
     for frame in callers():
         path = frame.f_code.co_filename
         if not path.startswith(_PACKAGES):
@@ -238,4 +239,4 @@ def _line() -> str:
 
 
 _PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 2)))
-"""Directories of torch and of this package. Full paths, because a user's directory may be called torch too."""
+"""Full paths of torch and of this package. Full paths are needed because a user's directory may be called torch too."""

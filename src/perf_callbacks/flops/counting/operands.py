@@ -1,4 +1,4 @@
-"""Operands of an operation: tensors, number format, the FLOPs of complex numbers, stored values of sparse matrices."""
+"""Find facts about the operands of an operation, such as their dtype, and handle complex and sparse tensors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return True if the class of a tensor splits operations into others, such as `DTensor`."""
+    """Return True if one of the tensor classes splits an operation into other operations, as `DTensor` does."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
@@ -30,7 +30,7 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def matrices(module: nn.Module) -> list[torch.Tensor]:
-    """Return the module's own weights that it multiplies as matrices. An embedding only picks rows."""
+    """Return the module's own weights that are multiplied as matrices. An embedding has no such weights."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return []
     own = module._parameters.values()  # noqa: SLF001 `parameters` drops a weight that occurs twice
@@ -45,15 +45,15 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
     """Return the FLOPs of a product, divided by the FLOPs of the same product of real numbers.
 
-    A multiply-add of two complex numbers takes four multiplications and four additions. If one of the two numbers is
-    real, it takes two multiplications and two additions. Integers take no floating-point operations.
+    The factor is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
+    four additions. The factor is 2 if only one operand is complex, and 0 for integers.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
 
 
 def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
-    """Return the format of the multiplied numbers, or of the parts of complex numbers."""
+    """Return the dtype name of the multiplied numbers. For complex numbers, return the dtype of their real parts."""
     operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
     dtype = operand.dtype.to_real()
     single = dtype is torch.float32 and not operand.is_cpu
@@ -63,12 +63,12 @@ def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor is sparse, in any layout."""
+    """Return True if a tensor has any sparse layout."""
     return tensor.layout in _SPARSE
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the stored values of a sparse tensor, including zeros in blocks, or the dense tensor itself."""
+    """Return the stored values of a sparse tensor, which may include zeros. Return a dense tensor unchanged."""
     if not is_sparse(tensor):
         return tensor
     stored = tensor.detach()
@@ -76,9 +76,10 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sparse_product(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Count a product with a sparse operand: each stored value times a row or column of the other operand.
+    """Return the FLOPs of a product with a sparse operand.
 
-    For two sparse matrices, each value in column i of the first is multiplied with each value in row i of the second.
+    Each stored value is multiplied by a row or column of the other operand. If both matrices are sparse, each value in
+    column i of the first matrix is multiplied by each value in row i of the second matrix.
     """
     if is_sparse(a) and is_sparse(b):
         return int(2 * (_numbers(a, -1) * _numbers(b, 0)).sum())
@@ -88,6 +89,6 @@ def sparse_product(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 def _numbers(matrix: torch.Tensor, dimension: int) -> torch.Tensor:
-    """Count the stored values of each row (0) or column (-1)."""
+    """Return the number of stored values in each row (`dimension` 0) or in each column (`dimension` -1)."""
     places = matrix.detach().to_sparse(layout=torch.sparse_coo)._indices()[dimension]  # noqa: SLF001 also uncoalesced
     return torch.bincount(places, minlength=matrix.shape[dimension])

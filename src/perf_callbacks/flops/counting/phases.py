@@ -1,7 +1,7 @@
-"""Phase of an operation (forward, backward, recomputation or optimizer), read from the Python frames that called it.
+"""Find the phase of an operation from the Python call stack: forward, backward, recomputation or optimizer.
 
-The innermost frame with a known meaning decides. The gradient mode can't decide: in a double backward gradients are
-enabled too, but nothing is recomputed.
+The innermost function with a known meaning decides the phase. The gradient mode can't decide the phase, because a
+double backward enables gradients too, although nothing is recomputed.
 """
 
 import sys
@@ -26,17 +26,17 @@ _PLACES: dict[str, tuple[str, _Place]] = {
     "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
-"""Functions of torch, each with its file, and with the place in which its operations run."""
+"""Functions of torch by which the phase of an operation is found. Each entry has the function's file and meaning."""
 
 _known: dict[CodeType, _Place | None] = {}
 
 
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
-    """Return the phase of the operation that is being dispatched on these operands.
+    """Return the phase of the current operation on these operands.
 
-    A module that runs in a backward is being recomputed. A module that runs without gradients outside of a backward is
-    the forward of a reentrant checkpoint or of a teacher: both are training work. Not all optimizers disable gradients,
-    but an optimizer that works on `.data` has no tensor that requires gradients.
+    A module that runs in a backward is recomputed. A module that runs without gradients outside of a backward belongs
+    to a reentrant checkpoint or to a teacher, and counts as forward. Some optimizers work on `.data` and don't disable
+    gradients. Their operands don't require gradients either.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
@@ -48,19 +48,19 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 
 
 def in_backward() -> int:
-    """Return the number of the backward that autograd runs in this thread, from 1 on. 0: none runs."""
+    """Return the number of the backward that runs in this thread, counted from 1, or 0 outside of a backward."""
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
 def node() -> int:
-    """Return the number of the running node of autograd's graph or, without a backward, of the newest node."""
+    """Return the sequence number of the running autograd node or, outside of a backward, of the newest node."""
     running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
     made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
     return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
 
 
 def callers() -> Iterator[FrameType]:
-    """Yield the frames of this thread, from the function that iterates to the outermost."""
+    """Yield the Python frames of this thread, from the caller to the outermost function."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
     while frame is not None:
         yield frame
@@ -70,7 +70,7 @@ def callers() -> Iterator[FrameType]:
 def in_function() -> bool:
     """Return True if the caller runs in the forward of a `torch.autograd.Function`, as in reentrant checkpointing.
 
-    Gradients are always disabled there.
+    Gradients are always disabled in such a forward.
     """
     return any(
         frame.f_code.co_name == "forward"
@@ -93,7 +93,7 @@ def _innermost() -> _Place | None:
 
 
 def _in_closure(step: FrameType) -> bool:
-    """Return True if the call came from the closure given to an optimizer's step, not from the optimizer."""
+    """Return True if the current operation runs in the closure that was passed to an optimizer's step."""
     arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     code = _code(closure)
@@ -101,7 +101,7 @@ def _in_closure(step: FrameType) -> bool:
 
 
 def _code(closure: Any) -> CodeType | None:
-    """Return the code that a callable runs: a function, a method, a partial, an object with `__call__`."""
+    """Return the code object of a function, a method, a `partial`, or an object with `__call__`."""
     while isinstance(closure, partial):
         closure = closure.func
     function = getattr(closure, "__func__", closure)
@@ -111,10 +111,10 @@ def _code(closure: Any) -> CodeType | None:
 
 
 def _makes_graph(frame: FrameType) -> bool:
-    """Return True if a backward will itself be differentiated.
+    """Return True if a backward runs with `create_graph`, so that it can itself be differentiated.
 
-    Only then does autograd enable gradients in the backward. A function's own backward may enable gradients too, to
-    recompute a part of the forward.
+    Autograd enables gradients in a backward only with `create_graph`. The backward of a `torch.autograd.Function` may
+    also enable gradients to recompute a part of the forward.
     """
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])

@@ -1,7 +1,8 @@
 """Find products of the forward that the backward of a `torch.autograd.Function` computes again.
 
-Fused output heads do so to avoid storing logits: their backward multiplies hidden states and weights a second time,
-without gradients and outside of any module. Only the operands distinguish such a product from a product for gradients.
+Fused output heads compute their logits again to avoid storing the logits. Their backward multiplies hidden states and
+weights a second time, without gradients and outside of any module. Only its operands distinguish such a product from
+the product of a gradient.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,7 @@ _BLANK = {
     "aten::zeros",
     "aten::zeros_like",
 }
-"""Operations whose results are filled later, perhaps by a kernel that torch doesn't see."""
+"""Operations whose results are filled later, perhaps by a kernel outside of torch's dispatcher."""
 
 _MATRIX = 2
 
@@ -34,11 +35,11 @@ _Sizes = tuple[tuple[tuple[int, ...], bool], ...]
 
 
 class Repeats:
-    """Follows gradients through the storages of a backward, and stores the sizes of the forward's products.
+    """Tracks which storages hold gradients in a backward, and stores the sizes of the forward's products.
 
-    A product is recomputed if the forward has a product of the same sizes, and no operand comes from a gradient that
-    the function received. Each result overwrites the entry of its storage. So an address that is used again stands for
-    the newest tensor. Nothing here depends on the device.
+    A product in a backward counts as recomputed if the forward had a product of the same sizes. A product whose operand
+    comes from a received gradient is never recomputed. Each result replaces the entry of its storage address, so a
+    reused address stands for the newest tensor.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class Repeats:
         self._gradients: set[int] = set()  # addresses of storages
 
     def multiplied(self, operands: list[torch.Tensor]) -> None:
-        """Record a product of the forward."""
+        """Store the sizes of a product in the forward."""
         self._forward.add(_sizes(operands))
 
     def repeated(self, operands: list[torch.Tensor]) -> bool:
@@ -54,9 +55,10 @@ class Repeats:
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """Follow an operation.
+        """Record if the result of an operation in a backward is a gradient.
 
-        A result is a gradient if an operand is a gradient, or if the result is still to be filled.
+        The result is a gradient if an operand is a gradient. An empty result counts as a gradient too, because it will
+        be filled later.
         """
         if not in_backward():
             self._gradients.clear()
@@ -70,7 +72,7 @@ class Repeats:
             self._gradients.difference_update(_storages([out]))
 
     def _receive(self) -> bool:
-        """Record the gradients that the running function received. Return False if no function's own backward runs."""
+        """Record the gradients that a `torch.autograd.Function` received. Return False if no such backward runs."""
         if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
             return False
         frame = next((frame for frame in callers() if frame.f_code is _OWN_BACKWARD), None)
@@ -80,7 +82,7 @@ class Repeats:
 
 
 def _storages(values: Iterable[Any]) -> Iterator[int]:
-    """Yield the addresses of the storages of dense tensors, including tensors in lists."""
+    """Yield the storage addresses of all dense tensors among values, including tensors in lists."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _storages(value)
@@ -90,7 +92,7 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
-    """Return the sizes of the factors, without the rows of the first factor, and True for each transposed factor."""
+    """Return the sizes of a product's factors, without the first factor's rows, and True for transposed factors."""
     matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
     return tuple(
         (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))

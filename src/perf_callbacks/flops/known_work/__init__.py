@@ -1,1 +1,1 @@
-"""Work of a step without counting it again: by the shapes of its batches."""
+"""Look up or predict the FLOPs of a step from the shapes of its batches, without counting again."""

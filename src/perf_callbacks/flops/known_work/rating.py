@@ -1,4 +1,4 @@
-"""Rating of the work of steps: MFU and related metrics, from the last count and the peaks of the device."""
+"""Compute MFU and related metrics of steps, from the last count of FLOPs and the peaks of the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,40 +13,40 @@ from perf_callbacks.kernel.records.module_records import heaviest
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """The last count, and the peaks of the device."""
+    """Last count of FLOPs and peaks of the device, from which metrics such as MFU are computed."""
 
     count: Flops
     peaks: Peaks | None
     unmasked_share: float | None
-    """Share of the executed FLOPs that is not masked attention. None: no masked attention was counted, or counts
-    differ."""
+    """Share of the executed FLOPs that is not masked attention. None means that no masked attention was counted, or
+    that the shares of two counts differ."""
     devices: int = 1
-    """Number of devices that do the work."""
+    """Number of devices that compute the FLOPs."""
 
     @classmethod
     def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None, devices: int = 1) -> "Rating":
-        """Rate a count. `before` is the previous rating of the fit."""
+        """Return the rating of a count. `before` is the previous rating of the same fit."""
         unmasked = 1 - count.masked_flops / count.hardware_flops if count.masked_flops else None
         return cls(count, peaks, unmasked if before is None or before.unmasked_share == unmasked else None, devices)
 
     @property
     def dtype(self) -> str:
-        """Number format of most model FLOPs. MFU and HFU use the peak of this format, as in the papers."""
+        """Dtype with the most model FLOPs. MFU and HFU use the peak of this dtype."""
         by_dtype = self.count.by_dtype
         return max(by_dtype, key=lambda dtype: by_dtype[dtype])
 
     @property
     def peak_flops_per_second(self) -> float | None:
-        """Peak of one device in the number format `dtype`; None: unknown."""
+        """Peak FLOP/s of one device in the dtype `dtype`, or None if unknown."""
         return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
 
     def effort(self, work: Work) -> StepFlops:
-        """Compute the FLOPs of a step with this work, and its seconds at the peak."""
+        """Return the FLOPs of a step, and the seconds that the step takes at the peaks of the device."""
         ideal = None if self.peaks is None else ideal_seconds(work.by_dtype, self.peaks)
         return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
-        """Compute the metrics of work that took this long, per device."""
+        """Return the metrics per device, such as MFU, of FLOPs that took `seconds`."""
         seconds *= self.devices
         model, hardware, peak = (
             effort.model_flops / seconds,
@@ -77,7 +77,7 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """Return the reason to drop the peak if the work was faster. None: the peak stands, or is unknown."""
+        """Return the reason to drop the peak if training ran faster than the peak, or else None."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds * self.devices:
             return None
@@ -86,5 +86,5 @@ class Rating:
         return f"training ran faster than the stated peak of {peak / TERA:g} TFLOPS in {self.dtype}"
 
     def without_peak(self) -> "Rating":
-        """Return the rating without a peak."""
+        """Return a copy of this rating without peaks."""
         return replace(self, peaks=None)

@@ -1,7 +1,8 @@
-"""Laws by which work grows with the size of a batch: fitted to counts, then evaluated for other sizes.
+"""Predict the FLOPs of a batch from the counted FLOPs of batches of other sizes.
 
-A law is a sum of terms. Each term is a factor times powers of rows and lengths. A law is used only if all counts fit
-exactly, if there are more counts than factors, and if no other term fits the counts but grows differently.
+A law says how FLOPs grow with the rows and lengths of a batch. The law is a sum of terms, and each term is a factor
+times powers of rows and lengths. A law is used only if it fits all counts exactly, and if there are more counts than
+factors. A law is not used if another term also fits the counts but grows differently.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,17 +13,17 @@ from perf_callbacks.flops.work import Cell, Kind, Work
 
 
 class BatchSize(NamedTuple):
-    """Rows and lengths of a batch."""
+    """Size of a batch, which is its number of rows and its sequence lengths."""
 
     rows: int
     length: int
-    """Length of its token ids, or of its first tensor; 0: it has none."""
+    """Length of the batch's token ids, or of its first tensor if there are no token ids. 0 means no length."""
     other: int
-    """Second length, such as that of a decoder's tokens; 0: there is none."""
+    """Second length of the batch, such as the length of a decoder's tokens. 0 means no second length."""
 
 
 Term = tuple[int, int, int]
-"""Powers of rows, length and second length."""
+"""Exponents of rows, length and second length in a term of a law."""
 
 Law = tuple[Term, ...]
 
@@ -43,9 +44,10 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""Laws of each kind, the simplest first. The first law has products with weights, or attention. The second law of
-"matmul" adds a head that sees rows, or all tokens of a row except one (then the factor is negative). Further laws add
-angles of positions that are computed once for all rows, or a decoder beside an encoder."""
+"""Laws for each kind of operation, the simplest law first. The first law holds for products with weights, or for
+attention. The second law of "matmul" adds an output head that is computed once per row. If the head leaves out one
+token of each row, the factor is negative. Further laws add position embeddings that are computed once for all rows, or
+a decoder in addition to an encoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
 """Laws for batches that differ only in their number of rows."""
@@ -56,7 +58,7 @@ _AXES = range(3)
 
 
 class Scaling:
-    """Predicts the work of a size from counts of other sizes. Work that no law explains is unknown."""
+    """Predicts the FLOPs of a batch size from counts of other batch sizes. FLOPs that fit no law are unknown."""
 
     def __init__(self, counts: Mapping[BatchSize, Work]) -> None:
         self._counts = counts
@@ -67,7 +69,7 @@ class Scaling:
             self._alike.setdefault(size[1:], []).append(size)
 
     def predict(self, size: BatchSize) -> Work | None:
-        """Predict the work of a batch of this size; None: unknown."""
+        """Return the predicted FLOPs of a batch of this size, or None if they are unknown."""
         cells: dict[Cell, int] = {}
         for cell in self._cells:
             fit = self._fit_alike(cell, size[1:]) or self._fit(cell, (), _LAWS[cell.kind], self._counts)
@@ -78,14 +80,14 @@ class Scaling:
         return Work(cells) if cells else None
 
     def _fit_alike(self, cell: Cell, lengths: tuple[int, ...]) -> "_Fit | None":
-        """Fit a law of rows to counts of exactly these lengths."""
+        """Return the law that fits the counts of batches with exactly these lengths, or None if no law fits."""
         sizes = self._alike.get(lengths, ())
         return self._fit(cell, lengths, _ALIKE, sizes) if len(sizes) > 1 else None
 
     def _fit(
         self, cell: Cell, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[BatchSize]
     ) -> "_Fit | None":
-        """Return the simplest law that fits the counts of a cell; None: no law fits."""
+        """Return the simplest law that fits the counts of a phase, dtype and kind, or None if no law fits."""
         if (cell, key) not in self._fits:
             counts = {size: self._counts[size].cells.get(cell, 0) for size in sizes}
             fits = (_fitted(counts, law) for law in laws)
@@ -94,23 +96,23 @@ class Scaling:
 
 
 class _Fit:
-    """A law with its factors."""
+    """Law whose factors were fitted to counts."""
 
     def __init__(self, law: Law, factors: tuple[Fraction, ...], counts: Mapping[BatchSize, int]) -> None:
         self._law = law
         self._factors = factors
         self._pinned = [None if _confirmed(counts, law, axis) else {size[axis] for size in counts} for axis in _AXES]
-        """Sizes along each axis for which the law holds; None: for all sizes."""
+        """For each axis of a batch size, the sizes for which the law holds. None means that it holds for all sizes."""
         self.sound = all(
             pinned is None or len({term[axis] for term in law}) == 1 for axis, pinned in enumerate(self._pinned)
         )
         rivals = {term: _exactly({size: _power(size, term) for size in counts}, law) for term in _TERMS}
         self._rivals = {term: found for term, found in rivals.items() if found is not None and term not in law}
-        """Terms that the counts can't tell from this law. For example, if all batches have the same number of tokens,
-        work that grows with tokens looks like work that never grows."""
+        """Terms that fit the counts as well as this law. For example, if all counted batches have the same number of
+        tokens, FLOPs that grow with the tokens look like constant FLOPs."""
 
     def value(self, size: BatchSize) -> int | None:
-        """Compute the FLOPs of this size; None: unknown."""
+        """Return the FLOPs of a batch of this size, or None if they are unknown."""
         if any(pinned is not None and size[axis] not in pinned for axis, pinned in enumerate(self._pinned)):
             return None
         if any(_sum(factors, self._law, size) != _power(size, term) for term, factors in self._rivals.items()):
@@ -120,7 +122,7 @@ class _Fit:
 
 
 def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
-    """Fit a law. None if a count disagrees, or if no count could have contradicted the law."""
+    """Return a law fitted to counts. Return None if a count contradicts the law, or if there are too few counts."""
     if len(counts) <= len(law):
         return None
     factors = _exactly(counts, law)
@@ -131,7 +133,10 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if the counts of one size along this axis confirm a law that the other counts solve alone."""
+    """Return True if the counts without one of the sizes along an axis determine all factors of a law.
+
+    The counts of the size that was left out then confirm the law.
+    """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
         if _solved(rest, law) is not None:
@@ -146,7 +151,7 @@ def _exactly(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] 
 
 
 def _solved(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] | None:
-    """Solve for the factors of a law by elimination; None: too few counts are independent."""
+    """Return the factors of a law by Gaussian elimination, or None if too few counts are independent."""
     found: list[tuple[int, list[Fraction]]] = []  # pivot column, and its row: 1 there, 0 in earlier columns
     for size, flops in counts.items():
         row = [Fraction(_power(size, term)) for term in law] + [Fraction(flops)]

@@ -1,4 +1,4 @@
-"""Counts of batches by shape, and the work of other shapes: looked up, scaled, or unknown."""
+"""Store the counted FLOPs of batches by shape, and look up or scale the FLOPs of other batches."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 
 MOST_COUNTS = 32
-"""Maximum number of counts per family of shapes, and of whole steps. Beyond this number, the oldest is dropped."""
+"""Largest number of counts for each family of batch shapes. Beyond this number, the oldest count is dropped."""
 
 MOST_FAMILIES = 64
 
 MOST_REFUTATIONS = 3
-"""Number of counts against scaling after which a family stops scaling."""
+"""After this many counts that contradict scaled FLOPs, a family of batch shapes is no longer scaled."""
 
 SAME = 0.01
-"""Counts of equal batches are taken as equal up to this relative difference."""
+"""Two counts of equal batch shapes are treated as equal up to this relative difference."""
 
 SCALED = "scaled"
 
@@ -26,7 +26,7 @@ _SECOND = ("labels", "decoder_input_ids")
 """Names of tensors that have the length of a decoder's input."""
 
 _PACKED = "cu_seq"
-"""Prefix of tensors that hold the starts of packed sequences. The number of starts doesn't change the products."""
+"""Prefix of the names of tensors with the starts of packed sequences. The number of starts doesn't change the FLOPs."""
 
 _Tensor = tuple[str, tuple[int, ...]]
 
@@ -35,16 +35,16 @@ V = TypeVar("V")
 
 
 class Count(NamedTuple):
-    """Work, the step in which it was counted, and its sources."""
+    """FLOPs, the step in which they were counted, and their sources."""
 
     work: Work
     step: int
-    """Step of the count; 0: the work was scaled."""
+    """Step in which the FLOPs were counted. 0 means that the FLOPs were scaled."""
     sources: frozenset[str]
 
 
 class ShapeTable:
-    """Counts with one set of trained parameters and calls."""
+    """Counts by batch shape, for one set of trained parameters and one number of model calls per batch."""
 
     def __init__(self) -> None:
         self._families: dict[ShapeKey, _Family] = {}
@@ -52,7 +52,7 @@ class ShapeTable:
         self._optimizer = Work()
 
     def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> None:
-        """Learn the passes of a step, each with its share of the optimizer's work."""
+        """Store the counts of a step's passes. Each pass includes a share of the optimizer's FLOPs."""
         now = together(passes)
         self._optimizer = now.work.of(optimizer=True)
         counts = [one._replace(work=one.work.of(optimizer=False)) for one in passes]
@@ -67,7 +67,7 @@ class ShapeTable:
             self._families[family].learn(size, count)
 
     def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
-        """Return the work of a step, including the optimizer's; None: unknown."""
+        """Return the FLOPs of a step, including the optimizer's FLOPs, or None if they are unknown."""
         whole = self._steps.get(alike(shapes))
         counts = [whole] if whole is not None else [self.one(shape) for shape in shapes]
         known = [count for count in counts if count is not None]
@@ -77,18 +77,18 @@ class ShapeTable:
         return step._replace(work=Work.sum([step.work, self._optimizer]))
 
     def one(self, shape: ShapeKey) -> Count | None:
-        """Return the counted or scaled work of a batch of this shape; None: unknown."""
+        """Return the counted or scaled FLOPs of a batch of this shape, or None if they are unknown."""
         family, size = _fold(shape)
         return self._families[family].of(size) if family in self._families else None
 
     def room(self, shape: ShapeKey) -> bool:
-        """Return True if the family of this shape has room for another count."""
+        """Return True if another count can be stored for the family of this shape."""
         family, _ = _fold(shape)
         return family not in self._families or len(self._families[family].counts) < MOST_COUNTS
 
 
 class _Family:
-    """Counts of batches that differ in rows and lengths alone, and the scaled work of other sizes."""
+    """Counts of batches that differ only in rows and lengths, and the scaled FLOPs of other sizes."""
 
     def __init__(self) -> None:
         self.counts: dict[BatchSize, Count] = {}
@@ -97,7 +97,7 @@ class _Family:
         self._scaled: dict[BatchSize, Count | None] = {}
 
     def learn(self, size: BatchSize, count: Count) -> None:
-        """Store the count of a size. Scaling ends after `MOST_REFUTATIONS` contradictions."""
+        """Store the count of a batch size. After `MOST_REFUTATIONS` counts that contradict scaling, scaling ends."""
         scaled = self.of(size)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         keep(self.counts, size, count, MOST_COUNTS)
@@ -105,7 +105,7 @@ class _Family:
         self._scaled.clear()
 
     def of(self, size: BatchSize) -> Count | None:
-        """Return the counted or scaled work of a batch of this size; None: unknown."""
+        """Return the counted or scaled FLOPs of a batch of this size, or None if they are unknown."""
         if size in self.counts:
             return self.counts[size]
         if size not in self._scaled:
@@ -125,7 +125,7 @@ class _Family:
 
 
 def together(counts: Sequence[Count]) -> Count:
-    """Add up the counts of a step's passes or batches."""
+    """Return the sum of the counts of a step's passes or batches."""
     steps = [count.step for count in counts]
     return Count(
         Work.sum([count.work for count in counts]), min(steps), frozenset[str]().union(*[c.sources for c in counts])
@@ -133,25 +133,28 @@ def together(counts: Sequence[Count]) -> Count:
 
 
 def largest_ratio(before: Work, now: Work) -> float:
-    """Return the larger ratio of model or hardware FLOPs, from 1 on; infinite if only one work has FLOPs."""
+    """Return the factor by which the model FLOPs or the hardware FLOPs of two steps differ most.
+
+    The factor is at least 1. The factor is infinite if only one of the steps has FLOPs.
+    """
     pairs = [(before.model_flops, now.model_flops), (before.hardware_flops, now.hardware_flops)]
     return max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
 
 
 def alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
-    """Return the key of all steps with these batches, in any order."""
+    """Return a key that is equal for all steps with these batch shapes, regardless of their order."""
     return frozenset(Counter(shapes).items())
 
 
 def keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Store a value, and drop the oldest if there are too many."""
+    """Store a value in a dict. If the dict then has more than `most` values, drop the oldest value."""
     kept[key] = value
     if len(kept) > most:
         del kept[next(iter(kept))]
 
 
 def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKey, Count] | None:
-    """Share a step's work among its batches, by shape; None if that is ambiguous."""
+    """Divide a step's FLOPs among its batches, by batch shape. Return None if the division is ambiguous."""
     if len(passes) == len(shapes):
         by_shape = dict(zip(shapes, passes, strict=True))
         same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))
@@ -164,7 +167,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
 
 
 def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
-    """Split a shape into its rows and lengths, and its family. Shapes of a family differ only in rows and lengths.
+    """Return the family and the size of a batch shape. Shapes of a family differ only in rows and lengths.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))
@@ -175,7 +178,7 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
 
 
 def extent(shape: ShapeKey) -> tuple[int, int]:
-    """Return rows and length of a batch, from its token ids or else its first tensor; 0: missing.
+    """Return the rows and the length of a batch, from its token ids or else its first tensor. 0 means missing.
 
     >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
     (4, 16)
@@ -185,7 +188,7 @@ def extent(shape: ShapeKey) -> tuple[int, int]:
 
 
 def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
-    """Return the tensor that gives rows and length, and the tensor that gives a decoder's length."""
+    """Return the tensor that gives a batch's rows and length, and the tensor that gives a decoder's length."""
     first = next((one for one in shape if one[0].rpartition(".")[2] == "input_ids"), None)
     guide = first or next((one for one in shape if one[1]), ("", ()))
     rows = guide[1][:1]

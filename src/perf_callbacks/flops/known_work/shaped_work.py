@@ -1,4 +1,4 @@
-"""Work of a step without counting it: by shapes of batches, calls of the model, and trained parameters."""
+"""Look up the FLOPs of a step by its batch shapes, its model calls and the trained parameters."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -28,21 +28,21 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 MOST_TABLES = 16
-"""Maximum number of tables, one for each set of trained parameters and calls. Beyond this number, the oldest table is
-dropped."""
+"""Largest number of tables of counts. Each set of trained parameters and model calls has its own table. Beyond this
+number, the oldest table is dropped."""
 
 _MOST_KNOWN = 256
 
 LOOK_EVERY = 10
-"""Steps between two checks of the trained parameters."""
+"""Number of steps between two checks of which parameters are trained."""
 
 CLOSE_STEPS = 100
-"""After a change, the trained parameters are checked after each step, for this number of steps. If parameters are
-trained in turns, the next change may come soon."""
+"""After a change of the trained parameters, they are checked after each step, for this number of steps. If a program
+trains its parameters in turns, the next change may come soon."""
 
 Each = tuple[int, ...]
-"""Calls of forward and backward per batch. If these are not whole numbers: the calls of the step, and the number of its
-batches."""
+"""Number of forwards and backwards per batch. If these numbers are not whole, the tuple has the forwards, the backwards
+and the batches of the step."""
 
 ONCE: Each = (1, 1)
 
@@ -50,16 +50,16 @@ COUNTED = "counted"
 COPY = "fake-tensor copy"
 CLOSED_FORM = "closed form"
 SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
-"""Sources of FLOPs."""
+"""Sources of the FLOPs of a step."""
 
 
 class ShapedWork(WorkModel):
-    """Work of batches by their shapes, kept apart by the calls of the model in a step and by the trained parameters.
+    """Known FLOPs of steps by batch shape, for each set of trained parameters and model calls.
 
     Args:
-        reader: The reader of the batches.
-        trained: Returns the parameters that require gradients. None: the trained parameters never change.
-        on_change: Called when there is something to count.
+        reader: Reader of the fit's batches.
+        trained: Function that returns which parameters require gradients. None means that they never change.
+        on_change: Function that is called when another step must be counted.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class ShapedWork(WorkModel):
         reader = reader or BatchReader()
         self._find_trained, self._on_change = trained, on_change
         self.rating: Rating | None = None
-        """Peaks of the device, and the last count. None: nothing was counted yet."""
+        """Peaks of the device, and the last count. None means that nothing was counted yet."""
         self.peak_exceeded: Peaks | None = None
-        """Peak that steps exceeded. Once this is logged, the value is None again."""
+        """Peaks of the device if training exceeded them. After the warning is logged, the value is None again."""
         self.unknowns = Unknowns(reader)
-        """Reasons for steps without FLOPs."""
+        """Reasons why FLOPs of steps are unknown."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """The last two steps with calls of the model that were never counted, by these calls."""
+        """Last two steps with the same uncounted model calls, by the number of calls per batch."""
         self._trained: Hashable = None
         self.changed: int | None = None
-        """Last step after which a check found that other parameters are trained. None: no check found a change."""
+        """Last step after which a check found a change of the trained parameters, or None if there was no change."""
         self.checked: int | None = None
-        """The last step whose work was found equal to that of an earlier step. None: FLOPs rest on a single count."""
+        """Last step whose FLOPs were found equal to those of an earlier step, or None if no FLOPs were checked."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
-        """True: the trained parameters have changed, but the step of the change is unknown."""
+        """True if the trained parameters have changed, but the step of the change is unknown."""
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
         self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
@@ -95,21 +95,21 @@ class ShapedWork(WorkModel):
 
     @property
     def counted(self) -> Flops | None:
-        """The last count."""
+        """Last count of FLOPs."""
         return None if self.rating is None else self.rating.count
 
     @property
     def source(self) -> str | None:
-        """Sources of the FLOPs that were returned so far; None: no FLOPs were returned."""
+        """Sources of the FLOPs that were returned so far, or None if no FLOPs were returned."""
         return ", ".join([one for one in SOURCES if one in self._sources]) or None
 
     @property
     def varies(self) -> bool:
-        """True if equal batches took different work. Then no batch has known FLOPs."""
+        """True if steps with equal batch shapes had different FLOPs. Then the FLOPs of all steps are unknown."""
         return self.unknowns.varies is not None
 
     def metrics(self, totals: Totals) -> dict[str, float | None]:
-        """Compute FLOPs per second, MFU and related metrics of these steps. Empty: unknown."""
+        """Return FLOP/s, MFU and related metrics of steps, or an empty dict if they are unknown."""
         self._judge(totals)
         if self.rating is None or self.varies or totals.effort_seconds <= 0:
             return {}
@@ -117,7 +117,7 @@ class ShapedWork(WorkModel):
         return {**metrics, "flops_known": totals.effort_steps / totals.steps}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Return the FLOPs of the included steps. If equal batches took different work, FLOPs are unknown."""
+        """Return the FLOPs of all steps that the metrics include, for the `summary` record."""
         self._judge(included)
         known = included.effort_steps
         summary = self.unknowns.summary(included.steps, known, excluded)
@@ -136,11 +136,11 @@ class ShapedWork(WorkModel):
 
     @property
     def has_no_count(self) -> bool:
-        """True if nothing was counted yet with the currently trained parameters."""
+        """True if no step was counted with the parameters that are trained now."""
         return not any(trained == self._trained for trained, _ in self._tables)
 
     def rate(self, rating: Rating) -> None:
-        """Use the peak and coverage of this rating from now on."""
+        """Use the peaks and the count of this rating from now on."""
         self.rating = rating
         self._efforts.clear()
 
@@ -154,13 +154,13 @@ class ShapedWork(WorkModel):
             self._tell()
 
     def look_after(self, step: int) -> int:
-        """Return the step after which to check again, if the last check was after `step`."""
+        """Return the next step after which the trained parameters are checked, if the last check was after `step`."""
         return step + (1 if self.changed is not None and step < self.changed + CLOSE_STEPS else LOOK_EVERY)
 
     def look(self, step: int = 0) -> None:
         """Check after a step which parameters are trained.
 
-        If the trained parameters have changed, it is unknown which parameters the steps since the last check trained.
+        If they have changed, any step since the last check may have trained the old or the new parameters.
         """
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
@@ -181,7 +181,7 @@ class ShapedWork(WorkModel):
         self._find_trained = self._on_change = None
 
     def settle(self) -> None:
-        """Reset `trainable_changed`, because the steps up to the last check have their FLOPs."""
+        """Reset `trainable_changed` after the FLOPs of all steps up to the last check were looked up."""
         self.trainable_changed = False
 
     def learn(
@@ -193,10 +193,10 @@ class ShapedWork(WorkModel):
         step: int = 0,
         source: str = COUNTED,
     ) -> None:
-        """Store the work of a counted step, by the shapes of its batches.
+        """Store the FLOPs of a counted step, by the shapes of its batches.
 
-        A pass is a forward with its backward; each pass has a share of the optimizer's work. Without `calls`, each
-        batch had one forward and one backward.
+        A pass is a forward with its backward. Each pass includes a share of the optimizer's FLOPs. If `calls` is None,
+        each batch had one forward and one backward.
         """
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))
@@ -224,7 +224,7 @@ class ShapedWork(WorkModel):
         self.unknowns.varies = f"the work of equal batches varies ({difference})"
 
     def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
-        """Compare the outlines of this and an earlier step with the same batches, calls and trained parameters."""
+        """Compare a step's outline with that of an earlier step with equal shapes, calls and trained parameters."""
         self.look(step)
         each = _each(calls, len(shapes))
         if not products or not all(shapes) or self.varies or self.trainable_changed:
@@ -239,7 +239,7 @@ class ShapedWork(WorkModel):
         keep(self._outlines, key, (products, step), MOST_COUNTS)
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
-        """Return the work of a step with batches of these shapes; None: unknown."""
+        """Return the FLOPs of a step with batches of these shapes, or None if they are unknown."""
         if not shapes:
             self.unknowns.note(NO_BATCH)
             return None
@@ -260,11 +260,11 @@ class ShapedWork(WorkModel):
         return effort
 
     def knows(self, shape: ShapeKey) -> bool:
-        """Return True if the work of a batch of this shape is known or can be scaled, for any number of calls."""
+        """Return True if the FLOPs of a batch of this shape are known or can be scaled, whatever its model calls."""
         return any(trained == self._trained and table.one(shape) for (trained, _), table in self._tables.items())
 
     def wants(self, shape: ShapeKey) -> bool:
-        """Return True if the work of this shape is unknown and there is room for its count."""
+        """Return True if the FLOPs of this batch shape are unknown and another count can be stored."""
         room = all(table.room(shape) for (trained, _), table in self._tables.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
@@ -297,9 +297,9 @@ class ShapedWork(WorkModel):
 
 
 def _each(calls: Calls | None, batches: int) -> Each:
-    """Return how often forward and backward run per batch.
+    """Return the number of forwards and backwards per batch.
 
-    A batch with a backward also had a forward, even if no forward was seen. Steps without a backward are kept separate.
+    A batch with a backward also had a forward, even if no forward was observed.
     """
     if calls is None or not batches:
         return ONCE

@@ -1,1 +1,1 @@
-"""Peaks of devices: published, given or measured."""
+"""Find the peak FLOP/s of a device, which are published, set by the user or measured."""

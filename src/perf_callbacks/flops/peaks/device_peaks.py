@@ -1,8 +1,8 @@
-"""Dense peaks of known devices, as published by the makers.
+"""Table of the dense peak FLOP/s of known devices, as their vendors publish them.
 
-Dense means without structured sparsity. Most data sheets print the doubled figure for sparse matrices, and some print
-only that figure. Training accumulates in float32. On consumer cards this halves the advertised figures, and the table
-has the halved figures.
+Dense means without structured sparsity. Most data sheets also print the peak for sparse matrices, which is twice as
+high. Some data sheets print only the sparse peak. Training accumulates in float32. On consumer GPUs, this halves the
+advertised peak, and the table has the halved peak.
 """
 
 from collections.abc import Mapping
@@ -11,22 +11,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PeakRow:
-    """A device, with all names that drivers report for it."""
+    """Peaks of a device, with a pattern for all names that drivers report for the device."""
 
     name: str
-    """A regular expression for the whole name, in lower case, without its maker and its brand."""
+    """Regular expression for the full name of the device in lower case, without vendor and brand."""
     tflops: Mapping[str, float]
-    """Dense peak by torch's dtype name. A missing dtype is not published, or not supported."""
+    """Dense peak in TFLOPS, by torch's dtype name. A missing dtype is not published or not supported."""
     source: str
     processors: int | None
-    """Multiprocessors of the whole device, as torch counts (for an Intel GPU, vector engines). A partition has fewer,
-    under the same name. None if torch doesn't count them."""
+    """Number of multiprocessors of the whole device, as torch reports it. For an Intel GPU, torch reports vector
+    engines. A partition of the device has the same name but fewer multiprocessors. None means that torch reports no
+    number."""
     fma: int | None
-    """Multiply-adds of one multiprocessor in one clock, in bfloat16 or else float16."""
+    """Multiply-adds per clock cycle of one multiprocessor in bfloat16, or in float16 for devices without bfloat16."""
     called: str
-    """Example of a name that the driver reports. A further word distinguishes devices with the same name."""
+    """Example of a name that the driver reports for the device. If two devices have the same name, an additional word
+    distinguishes them."""
     architecture: str | None = None
-    """ROCm's name of the architecture. Architecture and multiprocessors identify an Instinct without a name."""
+    """ROCm's name of the architecture. If ROCm reports no device name, the architecture and the number of
+    multiprocessors identify an AMD Instinct."""
 
 
 def _row(  # noqa: PLR0917 the columns of a table

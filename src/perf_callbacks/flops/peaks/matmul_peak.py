@@ -1,8 +1,8 @@
-"""Measure the best rate at which a device multiplies matrices: by default, if the vendor publishes no peak.
+"""Measure the highest FLOP/s at which a device multiplies matrices. By default, only unknown peaks are measured.
 
-Square matrices of several sizes are multiplied for a second in all, with the threads of the process. The best round
-counts, because other work on the machine can only slow a round down. No state changes: the measurement uses the threads
-and the precision of the run, and draws no random number. Meanwhile the host waits for the device.
+The measurement multiplies square matrices of several sizes for about a second in total. The fastest round counts,
+because other work on the machine can only slow a round down. The measurement uses the process's threads and its
+precision of float32 matmuls, and draws no random numbers. Meanwhile the host waits for the device.
 """
 
 import math
@@ -15,17 +15,17 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 SECONDS = 0.9
-"""Seconds of a measurement, for all dtypes together."""
+"""Duration of a measurement in seconds, for all dtypes together."""
 
 SIZES = {"cpu": (256, 512, 1024, 2048)}
-"""Rows and columns of the matrices, smallest first, each twice the size before."""
+"""Number of rows and columns of the square matrices, the smallest first. Each size is twice the size before."""
 DEVICE_SIZES = (1024, 2048, 4096, 8192)
 
 GROWTH = 8
-"""Time of a round, relative to a round of the size before."""
+"""A round takes about this many times as long as a round with matrices of half the size."""
 
 CALLS = 8
-"""Multiplications that are queued at once, so that the device doesn't wait for the host in between."""
+"""Number of multiplications that are queued at once, so that the device doesn't wait for the host between them."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -39,15 +39,15 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPeak:
-    """Best rate of a dtype."""
+    """Highest measured FLOP/s of a dtype."""
 
     flops_per_second: float
     size: int
-    """Rows and columns of the matrices."""
+    """Number of rows and columns of the square matrices."""
 
 
 class Matmuls:
-    """Multiplications on a device, of matrices that `prepare` allocates."""
+    """Multiplies matrices on a device. The method `prepare` allocates the matrices."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.sizes: tuple[int, ...] = SIZES.get(device.type, DEVICE_SIZES)
@@ -56,17 +56,17 @@ class Matmuls:
         self._calls = 1 if device.type == "cpu" else CALLS
 
     def flops(self, size: int) -> float:
-        """Return the FLOPs of a round: a multiplication and an addition per element of the result and column."""
+        """Return the FLOPs of one round. A product of two square matrices of size n takes 2 * n**3 FLOPs."""
         return 2.0 * size**3 * self._calls
 
     def prepare(self, size: int) -> None:
-        """Allocate matrices of this size."""
+        """Allocate square matrices of this size."""
         ramp = torch.linspace(-1, 1, size * size, dtype=torch.float32, device=self._device).to(self._dtype)
         left, right = ramp.view(size, size), ramp.flip(0).view(size, size)
         self._matrices = left, right, torch.empty_like(left)
 
     def run(self) -> None:
-        """Run a round and wait for its end."""
+        """Run a round of multiplications, and wait until the device has finished the round."""
         left, right, result = self._matrices
         for _ in range(self._calls):
             torch.mm(left, right, out=result)
@@ -82,7 +82,7 @@ def measure(
     clock: Callable[[], float] = perf_counter,
     make: Callable[[torch.device, torch.dtype], Matmuls] = Matmuls,
 ) -> dict[str, MeasuredPeak]:
-    """Measure the best rate of each dtype. Unknown dtypes, and dtypes that the device can't multiply, are left out."""
+    """Measure the highest FLOP/s of each dtype. Dtypes that are unknown or not supported are left out."""
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
     found: dict[str, MeasuredPeak] = {}
     with torch.no_grad():
@@ -93,9 +93,9 @@ def measure(
 
 
 def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
-    """Find the best rate. Each size gets an equal part of the time.
+    """Return the highest FLOP/s over all matrix sizes. Each size gets an equal part of the time.
 
-    The search ends before a size whose round would take too long, or at a size that doesn't fit into memory.
+    The search ends before matrices whose round would take too long, or at matrices that don't fit into memory.
     """
     part = seconds / len(rounds.sizes)
     found: list[MeasuredPeak] = []
@@ -115,7 +115,7 @@ def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> Meas
 
 
 def _shortest(rounds: Matmuls, size: int, seconds: float, clock: Callable[[], float]) -> float:
-    """Return the seconds of the shortest round of a size."""
+    """Return the duration of the fastest round with matrices of this size, in seconds."""
     rounds.prepare(size)
     end, shortest = clock() + seconds, math.inf
     while shortest == math.inf or clock() + shortest <= end:

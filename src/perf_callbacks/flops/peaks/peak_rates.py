@@ -1,4 +1,4 @@
-"""Peaks of devices, and the share of a peak that a run reaches."""
+"""Look up the peak FLOP/s of a device, and compute the share of the peak that a run reaches."""
 
 import difflib
 import re
@@ -19,24 +19,24 @@ DTYPES = {
     "fp64": "float64",
     "fp8": "float8",
 }
-"""Short names of dtypes and torch's names; "tfloat32" and "float8" are this package's own."""
+"""Full names of dtypes, by short name. Most are torch's names; "tfloat32" and "float8" are this package's own."""
 
 WHATEVER = "*"
-"""Dtype of a peak for all dtypes."""
+"""Dtype name of a peak that holds for all dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Dense peaks of a device and their source."""
+    """Dense peak FLOP/s of a device, and the source of the figures."""
 
     by_dtype: Mapping[str, float]
-    """FLOP/s by torch's dtype name. A missing dtype is unknown."""
+    """Peak FLOP/s by torch's dtype name. If a dtype is missing, its peak is unknown."""
     source: str
     measured: bool = False
-    """True: measured by matmuls on the device, so lower than a published peak."""
+    """True if the peaks were measured by matmuls on the device. Measured peaks are lower than published peaks."""
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Return the peak of a dtype, by short name or torch's name; None if unknown.
+        """Return the peak FLOP/s of a dtype, or None if the peak is unknown. `dtype` may be a short name.
 
         >>> Peaks({"bfloat16": 312e12}, "A100 page").peak_flops_per_second("bf16")
         312000000000000.0
@@ -45,7 +45,7 @@ class Peaks:
 
 
 def canonical(dtype: str) -> str:
-    """Return a dtype's name in the tables.
+    """Return the full name of a dtype, as the table of peaks spells it.
 
     >>> canonical("bf16"), canonical("torch.float8_e4m3fn")
     ('bfloat16', 'float8')
@@ -55,14 +55,14 @@ def canonical(dtype: str) -> str:
 
 
 def lookup(device: str, processors: int | None = None, architecture: str | None = None) -> Peaks | None:
-    """Look up the published dense peaks of a device by name; None if the table lacks the device.
+    """Return the published dense peaks of a device, or None if the table doesn't have the device.
 
-    The whole name has to match, because a similar name, such as a laptop GPU of the same number, is another device.
+    The whole name must match, because a laptop GPU with a similar name is another device.
 
     Args:
-        device: Name that the driver reports.
-        processors: Number of multiprocessors, which distinguishes a partition from the whole device.
-        architecture: ROCm's name of the architecture, for an Instinct without a name of its own.
+        device: Name that the driver reports for the device.
+        processors: Number of multiprocessors, which distinguishes a partition of a device from the whole device.
+        architecture: ROCm's name of the architecture, which identifies an AMD Instinct without a device name.
 
     >>> lookup("NVIDIA H100 80GB HBM3").peak_flops_per_second("bfloat16") / 1e12
     989.5
@@ -77,7 +77,7 @@ def lookup(device: str, processors: int | None = None, architecture: str | None 
 
 
 NAMELESS = "radeon graphics"
-"""Name of each AMD GPU if ROCm lacks the list of names, as in small containers."""
+"""Name that ROCm reports for every AMD GPU if its list of device names is missing, as in small containers."""
 
 
 def _rows(device: str, processors: int | None, architecture: str | None) -> list[PeakRow]:
@@ -97,9 +97,9 @@ def _name(device: str) -> str:
 
 
 def near(device: str) -> list[str]:
-    """Find at most three known devices with a similar name; none for a partition of a device.
+    """Return at most three known devices with a similar name. For a partition of a device, return none.
 
-    The model's number has to be the same: the name of an H100 never suggests a P100.
+    The model number must be the same, so "H100" never suggests a P100.
 
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
@@ -117,13 +117,13 @@ def near(device: str) -> list[str]:
 
 
 def _model(name: str) -> str | None:
-    """Return the word of a name that has the model's number: "b200" of "b 200"."""
+    """Return the model in a device name, such as "b200" in "b 200"."""
     found = re.search(r"(\b[a-z]+ ?)?\d[a-z0-9]*", name)
     return None if found is None else found[0].replace(" ", "")
 
 
 def unknown(device: str) -> str:
-    """Return the message that the peak of a device is unknown, with similar devices.
+    """Return a message that the peak of a device is unknown. The message lists devices with similar names.
 
     >>> unknown("NVIDIA L40S PCIe")
     "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
@@ -134,7 +134,7 @@ def unknown(device: str) -> str:
 
 
 def advice(device: str) -> str:
-    """Return the advice how to set the peak of a device that is not in the table.
+    """Return a message that explains how to set the peak of a device that is not in the table.
 
     >>> print(advice("Imaginary 9000"))
     No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
@@ -147,7 +147,7 @@ def advice(device: str) -> str:
 
 
 def given(text: str) -> Peaks:
-    """Parse peaks in TFLOPS: a single peak for all dtypes, or a peak per dtype.
+    """Parse the setting `peak_tflops`, which has one peak for all dtypes or one peak per dtype.
 
     >>> given("bf16=989.5,fp32=67").by_dtype
     {'bfloat16': 989500000000000.0, 'float32': 67000000000000.0}
@@ -165,7 +165,7 @@ fp32, fp64, fp8; did you mean bf16?
 
 
 def number_format(word: str, field: str) -> str:
-    """Return a dtype's name in the tables. Raises `ConfigError`, with the name of the field, if there is no such dtype.
+    """Return the full name of a dtype. If there is no such dtype, raise `ConfigError` with the name of the field.
 
     >>> number_format("tf32", "dtype")
     'tfloat32'
@@ -189,7 +189,7 @@ def _positive(text: str) -> float:
 
 
 def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
-    """Compute the share of a device's peak that these FLOPs reached: MFU for model FLOPs, HFU for executed FLOPs.
+    """Return the share of a device's peak that was reached: MFU for model FLOPs, HFU for executed FLOPs.
 
     >>> mfu(494.75e12, 1.0, 989.5e12)
     0.5
@@ -200,7 +200,7 @@ def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> fl
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
-    """Compute the seconds of this work at the peak of each dtype; None if a dtype has no peak.
+    """Return the seconds that FLOPs take at the peak of each dtype, or None if a dtype has no known peak.
 
     >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
     3.0

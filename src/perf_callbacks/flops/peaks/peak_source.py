@@ -1,8 +1,8 @@
-"""Find the peak to compare a run with: given, looked up, or measured.
+"""Find the peak FLOP/s of a device: the user's setting, a published peak, or a measured peak.
 
-The ranks of a machine share its CPU. So only the first rank measures the peak of a CPU, once a day, and all ranks read
-the same file. No rank waits for another rank: until the file exists, the other ranks have no peak of the CPU. Any rank
-measures the peak of another device, unless the file has the peak.
+All ranks of a machine share the machine's CPU. So only the first rank of a machine measures the peak of the CPU, at
+most once a day. This rank writes the peak to a file, and the other ranks read the file. Until the file exists, the
+other ranks don't know the peak of the CPU. On a GPU, each rank measures the peak if the file doesn't have it.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
-"""Age above which a peak is measured again."""
+"""A measured peak that is older than this many seconds is measured again."""
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
-    """Return the dense peaks of a device; None if unknown and not measured."""
+    """Return the dense peaks of a device, or None if no peak is set, published or measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
     here = devices.of(device)
@@ -44,20 +44,20 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """Conditions of a measured peak."""
+    """Conditions under which a peak was measured. Under other conditions, the peak is measured again."""
 
     node: str
     device: str
     threads: int
     cpus: int | None
-    """Number of CPUs that the process may run on, if known."""
+    """Number of CPUs on which the process may run, or None if unknown."""
     torch: str
     precision: str
-    """Precision of float32 matmuls."""
+    """Precision of float32 matmuls, such as "high"."""
 
 
 def conditions(device: torch.device) -> Conditions:
-    """Return the conditions of this process."""
+    """Return the conditions under which this process would measure a peak."""
     return Conditions(
         node=platform.node(),
         device=devices.of(device).name,
@@ -69,14 +69,14 @@ def conditions(device: torch.device) -> Conditions:
 
 
 class Cache:
-    """Measured peaks of these conditions, in a small JSON file. If the file can't be written, nothing is stored."""
+    """JSON file of the peaks that were measured under the same conditions. Errors in writing the file are ignored."""
 
     def __init__(self, directory: Path, where: Conditions) -> None:
         name = hashlib.sha256(msgspec.json.encode(where)).hexdigest()[:16]
         self.path = directory / f"peak-{name}.json"
 
     def read(self) -> dict[str, MeasuredPeak]:
-        """Read the peaks if the file is less than a day old. Empty if it is older, missing or unreadable."""
+        """Return the peaks in the file, or an empty dict if the file is older than a day, missing or unreadable."""
         with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
             if unix_time() - self.path.stat().st_mtime <= FRESH_SECONDS:
                 found = msgspec.json.decode(self.path.read_bytes(), type=dict[str, MeasuredPeak])
@@ -84,7 +84,7 @@ class Cache:
         return {}
 
     def write(self, measured: Mapping[str, MeasuredPeak]) -> None:
-        """Write these peaks, atomically."""
+        """Write measured peaks to the file atomically."""
         unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,13 +92,13 @@ class Cache:
             unfinished.replace(self.path)
 
     def forget(self) -> None:
-        """Remove the file, because a peak turned out to be wrong."""
+        """Remove the file, because a run exceeded one of its peaks."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 _KNOWN: dict[Conditions, dict[str, MeasuredPeak]] = {}
-"""Peaks that this process has measured or read."""
+"""Peaks that this process has measured, or has read from a file."""
 
 
 def measured_peaks(
@@ -109,7 +109,7 @@ def measured_peaks(
     directory: Path | None = None,
     measure: Callable[[torch.device, Iterable[str]], dict[str, MeasuredPeak]] = matmul_peak.measure,
 ) -> Peaks | None:
-    """Return the peaks of these dtypes, measured now or less than a day ago. None if all are unavailable."""
+    """Return the measured peaks of dtypes, or None if no peak is available. Peaks of the last day are reused."""
     where = conditions(device)
     cache = Cache(directory or cache_directory(), where)
     known = _KNOWN.setdefault(where, {})
@@ -125,7 +125,7 @@ def measured_peaks(
 
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
-    """Forget a measured peak that the run exceeded, so that the next run measures again."""
+    """Delete the measured peaks of a device, so that the next run measures them again."""
     where = conditions(device)
     _KNOWN.pop(where, None)
     Cache(directory or cache_directory(), where).forget()

@@ -1,1 +1,1 @@
-"""A loop with Hugging Face Accelerate."""
+"""Integration for a training loop with Hugging Face Accelerate."""

@@ -1,4 +1,4 @@
-"""Watched methods of an accelerator: each informs the fits and calls the original."""
+"""Watched methods of an accelerator: each replacement informs the session and calls the original method."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
 
 ATTRIBUTE = "_perf_callbacks"
-"""Name of the attribute in which an accelerator holds the session of its fits."""
+"""Name of the accelerator's attribute that holds its `AcceleratorSession`."""
 
 PREPARING = (
     "prepare",
@@ -22,7 +22,7 @@ PREPARING = (
     "prepare_scheduler",
     "skip_first_batches",
 )
-"""Methods that return prepared objects."""
+"""Methods of an accelerator that return prepared objects."""
 
 PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
 """Attributes in which an accelerator keeps its prepared objects."""
@@ -38,7 +38,7 @@ def take_over(accelerator: Any) -> None:
 
 
 def install(accelerator: Any, fits: AcceleratorSession) -> None:
-    """Watch an accelerator's methods and prepared objects, until the fits' patches are restored."""
+    """Watch an accelerator's methods and prepared objects, until the measurement ends."""
     kind = type(accelerator)
     members: dict[str, Any] = {ATTRIBUTE: fits}
     for name, make in _seams(fits).items():
@@ -53,7 +53,7 @@ def install(accelerator: Any, fits: AcceleratorSession) -> None:
 
 
 def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return the watched methods of an accelerator, each with the function that wraps the method."""
+    """Return functions that wrap an accelerator's methods, by the name of the method."""
     return {
         **dict.fromkeys(PREPARING, functools.partial(around, after=fits.see)),
         "backward": functools.partial(_training, fits),
@@ -66,7 +66,7 @@ def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]],
 
 
 def _training(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap `backward`, which may begin a fit."""
+    """Wrap `backward`, whose call begins a fit if no fit is running."""
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -78,7 +78,7 @@ def _training(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...
 
 
 def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap `log`, and add our metrics to the user's values."""
+    """Wrap `log`, so that the `perf/*` metrics are added to the user's values."""
 
     @functools.wraps(inner)
     def call(accelerator: Any, values: Any, *args: Any, **kwargs: Any) -> T:
@@ -96,9 +96,10 @@ def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...,
 
 
 def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a method that saves or loads a checkpoint, and call `use` with the directory afterwards.
+    """Wrap a method that saves or loads a checkpoint, so that `use` is called with the directory afterwards.
 
-    We register no object for checkpointing, because then every checkpoint that is loaded would have to contain it.
+    An object registered for checkpointing could do the same, but then a checkpoint without this object could not be
+    loaded.
     """
 
     @functools.wraps(inner)

@@ -1,4 +1,4 @@
-"""Fits of one accelerator: each begins, continues from a checkpoint, and ends."""
+"""Session of one accelerator, which begins fits, continues them from checkpoints, and ends them."""
 
 import atexit
 import functools
@@ -36,7 +36,7 @@ _all: "weakref.WeakSet[AcceleratorSession]" = weakref.WeakSet()
 
 
 class AcceleratorSession:
-    """Measures the training with an accelerator, from the first batch or backward of training on."""
+    """Measures training with an accelerator. A fit begins with the first batch or backward of training."""
 
     def __init__(
         self,
@@ -54,28 +54,28 @@ class AcceleratorSession:
         self._before: tuple[int, Batch] | None = None  # with the id of its loader
         self._prepared = Prepared(self)
         self.restoring = RestoreTime()
-        """Time of `load_state` before the next fit."""
+        """Measures the time in `load_state` before the next fit begins."""
         self.watch: AcceleratedWatch | None = None
-        """The watch of the current fit. None between fits."""
+        """Watch of the current fit, or None if no fit is running."""
         self.listener: LoaderListener = self
-        """Receiver of the events of measured loaders: the watch of the current fit, else this object."""
+        """Object that receives the events of measured loaders: the watch during a fit, this session between fits."""
         self._shown = True
-        """True: the closing card of the last fit was shown."""
+        """True means that the closing card of the last fit was already shown."""
         self.patches = Patches()
-        """Changes to the accelerator that last until the end of the measurement."""
+        """Changes to the accelerator that are undone when the measurement ends."""
         self.kind: type = type(accelerator)
-        """Class of the accelerator during the measurement."""
+        """Class that the accelerator has during the measurement."""
         self.active = session.enabled
-        """False: closed, failed, or turned off by the configuration."""
+        """False means that the session was closed, has failed, or was turned off by the configuration."""
         self._freed = weakref.finalize(accelerator, weakly(self._close_freed))
         self._freed.atexit = False
         self.armed = armed
-        """True: a launcher attached this session, so the program may never call `end_training()`."""
+        """True means that a launcher attached this session. The program may then end without `end_training()`."""
         self._at_exit = weakly(self._close_at_exit)
 
     @property
     def state(self) -> dict[str, Any]:
-        """State to save with a checkpoint."""
+        """Counters of the current or last fit, to save with a checkpoint."""
         return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
@@ -87,7 +87,7 @@ class AcceleratorSession:
 
     @fails_open
     def fetch(self, loader: object) -> None:
-        """Begin a fit if the loop asks a loader for a batch to train on."""
+        """Begin a fit if the loop requests a batch for training from a loader."""
         if torch.is_grad_enabled() and any(model.training for model in self._prepared.models):
             self.begin()
         if self.watch is not None:
@@ -95,15 +95,15 @@ class AcceleratorSession:
 
     @fails_open
     def fetched(self, loader: object, batch: object) -> None:
-        """Keep a batch that was fetched between fits: the next fit may begin with this batch."""
+        """Keep a batch that was fetched between two fits, because the next fit may begin with this batch."""
         self._before = id(loader), self._reader.read(batch)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Ignore the loop's exit from a loader between fits."""
+        """Do nothing when the loop leaves a loader between two fits."""
 
     @fails_open
     def begin(self) -> None:
-        """Begin a fit if a model and an optimizer are prepared. Training without prepared objects is not measured."""
+        """Begin a fit if no fit is running, and a model and an optimizer are prepared."""
         models, optimizers = self._prepared.models, self._prepared.optimizers
         if self.watch is not None or not models or not optimizers:
             return
@@ -130,7 +130,7 @@ class AcceleratorSession:
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:
-        """Close the measurement of any other accelerator that counts the steps of this optimizer."""
+        """Close any other measurement that counts the steps of this optimizer."""
         for other in [*_all]:
             if other.watch is not None and other.watch.counts(optimizer):
                 other.close(TAKEN_OVER)
@@ -138,18 +138,18 @@ class AcceleratorSession:
 
     @fails_open
     def row(self) -> dict[str, float] | None:
-        """Return the metrics of the steps since the last row."""
+        """Return the metrics of the steps since the last call, or None if no fit is running."""
         return None if self.watch is None else self.watch.recorder.row(self.watch.steps)
 
     @fails_open
     def save(self, directory: Path) -> None:
-        """Write the counters into the directory of a new checkpoint."""
+        """Write the fit's counters into the directory of a new checkpoint."""
         if self.state:
             saved_counters.write(directory, self._accelerator().process_index, self.state)
 
     @fails_open
     def load(self, directory: Path) -> None:
-        """Read the counters of a loaded checkpoint. Training continues from the checkpoint in a new fit."""
+        """End the fit, and read the counters of the checkpoint from which the next fit continues."""
         self._end()
         self._carried = saved_counters.read(directory, self._accelerator().process_index)
         self._state = dict(self._carried)
@@ -164,7 +164,7 @@ class AcceleratorSession:
 
     @fails_open
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and undo every change. Idempotent."""
+        """Stop measuring and undo every change to the accelerator. Idempotent."""
         if self._session.recorder is None and failure is None and not self.armed:
             log.warning(
                 "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
@@ -176,7 +176,7 @@ class AcceleratorSession:
         self._detach()
 
     def fail(self, error: Exception) -> None:
-        """Log our error once, stop measuring, and undo every change."""
+        """Log an error of this package once, stop measuring, and undo every change."""
         try:
             self._session.fail(error)
         finally:
@@ -189,13 +189,13 @@ class AcceleratorSession:
             self._detach()
 
     def _show_card(self) -> None:
-        """Show the closing card of the last fit, once."""
+        """Show the closing card of the last fit, unless it was already shown."""
         shown, self._shown = self._shown, True
         if not shown:
             self._session.show_summary()
 
     def _ended(self, recorder: Recorder) -> None:
-        """Store the last state of a closed recorder. After a failure, detach."""
+        """Store the counters of a closed recorder. After a failure, also undo every change to the accelerator."""
         self.watch, self.listener, self._state = None, self, recorder.state
         if recorder.failure is not None:
             self._detach()
@@ -215,7 +215,7 @@ class AcceleratorSession:
         self.close(None if self.armed else FREED)
 
     def _close_at_exit(self) -> None:
-        """Close the measurement of a program without `end_training()`, unless an exception ended the program."""
+        """Close the measurement when the program exits, unless an exception ended the program."""
         if not hasattr(sys, "last_value"):
             self.close()
 
@@ -234,7 +234,10 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
 
 
 def _batches(loaders: tuple[Any, ...]) -> Batches:
-    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
+    """Describe how batches get to the device.
+
+    A loader that skips batches after a resume loses the option `non_blocking`.
+    """
     return Batches(
         pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
         copied_aside=False,

@@ -23,28 +23,31 @@ def attach(
 ) -> "Attachment":
     """Measure the loop that uses this accelerator, without other changes to the loop.
 
-    Call `attach` before `accelerator.prepare(...)`. A step ends when the first prepared optimizer updates the weights,
-    so accumulated micro-batches share a step, and a skipped step doesn't count. Metrics named `perf/*` join the values
-    of each `accelerator.log(...)` and cover the steps since the previous call.
+    Call `attach` before `accelerator.prepare(...)`. A step ends when the optimizer that was prepared first updates the
+    weights. So accumulated micro-batches form one step, and a skipped update doesn't count. Each `accelerator.log(...)`
+    also logs metrics named `perf/*`, which cover the steps since the previous call of `log`.
 
-    Data is the time in `next` of any prepared loader, including the copy to the device. Forward begins with the call of
-    a prepared model and lasts until the backward, so it includes the loss. Optimizer includes clipping, the prepared
-    scheduler and `zero_grad`. Batches fetched and models called in evaluation mode belong to an evaluation, which lasts
-    until training resumes. `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
-    checkpoints are part of no step, and rows leave out a step with an evaluation or a checkpoint.
+    The stage `data` is the time in `next` of any prepared loader, including the copy to the device. The stage `forward`
+    begins with the call of a prepared model and lasts until the backward, so it includes the loss. The stage
+    `optimizer` includes gradient clipping, `zero_grad` and the step of a prepared scheduler.
 
-    Measuring begins with the first batch or backward of training. `free_memory()` ends it until training begins with
-    newly prepared objects. `accelerator.end_training()`, or `close()` of the returned attachment, ends it for good and
-    undoes all changes, and so does freeing the accelerator. `save_state` and `load_state` save and load the counters.
+    An evaluation begins when the loop fetches a batch or calls a model in evaluation mode, and lasts until training
+    resumes. Calls of `save_state`, `save_model`, `save` and `get_state_dict` count as checkpoints. The time of
+    evaluations and checkpoints belongs to no step. The metrics leave out every step with an evaluation or a checkpoint.
 
-    Until measuring ends, the accelerator, its loaders and schedulers have a subclass of their class. The callback holds
-    these objects weakly, and their copies and pickles have the original class.
+    Measuring begins with the first batch or backward of training. `accelerator.free_memory()` interrupts measuring
+    until training begins with newly prepared objects. `accelerator.end_training()`, or `close()` of the returned
+    attachment, ends measuring for good and undoes all changes. Measuring also ends when the accelerator is freed.
+    `save_state` and `load_state` also save and load the counters of perf_callbacks, such as the number of steps.
+
+    Until measuring ends, the accelerator and its prepared loaders and schedulers have a subclass of their original
+    class. Copies and pickles of these objects have the original class. The callback keeps none of these objects alive.
 
     Args:
-        accelerator: The accelerator whose loop to measure. A second `attach` takes over from the first.
+        accelerator: Accelerator that the loop uses. A second `attach` to an accelerator ends the first.
         config: The settings. Environment variables override these settings.
-        resume: The saved `state()`, for checkpoints that `save_state` doesn't write.
-        strays: Not accepted. Settings go into `config`.
+        resume: Saved result of `state()`. Checkpoints of `save_state` don't need this argument.
+        strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
         raise ConfigError(
@@ -57,9 +60,9 @@ def attach(
 class Attachment:
     """Measurement that is attached to an accelerator.
 
-    If `armed`, a launcher attached the measurement, not the program's code. Then a program without training logs
-    nothing. If the program never calls `end_training()`, the table is printed when the accelerator is freed or the
-    program ends. A later `attach` takes over.
+    If `armed` is True, a launcher attached the measurement, and not the program's own code. For such a measurement, no
+    warning is logged if the program never trains. If the program never calls `end_training()`, the closing table is
+    printed when the accelerator is freed, or when the program ends.
     """
 
     __module__ = "perf_callbacks.accelerate"  # the name in pickles
@@ -89,13 +92,13 @@ class Attachment:
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the current fit so far, or of the last fit. None before the first fit."""
+        """Summary of the current fit so far, or else of the last fit. None before the first fit."""
         return self._session.summary
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save with a checkpoint, for `attach(resume=…)`. `save_state` saves the same by itself."""
+        """Return the counters to save with a checkpoint, for `attach(resume=…)`. `save_state` also saves them."""
         return self._fits.state
 
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and undo every change. Idempotent."""
+        """Stop measuring and undo every change to the accelerator. Idempotent."""
         self._fits.close(failure)

@@ -1,4 +1,4 @@
-"""Objects that an accelerator has prepared. Loaders are measured in place, so other code sees no difference."""
+"""Objects that an accelerator has prepared. A prepared loader is measured, but stays the same object."""
 
 import weakref
 from collections.abc import Iterator
@@ -14,26 +14,26 @@ from perf_callbacks.kernel.process.patches import Patches
 
 
 class LoaderListener(Protocol):
-    """Receiver of the events of measured loaders. Its methods raise nothing."""
+    """Interface of an object that receives the events of measured loaders. Its methods never raise exceptions."""
 
     def fetch(self, loader: object) -> None:
-        """Handle the loop's request for a batch, before the loader fetches."""
+        """Handle the loop's request for a batch, before the loader fetches the batch."""
 
     def fetched(self, loader: object, batch: object) -> None:
         """Handle a batch that a loader hands over to the loop."""
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Handle the loop's exit from a loader: at the end of its batches, or by a `break` or an exception."""
+        """Handle the loop's exit from a loader. `exhausted` is False after a `break` or an exception."""
 
 
 class ListenerSource(Protocol):
-    """Holder of the current receiver of loader events, which changes when a fit begins and ends."""
+    """Interface of an object whose `listener` receives the events of loaders. The listener may change."""
 
     listener: LoaderListener
 
 
 class Prepared:
-    """Prepared models, optimizers, schedulers and loaders, in the order of their preparation, held weakly."""
+    """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation."""
 
     def __init__(self, source: ListenerSource) -> None:
         self._source = weakref.ref(source)
@@ -56,11 +56,11 @@ class Prepared:
 
     @property
     def loaders(self) -> tuple[DataLoader[Any], ...]:
-        """The prepared loaders of torch's class `DataLoader`."""
+        """The prepared loaders that are instances of torch's `DataLoader`."""
         return tuple(one for one in self if isinstance(one, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
-        """Add a prepared object, or a list or tuple of objects, and return the new objects."""
+        """Add a prepared object, or all objects of a list or tuple. Return the objects that were not known before."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
         known = [*self]
         self._all = [reference for reference in self._all if reference() is not None]
@@ -85,7 +85,7 @@ class Prepared:
 
 
 def _measured(kind: type, source: "weakref.ref[ListenerSource]") -> type:
-    """Make a subclass of a loader class that measures iterations and changes nothing else."""
+    """Return a subclass of a loader class that measures each iteration over the loader."""
 
     def iterate(self: Any) -> Iterator[Any]:
         found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Objects watched through a subclass of their class, so that their attributes stay as they are.
+"""Temporary subclasses, by which methods of an object are watched without replacing attributes of the object.
 
-Replacing a method on an object has two disadvantages. The replacement refers to the object, so only a garbage
-collection frees the object. And every copy and every pickle contains the replacement. With a subclass, the
-object is freed as usual, and its copies and pickles have the original class.
+Replacing a method on an object would have two disadvantages. The replacement would refer to the object, so that only a
+garbage collection frees the object. Every copy and every pickle of the object would contain the replacement. With a
+subclass, the object is freed as usual, and its copies and pickles have the original class.
 """
 
 import copyreg
@@ -15,7 +15,7 @@ NEW: Any = vars(copyreg)["__newobj__"]
 
 
 def watched(kind: Any, members: Mapping[str, object]) -> type:
-    """Make a subclass of `kind` with these members. Its instances pickle and copy as instances of `kind`."""
+    """Return a subclass of `kind` with these members. Copies and pickles of its instances have the class `kind`."""
 
     def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)
@@ -32,7 +32,10 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
 
 
 def put_on(owner: object, made: type) -> Callable[[], None]:
-    """Set the class of an object, and return the function that restores the class. Holds the object weakly."""
+    """Set the class of an object to `made`, and return a function that restores the original class.
+
+    The returned function doesn't keep the object alive.
+    """
     kind = type(owner)  # not `__class__`, which is torch's class in accelerate's loaders
     _become(owner, made)
     return functools.partial(_take_off, weakref.ref(owner), made, kind)
@@ -45,5 +48,5 @@ def _take_off(reference: "weakref.ref[object]", made: type, kind: type) -> None:
 
 
 def _become(owner: object, kind: type) -> None:
-    """Set the class of an object, past the read-only `__class__` property of accelerate's loaders."""
+    """Set the class of an object, even if its `__class__` is a read-only property, as in accelerate's loaders."""
     vars(object)["__class__"].__set__(owner, kind)

@@ -1,4 +1,4 @@
-"""Watched calls of an Accelerate loop: several models, optimizers and loaders, and the accelerator itself."""
+"""Watched calls of a loop with Accelerate, which may use several models, optimizers and loaders."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reach
 T = TypeVar("T")
 
 MOST_PENDING = 1024
-"""Largest number of batches of one loader that wait to be trained on."""
+"""Largest number of batches of one loader that were fetched and may still be used for training."""
 
 # Looking up an enum's member costs as much as writing the mark.
 _DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
@@ -33,11 +33,12 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class AcceleratedWatch(LoopWatch):
-    """Distinguishes training from evaluation by the calls of the loop, since any prepared loader may serve both.
+    """Watches a loop with Accelerate. The loop's calls show if it trains or evaluates, even with a single loader.
 
-    A batch counts once a backward follows. Fetching a batch begins an evaluation if gradients are off or no model is in
-    training mode. Calling a model in evaluation mode without gradients does so too, unless the model is the teacher of
-    a model that trains. The evaluation lasts until the loop fetches a batch for training, or trains a model.
+    A batch counts when a backward follows. An evaluation begins when the loop fetches a batch while gradients are off
+    or no model is in training mode. An evaluation also begins when the loop calls a model in evaluation mode without
+    gradients, but not if this model is the teacher of a model that trains. The evaluation lasts until the loop fetches
+    a batch for training, or calls a model in training mode.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
@@ -67,7 +68,7 @@ class AcceleratedWatch(LoopWatch):
         self._always: set[int] = set()  # loaders whose batches train models in evaluation mode
 
     def install(self) -> None:
-        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
+        """Install the hooks and wrappers. Closing the fit's recorder removes all of them."""
         super().install()
         _know_signature(self._optimizer)
         self._watch_accelerator(self._kind)
@@ -75,7 +76,7 @@ class AcceleratedWatch(LoopWatch):
             self.add(one)
 
     def add(self, prepared: object) -> None:
-        """Watch another prepared object. Only the steps of the first optimizer count."""
+        """Watch one more prepared object. Only steps of the optimizer that was prepared first count."""
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
@@ -103,7 +104,7 @@ class AcceleratedWatch(LoopWatch):
         _know_signature(optimizer)
 
     def _watch_accelerator(self, kind: type) -> None:
-        """Watch the methods for clipping and saving, in the accelerator's temporary subclass."""
+        """Watch the accelerator's methods for gradient clipping and for checkpoints."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
@@ -112,16 +113,16 @@ class AcceleratedWatch(LoopWatch):
                 recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
-        """Return True if the steps of this optimizer count."""
+        """Return True if the steps of this optimizer count as steps of the fit."""
         return self._optimizer is getattr(optimizer, "optimizer", optimizer)
 
     @property
     def training(self) -> bool:
-        """True if a trained model is in training mode. Before any model was trained, every model counts."""
+        """Return True if a model is in training mode. Once a model has been trained, only trained models count."""
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model that may need more than a mark. Return True if the call is a forward."""
+        """Handle a call of a model. Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         gradients = is_grad_enabled()
         if model.training and gradients:
@@ -145,7 +146,7 @@ class AcceleratedWatch(LoopWatch):
         return self._learned and not in_function()
 
     def fetch(self, loader: object) -> None:
-        """Mark the wait for a batch, or begin an evaluation."""
+        """Mark the beginning of the wait for a batch, or begin an evaluation."""
         if get_ident() != self.thread:
             return
         try:
@@ -162,7 +163,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901 a call is a frame in each step
-        """Read a batch at once: the loop may take the batch apart before the training."""
+        """Read a fetched batch at once, because the loop may change the batch before the training."""
         try:
             reader = self._reader
             found = None  # as `BatchReader.read`, without its frame
@@ -204,7 +205,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Record that the loop leaves a loader. The loop may be over, unless the loader serves an evaluation."""
+        """Record that the loop leaves a loader. Ignore the end of a loader that serves an evaluation."""
         with guard(self.fail):
             if exhausted and self.evaluating:
                 return
@@ -213,7 +214,7 @@ class AcceleratedWatch(LoopWatch):
             self.recorder.leave(exhausted=exhausted)
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Mark and call the accelerator's backward."""
+        """Call the accelerator's `backward`, and mark its beginning and its end."""
         if self.in_backward or get_ident() != self.thread or not self.recorder.active:
             return inner(*args, **kwargs)
         self.in_backward = True
@@ -246,7 +247,7 @@ class AcceleratedWatch(LoopWatch):
                 self.fail(error)
 
     def begins_backward(self, root: object = None) -> bool:
-        """Begin a backward that bypasses the accelerator's `backward`."""
+        """Handle the beginning of a backward that the loop calls without the accelerator."""
         if not self.in_backward and get_ident() == self.thread:
             try:
                 self._count(root)
@@ -255,7 +256,7 @@ class AcceleratedWatch(LoopWatch):
         return super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch. If the model ran after the last batch of the loader, that batch counts as taken."""
+        """Queue a batch. If a model was called since the loader's last batch, the last batch counts as used."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
@@ -266,7 +267,7 @@ class AcceleratedWatch(LoopWatch):
         self.several = self.several or len(waiting) > 1
 
     def takes(self, arguments: object) -> None:
-        """Move the batches that a model is called with from the waiting batches to the taken batches."""
+        """Find the waiting batches that a model is called with, and count these as used by the model."""
         self.ran = False
         tensors = identify(arguments)
         if same(tensors, self._last_call):
@@ -282,9 +283,9 @@ class AcceleratedWatch(LoopWatch):
                     self._ahead = not newest
 
     def _count(self, root: object) -> None:
-        """Count the batches of a backward.
+        """Count the batches that a backward trains on.
 
-        For each loader these are the batches of the model's calls, or else the last batch.
+        For each loader, these are the batches that a model was called with. If no call was seen, it is the last batch.
         """
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
@@ -309,7 +310,10 @@ class AcceleratedWatch(LoopWatch):
         self._doubtful = None
 
     def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Mark a scheduler's step as optimizer, except between micro-batches, when the scheduler does nothing."""
+        """Wrap a scheduler's `step`, so that its time counts as the stage `optimizer`.
+
+        A call between accumulated micro-batches isn't marked, because then the scheduler does nothing.
+        """
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -337,8 +341,8 @@ class AcceleratedWatch(LoopWatch):
 def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The signature is cached on the function below our wrapper, not on our wrapper. A wrapper of other code on top of
-    ours copies our attributes, but may be a function without the parameter `self` that this signature has.
+    The signature is cached on the original function, not on our wrapper. From our wrapper, another wrapper around ours
+    would copy the signature, which may be wrong for that other wrapper.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

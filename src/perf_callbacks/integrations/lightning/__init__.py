@@ -1,1 +1,1 @@
-"""The Lightning `Trainer` of both trees."""
+"""Integration for the `Trainer` of `lightning.pytorch` and the `Trainer` of `pytorch_lightning`."""

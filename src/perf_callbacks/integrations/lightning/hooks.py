@@ -1,4 +1,4 @@
-"""Hooks of both Lightning callbacks: begin, save, log and end a fit. Imports neither of the two Lightning packages."""
+"""Hooks that both Lightning callbacks share. This module imports neither `lightning` nor `pytorch_lightning`."""
 
 import functools
 import os
@@ -25,9 +25,10 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key of our counters in a checkpoint. There are two worse places. Among the states of callbacks, two of our callbacks
-would share a key. A file beside the checkpoint would appear in lists of checkpoints, and would not move with the
-checkpoint.
+"""Key of the fit's counters in a checkpoint.
+
+The counters are not among the checkpoint's states of callbacks, where two callbacks of this class would share one key.
+They are not in a separate file either, because such a file would not move with the checkpoint.
 """
 
 EVERY_BATCH = (
@@ -38,20 +39,20 @@ EVERY_BATCH = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Hooks that the trainer calls for every batch. In `LightningHooks` these hooks do nothing."""
+"""Hooks that the trainer calls for every batch. In `LightningHooks`, these hooks do nothing."""
 
 READS = ("_restore_modules_and_callbacks", "restore_training_state")
-"""Methods of the trainer's checkpoint connector that read a checkpoint, after `setup`."""
+"""Methods of the trainer's checkpoint connector that read a checkpoint, after the hook `setup`."""
 
 LARGE = 100.0
-"""Numbers from this value on are shown without decimals."""
+"""Smallest number that the progress bar shows without decimals."""
 
 
 class LightningHooks(CallbackBase):
-    """Hooks of a `PerfCallback`, for either of the two `Callback` base classes."""
+    """Hooks of a `PerfCallback` for Lightning. A subclass adds the base class `Callback` of one Lightning package."""
 
     framework: ClassVar[str]
-    """Package of the `Callback` base class. Hooks that this package defines are empty, and can be turned off."""
+    """Name of the Lightning package with the base class `Callback`, whose hooks do nothing."""
 
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
@@ -67,12 +68,12 @@ class LightningHooks(CallbackBase):
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without watch, replaced hooks and `log`, which trainers set and which holds the module."""
+        """Return the state without the watch, the replaced hooks, and the method `log` that a trainer sets."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
 
     def fail(self, error: Exception) -> None:
-        """Log our error once, stop measuring, and undo every change, including the changes of `setup`."""
+        """Log an error of this package once, stop measuring, and undo every change, even those of `setup`."""
         try:
             super().fail(error)
         finally:
@@ -113,7 +114,7 @@ class LightningHooks(CallbackBase):
 
     @fails_open
     def begin(self, trainer: Any) -> None:
-        """Start measuring, once `on_train_start` of the other callbacks has run."""
+        """Start measuring, after all other callbacks have run `on_train_start`."""
         trainer.callbacks = settled(trainer.callbacks)
         place = self._place(trainer, self._last_state(trainer))
         watch = self._session.begin(
@@ -162,7 +163,7 @@ class LightningHooks(CallbackBase):
             self._close()
 
     def _prepare(self, trainer: Any, strategy: Any) -> None:
-        """Apply the checklist's items that must precede the loaders: the trainer prepares loaders before training."""
+        """Apply the checklist items that must be applied before the trainer prepares its loaders."""
         source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)  # a loader or a data module
         ways = Batches(
             copied_aside=True,
@@ -175,7 +176,7 @@ class LightningHooks(CallbackBase):
         self._startup = checklist.prepare(self._session.settings, strategy.root_device, ways, local_ranks)
 
     def log_row(self, trainer: Any, step: int) -> None:
-        """Log the metrics of the steps since the last row, if the trainer is about to log the loss."""
+        """Log the metrics of the steps since the previous metrics, if the trainer is about to log the loss."""
         recorder = self._session.recorder
         if recorder is None or not (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
             return
@@ -189,10 +190,10 @@ class LightningHooks(CallbackBase):
         shown.update({name: Figure(value) for name, value in bar(row, recorder.config.console).items()})
 
     def _keep_quiet(self, recorder: Recorder) -> None:
-        """Turn off the hooks of every batch, because the trainer enters a profiler's context even for an empty hook.
+        """Turn off the hooks that the trainer would call for every batch.
 
-        Each hook becomes None, and the trainer skips hooks that are not callable. A hook stays if the watch needs it to
-        see the end of a batch.
+        The trainer enters a profiler's context even for an empty hook. So each hook is set to None, and the trainer
+        skips the hook. If the watch needs a hook to see the end of a batch, the hook stays.
         """
         ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:
@@ -206,7 +207,7 @@ class LightningHooks(CallbackBase):
             self._close_startup()
 
     def _close_startup(self) -> None:
-        """Undo what `setup` applied. Idempotent."""
+        """Undo the changes of the hook `setup`. Idempotent."""
         if self._restoring is not None:
             self._restoring.take()
         startup, self._startup = self._startup, None
@@ -218,7 +219,10 @@ class LightningHooks(CallbackBase):
         self._session.end(failure)
 
     def _last_state(self, trainer: Any) -> dict[str, Any] | None:
-        """Return the state from which this fit continues: of a checkpoint, or of the last fit in the same trainer."""
+        """Return the counters from which this fit continues, or None if it starts anew.
+
+        The counters come from a checkpoint, or from the previous fit of the same trainer.
+        """
         done = steps_done(trainer)
         if self._carried is not None or self._session.recorder is None or not done:
             return self._carried
@@ -241,9 +245,9 @@ class LightningHooks(CallbackBase):
 
 
 class Figure(float):
-    """Number that a progress bar shows with three digits, or as an integer from `LARGE` on.
+    """Number that a progress bar shows with three significant digits, or as an integer from 100 on.
 
-    The format that the bar requests is ignored: rich requests ".3f".
+    The format that the progress bar requests is ignored. For example, rich requests ".3f".
     """
 
     def __format__(self, _spec: str) -> str:
@@ -259,7 +263,7 @@ def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
 
 
 class _Afterwards:
-    """Callback that the trainer calls last in one `on_train_start`, to begin the fit."""
+    """Callback that begins the fit. The trainer calls its `on_train_start` after all other callbacks."""
 
     state_key = "PerfCallback"
 
@@ -275,10 +279,10 @@ def _nothing(_hook: object) -> None:
 
 
 def _directory(trainer: Any) -> Path:
-    """Return the directory of the first logger with a local directory, or else the trainer's.
+    """Return the directory of the first logger that has a local directory, or else the trainer's root directory.
 
-    Only rank 0 asks its loggers, because loggers count versions on rank 0, and `trainer.log_dir` is a collective call.
-    The other ranks receive the directory from rank 0.
+    Only rank 0 asks its loggers, and the other ranks receive the directory from rank 0. The function doesn't read
+    `trainer.log_dir`, because that is a collective call.
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):
@@ -302,7 +306,7 @@ def _setup(trainer: Any) -> Setup:
 
 
 def _data_parallel(trainer: Any) -> int | None:
-    """Return the number of rank groups with separate samples, from the settings of the sampler."""
+    """Return the number of groups of ranks with different samples, according to the settings of the sampler."""
     replicas = None
     with guard(let_pass):  # a single process has none, and a strategy of the user's own may answer as it likes
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]

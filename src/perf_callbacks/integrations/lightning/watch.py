@@ -1,4 +1,4 @@
-"""Watched methods of a Lightning trainer, for stages and steps. Watched methods cost less than the trainer's hooks."""
+"""Watched methods of a Lightning trainer, which show stages and steps at a lower cost than its hooks."""
 
 import functools
 from collections.abc import Callable
@@ -17,10 +17,10 @@ _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
 def steps_done(trainer: Any) -> int:
-    """Count the optimizer steps of a trainer, with earlier attempts; under manual optimization, the batches.
+    """Return the number of steps that a trainer has done, including the steps before a resume.
 
-    Under manual optimization, `global_step` counts the steps of each optimizer. `started` leaves out batches that are
-    skipped or None.
+    Under manual optimization, each batch counts as a step, because `global_step` adds up the steps of all optimizers.
+    The counter `started` leaves out batches that are skipped or None.
     """
     if trainer.lightning_module.automatic_optimization:
         return int(trainer.global_step)
@@ -28,7 +28,7 @@ def steps_done(trainer: Any) -> int:
 
 
 class TrainerWatch:
-    """Records the stages and steps of a trainer, by watching the calls between its parts."""
+    """Records the stages and steps of a Lightning trainer, by wrapping methods of the trainer and its parts."""
 
     def __init__(self, recorder: Recorder, trainer: Any) -> None:
         self.recorder = recorder
@@ -38,12 +38,12 @@ class TrainerWatch:
         self._automatic = trainer.lightning_module.automatic_optimization
         self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
-        """True: `training_step` takes a `dataloader_iter`."""
+        """True means that `training_step` takes a `dataloader_iter`, and fetches batches itself."""
         self._skipped = False
-        """True: the last `training_step` returned None."""
+        """True means that the last `training_step` returned None, so the trainer skipped its batch."""
 
     def install(self) -> None:
-        """Begin to watch. Closing the recorder removes all wrappers."""
+        """Install all wrappers. Closing the fit's recorder removes all of them."""
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
@@ -57,10 +57,10 @@ class TrainerWatch:
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
     def _watch_exits(self) -> None:
-        """Watch for exceptions in the loop, and for the end of each epoch.
+        """End the fit if an exception leaves the training loop, and end the last step of each epoch.
 
-        `on_exception` is too late: if a callback fails there, the original exception is lost. If a callback raises
-        `StopIteration`, the epoch ends before the trainer ends its last batch. Then `_settle` ends the last step.
+        The hook `on_exception` is too late: if a callback fails in this hook, the original exception is lost. If a
+        callback raises `StopIteration`, the epoch ends before the last batch has ended. Then `_settle` ends the step.
         """
         recorder, trainer = self.recorder, self._trainer
         settle = functools.partial(recorder.attempt, self._settle)
@@ -73,7 +73,7 @@ class TrainerWatch:
     def _watch_fetch(self) -> None:
         """Watch the wait for a batch and its copy to the device.
 
-        If `training_step` fetches batches itself, the stage before the fetch resumes after the fetch.
+        If `training_step` fetches batches itself, the stage that a fetch interrupts resumes after the fetch.
         """
         recorder, loop = self.recorder, self._loop
         methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
@@ -83,7 +83,10 @@ class TrainerWatch:
         methods.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
 
     def _watch_optimizer(self) -> None:
-        """Watch the optimizer's part of a step, which under manual optimization lies inside `training_step`."""
+        """Watch the calls of the stage `optimizer`: optimizer steps, gradient clipping, `zero_grad` and schedulers.
+
+        Under manual optimization, these calls lie inside `training_step`.
+        """
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
         precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
         enclosed = self._automatic and _closure_is_enclosed(trainer)
@@ -108,11 +111,11 @@ class TrainerWatch:
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
     def watch_ends(self, callback: Any) -> str:
-        """End steps and log rows when the trainer ends a batch. Return the name of the watched method.
+        """Watch a method that the trainer calls after each batch, to end steps. Return the name of the method.
 
-        The method belongs to the logger connector. If the connector lacks the method, a hook is watched instead, which
-        costs a profiler's context. The trainer calls neither for a batch that the module skips, and both if a batch is
-        None.
+        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks this method, the hook
+        `on_train_batch_end` is watched instead, which costs a profiler's context. The trainer calls neither method for
+        a batch that the module skips. It calls both methods for a batch that is None.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -156,9 +159,9 @@ class TrainerWatch:
         return call
 
     def _settle(self, _recorder: Recorder) -> None:
-        """End the step of a finished batch.
+        """End the current step if the trainer has already counted it.
 
-        A callback may save a checkpoint before our turn, and the checkpoint counts this step.
+        Another callback may save a checkpoint before our callback is called. The checkpoint must count this step.
         """
         steps = steps_done(self._trainer)
         if steps != self.steps:
@@ -166,7 +169,7 @@ class TrainerWatch:
             self.recorder.end_step(steps)
 
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `strategy.training_step`, which gets each batch to train on. Some optimizers repeat the call."""
+        """Wrap `strategy.training_step`, which gets each training batch. Some optimizers repeat the call."""
         recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
         taken: int | None = None
@@ -199,11 +202,11 @@ class TrainerWatch:
         return call
 
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the step of an optimizer, and leave the time of its closure out of the optimizer stage.
+        """Wrap the step of an optimizer, and leave the time of its closure out of the stage `optimizer`.
 
-        Under automatic optimization, Lightning passes a `Closure` to the module, which may inspect the object. So we
-        keep the object and replace only its inner function until the step is over. Under manual optimization the
-        closure is any function.
+        Under automatic optimization, the closure is an object of Lightning's class `Closure`, which the module may
+        inspect. So the `Closure` stays, and only its inner function is replaced until the step is over. Under manual
+        optimization, the closure may be any function.
         """
 
         @functools.wraps(inner)
@@ -233,16 +236,16 @@ class TrainerWatch:
 
 
 def _several(trainer: Any) -> bool:
-    """Return True if each batch combines batches of several loaders. Loaders in sequence yield plain batches."""
+    """Return True if each batch combines batches of several loaders, as in all modes except "sequential"."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
 
 
 def _closure_is_enclosed(trainer: Any) -> bool:
-    """Return True if `training_step` begins the optimizer's closure and `_after_closure` follows it at once.
+    """Return True if no other work lies between the optimizer's closure and `_after_closure`.
 
-    If a module overrides `optimizer_step`, or a plugin unscales gradients, other work may lie between these calls.
+    The result is False if a module overrides `optimizer_step`, or if a plugin unscales gradients.
     """
     module, precision = trainer.lightning_module, trainer.precision_plugin
     plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the latter only unscales with a scaler

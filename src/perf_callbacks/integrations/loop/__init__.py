@@ -1,1 +1,1 @@
-"""A plain PyTorch loop."""
+"""Integration for a plain PyTorch loop."""

@@ -1,4 +1,4 @@
-"""Watched calls of a plain loop without a loader."""
+"""Watched calls of a plain loop that fetches its batches itself, without a loader."""
 
 import operator
 from collections.abc import Iterator
@@ -18,23 +18,23 @@ from perf_callbacks.kernel.process.stacks import callers
 
 
 class LoaderlessWatch(LoopWatch):
-    """Takes the batches and amounts that the loop passes to `perf.batch`.
+    """Watches a loop without a loader, which reports its batches by `perf.batch`.
 
-    Until the loop reports a batch, the FLOPs are known by the shapes of the model's arguments. These shapes don't show
-    the amounts of samples and tokens, because a model may be called several times with the same samples.
+    Until the loop reports a batch, the FLOPs of a step are looked up by the shapes of the model's arguments. These
+    shapes don't show the number of samples, because a loop may call a model several times with the same samples.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(recorder, model, optimizer)
         self._inputs = self._take_inputs
         self._reported = False
-        """True: the loop has reported a batch."""
+        """True means that the loop has reported a batch."""
         self._amounts: tuple[int | None, int | None] = None, None
-        """Samples and tokens that the loop reported for the next call of the model; 0 if an earlier call has them."""
+        """Number of samples and number of tokens that the loop reported before the next call of the model."""
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """Mark the block as a wait for data, except during an evaluation."""
+        """Mark a `with` block as a wait for data, except during an evaluation."""
         waits = not self.evaluating
         if waits:
             self.turn(Stage.DATA)
@@ -45,9 +45,10 @@ class LoaderlessWatch(LoopWatch):
                 self.turn(Stage.OTHER)
 
     def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
-        """Add a batch to the step, or, without a batch, add amounts to the last batch of the step or else to the next.
+        """Add a batch to the current step. If `batch` is None, only add numbers of samples and tokens.
 
-        From the first reported batch on, the watch doesn't read the model's arguments.
+        Numbers without a batch are added to the step's last batch, or to the next batch if the step has none. Once the
+        loop has reported a batch, the watch no longer reads the model's arguments.
         """
         amounts = _amount("samples", samples), _amount("tokens", tokens)
         if self.thread == get_ident():
@@ -96,14 +97,14 @@ class LoaderlessWatch(LoopWatch):
         self.recorder.add(Batch(samples, tokens, None, shape))
 
     def _is_stepping(self) -> bool:
-        """Return True if a step of the optimizer is under way. `optimizing` stays above 0 after a step that raised."""
+        """Return True if the optimizer's method `step` is on the call stack."""
         return any(
             [frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer for frame in callers()]
         )
 
 
 def _amount(name: str, amount: Any) -> int | None:
-    """Return a number of samples or tokens; None if unknown. Log a wrong argument once."""
+    """Return a number of samples or tokens, or None if it is missing or wrong. Log a wrong number once."""
     try:
         number = None if amount is None else operator.index(amount)
     except TypeError:
@@ -117,9 +118,9 @@ def _amount(name: str, amount: Any) -> int | None:
 
 
 _warned: set[str] = set()
-"""Names of arguments of `perf.batch` for which a wrong amount was logged."""
+"""Names of the arguments of `perf.batch` for which a wrong number was already logged."""
 
 
 def _more(known: int | None, reported: int | None) -> int | None:
-    """Add a reported amount to a known amount. None: unknown."""
+    """Add a reported number to a known number. None stands for an unknown number."""
     return known if reported is None else plus(known or 0, reported)

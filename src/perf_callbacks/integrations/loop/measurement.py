@@ -36,32 +36,31 @@ def measure(
 ) -> "Measurement[B]":
     """Measure the loop in the `with` block: each step ends with `optimizer.step()`.
 
-    Apart from `perf.loader`, the loop needs no change. Data is the time in `next(perf.loader)`. Forward begins with the
-    call of the model and lasts until the backward, so it includes the loss. Optimizer begins at the end of the last
-    backward before an optimizer step, so it includes clipping and `optimizer.zero_grad()`, but no scheduler. The rest
-    is other.
+    The loop iterates over `perf.loader`, and needs no other change. The stage `data` is the wait for the next batch of
+    `perf.loader`. The stage `forward` begins with the call of the model and lasts until the backward, so it includes
+    the loss. The stage `optimizer` begins at the end of the last backward before an optimizer step. So this stage
+    includes gradient clipping and `optimizer.zero_grad()`, but no scheduler. Time that belongs to none of
+    these stages, nor to the backward, is the stage `other`.
 
-    A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
-    batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Evaluations and checkpoints are part of no
-    step, and rows leave out a step with an evaluation or a checkpoint. So a loop that evaluates in every step gets no
-    rows.
+    A call of the model in eval mode without gradients begins an evaluation. The evaluation lasts until the model is
+    called in training, or until the next batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. The
+    time of evaluations and checkpoints belongs to no step. The metrics of `perf.row()` leave out every step with an
+    evaluation or a checkpoint. So a loop that evaluates in every step gets no metrics.
 
-    Only the thread that enters the block is measured.
-
-    At the end of the block, the callback removes its hooks and wrappers from the model, the optimizer, the loader and
-    `torch.autograd.backward`.
+    Only the thread that enters the `with` block is measured. At the end of the block, all hooks and wrappers are
+    removed from the model, the optimizer, the loader and `torch.autograd.backward`.
 
     Args:
-        model: The model as the loop calls it, wrapped or compiled.
-        optimizer: The optimizer whose steps count.
-        loader: Any iterable of batches. Iterate over `perf.loader` in its place. None: the loop fetches batches by
-            itself, and may report batches by `perf.data()` and `perf.batch(...)`.
+        model: Model that the loop calls. If the loop calls a wrapped or compiled model, pass this model.
+        optimizer: Optimizer whose steps count.
+        loader: Any iterable of batches. The loop must iterate over `perf.loader`, not over this object. If None, the
+            loop fetches batches itself, and can report waits by `perf.data()` and batches by `perf.batch(...)`.
         config: The settings. Environment variables override these settings.
-        resume: The `perf.state()` that was saved with the checkpoint from which this loop continues.
-        data_parallel: Number of groups of ranks that share their samples. With tensor, pipeline or context parallelism,
-            there are fewer groups than ranks. None: the number comes from the device meshes of the model's parameters.
-            If the names of the meshes don't show the number, rates of the whole job are unknown.
-        strays: Not accepted. Settings go into `config`.
+        resume: Result of `perf.state()` that was saved with the checkpoint from which the loop continues.
+        data_parallel: Number of groups of ranks, where all ranks of a group train on the same samples. With tensor,
+            pipeline or context parallelism, there are fewer groups than ranks. If None, the number comes from the
+            device meshes of the model's parameters. If the meshes don't show the number, rates of the job are unknown.
+        strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")
     check(model, optimizer, loader)
@@ -112,12 +111,12 @@ class Measurement(Generic[B]):
             self._session.show_summary()
 
     def __iter__(self) -> NoReturn:
-        """Raise `TypeError`: the measurement is not the loader."""
+        """Raise a `TypeError`, because the loop must iterate over `perf.loader`."""
         raise TypeError("the measurement is no loader: iterate over perf.loader, not over perf.")
 
     @property
     def loader(self) -> "MeasuredLoader[B]":
-        """Loader whose waits are measured, otherwise like the original loader."""
+        """Loader that works like the original loader, and measures the wait for each batch."""
         if self._loader_measured is None:
             raise ConfigError("measure() got no loader: iterate over your own, or give it one by loader=.")
         return self._loader_measured
@@ -127,32 +126,35 @@ class Measurement(Generic[B]):
         return self._watch.data() if isinstance(self._watch, LoaderlessWatch) else nullcontext()
 
     def batch(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Report a micro-batch, or its amounts, in a loop without a loader. Does nothing in a loop with a loader."""
+        """Report a micro-batch, or only its number of samples or tokens, in a loop without a loader.
+
+        In a loop with a loader, this method does nothing.
+        """
         watch = self._watch
         if isinstance(watch, LoaderlessWatch) and watch.recorder.active:
             watch.recorder.attempt(lambda _: watch.report(batch, samples, tokens))
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the loop so far, or at its end; None if nothing was measured."""
+        """Summary of the loop so far, or of the whole loop after its end. None if nothing was measured."""
         return self._session.summary
 
     def row(self) -> dict[str, float]:
-        """Return the metrics of the steps since the last row, ready to log; empty if there are none."""
+        """Return the metrics of the steps since the last call, ready to log. Return {} if there are no metrics."""
         return (self._watch.recorder.row(self._watch.steps) if self._watch is not None else None) or {}
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save with a checkpoint, for `measure(resume=…)`. Only measured steps are counted."""
+        """Return the counters to save with a checkpoint, for `measure(resume=…)`. Only measured steps count."""
         if self._watch is None:
             return dict(self._carried)
         return self._watch.recorder.state
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """Mark a block as an evaluation, which is part of no step: `with perf.evaluation():`."""
+        """Mark a block as an evaluation, whose time belongs to no step: `with perf.evaluation():`."""
         return nullcontext() if self._watch is None else self._watch.span("evaluation")
 
     def checkpoint(self) -> AbstractContextManager[None]:
-        """Mark a block as a checkpoint, which is part of no step: `with perf.checkpoint():`."""
+        """Mark a block as a checkpoint, whose time belongs to no step: `with perf.checkpoint():`."""
         return nullcontext() if self._watch is None else self._watch.span("checkpoint")
 
     def _watching(self, recorder: Recorder) -> LoopWatch:

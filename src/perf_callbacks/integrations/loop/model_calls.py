@@ -1,4 +1,4 @@
-"""Calls of a model, marked as forward by a hook."""
+"""Hook that marks each call of a model as the beginning of the stage `forward`."""
 
 import functools
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Function that receives the arguments of each call in training."""
+"""Function that receives the arguments of each call of the model in training."""
 
 _FORWARD = Stage.FORWARD  # looking up an enum's member costs as much as writing the mark
 
 
 class ModelCalls:
-    """Marks the beginning of every call of one model as the beginning of forward.
+    """Marks every call of one model as the beginning of the stage `forward`.
 
-    A forward pre-hook sees the calls. The hook makes each call slower, because torch calls modules without hooks in a
-    faster way. But if an attribute of the module were replaced instead, copies of the module would call the original.
+    A forward pre-hook sees the calls. A hook costs time, because torch has a faster way to call a module without hooks.
+    But if an attribute of the module were replaced instead, copies of the module would call the original module.
     """
 
     def __init__(
@@ -39,22 +39,22 @@ class ModelCalls:
         self._recorder = recorder
         self._hook = _Hook(loop, model, inputs)
         self.compiled: object = None
-        """The module's `_compiled_call_impl` at the last check."""
+        """Value of the module's `_compiled_call_impl` at the last check."""
         hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
         recorder.patches.add(hook.remove)
         self._watch(recorder)
 
     @property
     def seen(self) -> bool:
-        """True: the model was called, in training or not."""
+        """Return True if the model was called, in training or in an evaluation."""
         return self._hook.seen
 
     def again(self) -> None:
-        """Watch a model that was compiled in place since the last check."""
+        """Also watch the compiled call of a model that was compiled in place since the last check."""
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """Watch the compiled call too, because the compiled form of a module doesn't call its hooks."""
+        """Also watch the compiled call, because a module that was compiled in place doesn't call its hooks."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
@@ -72,8 +72,8 @@ class ModelCalls:
 class _Hook:
     """Forward pre-hook for one module.
 
-    In copies and pickles of the module, a hook that does nothing takes its place. The registered hook is a bound
-    method, because Python calls a method faster than an object.
+    Copies and pickles of the module contain a hook that does nothing. The registered hook is the bound method `see`,
+    because Python calls a method faster than an object with `__call__`.
     """
 
     _model = 0
@@ -88,7 +88,7 @@ class _Hook:
     def see(  # noqa: C901 a call is a frame in each step
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Mark a call of the module as forward."""
+        """Mark a call of the module as the beginning of the stage `forward`."""
         if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes `is_dynamo_compiling` for True
             return
         loop = self._loop
@@ -119,5 +119,8 @@ class _Hook:
         return _Hook.__new__(_Hook)  # belongs to no module
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle as a standard-library object whose `see` does nothing: the reader may lack this package."""
+        """Pickle the hook as an object of the standard library whose `see` does nothing.
+
+        The process that loads the pickle may not have this package.
+        """
         return SimpleNamespace, (), {"see": nullcontext().__exit__}

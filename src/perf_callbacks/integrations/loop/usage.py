@@ -1,4 +1,4 @@
-"""Warnings for loops in which nothing can be measured: the mistake, and the code to write instead."""
+"""Warnings about loops that can't be measured. Each warning shows the code to write instead."""
 
 import weakref
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.settings.config import ConfigError, kind
 
 AFTER = 3
-"""Steps of a fit after which to check for batches and calls of the model."""
+"""Number of steps after which the check for batches and model calls runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sentences:
-    """Warnings of an integration, each with the remedy."""
+    """Warning texts of an integration, each with the remedy."""
 
     no_batch: str
-    """For optimizer steps without a batch from the measured loader."""
+    """Warning about optimizer steps without a batch from the measured loader."""
     no_call: str
-    """For optimizer steps without a call of the model."""
+    """Warning about optimizer steps without a call of the model."""
     no_step: str
-    """For a loop that ends without an optimizer step."""
+    """Warning about a loop that ends without an optimizer step."""
 
 
 LOOP = Sentences(
@@ -49,7 +49,7 @@ NO_WITH = (
 
 
 def check(model: object, optimizer: object, loader: object) -> None:
-    """Raise `ConfigError` for arguments that can't be measured."""
+    """Raise `ConfigError` if the model, the optimizer or the loader has a wrong type."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: got {kind(model)}, wanted the torch.nn.Module that the loop calls.")
     hooked = hasattr(getattr(optimizer, "optimizer", optimizer), "register_step_post_hook")
@@ -61,9 +61,9 @@ def check(model: object, optimizer: object, loader: object) -> None:
 
 
 class LoopUsage(Observer):
-    """Checks once that the loop uses the objects given to the integration.
+    """Checks once that the loop uses the model and the loader that the integration got.
 
-    Holds the watch weakly, so that a loop that is never ended is freed with its model.
+    The check keeps only a weak reference to the watch, so that the model of an abandoned loop can be freed.
     """
 
     def __init__(self, watch: LoopWatch, sentences: Sentences, *, has_loader: bool) -> None:
@@ -74,7 +74,7 @@ class LoopUsage(Observer):
 
     @property
     def due(self) -> int:
-        """The step after which to check."""
+        """Number of the step after which the loop is checked."""
         return self._due
 
     def step_ended(self, step: int) -> None:
@@ -84,7 +84,7 @@ class LoopUsage(Observer):
             self._check(watch, step)
 
     def closed(self) -> None:
-        """Check a short loop, or log that the loop made no step, unless the loop failed."""
+        """Check a loop that ended before the step of the check, unless the loop failed."""
         watch = self._watch()
         if watch is None or watch.recorder.failure is not None:
             return

@@ -42,9 +42,10 @@ _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 
 
 class LoopWatch(Loop):
-    """Marks the stages of a loop, by watching the calls that every loop makes in the measured thread.
+    """Marks the stages of a plain loop, by watching the loop's calls in the measured thread.
 
-    While the loop trains, each watched call is one frame that writes its mark. `turn` and `call` handle other cases.
+    While the loop trains, a watched call costs one Python frame, which writes a mark. The methods `turn` and `call`
+    handle all other cases.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -52,22 +53,22 @@ class LoopWatch(Loop):
         self.recorder = recorder
         self.steps = recorder.run.step
         self.first_batch = FirstBatch()
-        """Examines the first batch for the item `loaders`."""
+        """Examines the first batch for the checklist item `loaders`."""
         self._observers, self._append = recorder.observers, recorder.engine.ended.append
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
         self._inputs: Inputs | None = None
-        """Receives the arguments of the model, if the loop has no loader to read batches from."""
+        """Function that receives the model's arguments, or None if the loop has a loader."""
         self.engine = recorder.engine
         self._took_newest = False
-        """True: the model was called with the newest batch while older batches waited."""
+        """True means that the model was called with the newest batch while older batches waited."""
         self._last_call: Tensors = ()
         self._last_written: tuple[int, ...] = ()
-        """Versions of the tensors in `_last_call` at the time of the call."""
+        """Version numbers of the tensors in `_last_call` at the time of the call."""
 
     def install(self) -> None:
-        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
+        """Install the hooks and wrappers. Closing the fit's recorder removes all of them."""
         recorder, optimizer = self.recorder, self._optimizer
         recorder.patches.add(self._calls.clear)  # hooks refer to us: without this, a model outlives its last user
         recorder.patches.add(
@@ -80,7 +81,7 @@ class LoopWatch(Loop):
         self._watch_model(self._model, self._inputs)
 
     def turn(self, stage: Stage, *_: object) -> None:
-        """Begin a stage of training, and end an evaluation that a watched call began."""
+        """Begin a stage of training. End the evaluation that a watched call has begun, if any."""
         if get_ident() != self.thread:
             return
         try:
@@ -91,7 +92,7 @@ class LoopWatch(Loop):
             self.fail(error)
 
     def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912 a call is a frame in each step
-        """Iterate over a loader and measure its waits."""
+        """Iterate over a loader, and measure the wait for each batch."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
         reader, first_batch = recorder.reader, self.first_batch
         waiting, data, other = self.waiting, _DATA, _OTHER
@@ -152,7 +153,7 @@ class LoopWatch(Loop):
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
-        """Exclude the time in the block from all steps."""
+        """Exclude the time in a `with` block from all steps."""
         self.turn(_OTHER)
         self.spans += 1
         self.recorder.begin_span(kind)
@@ -163,7 +164,7 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model that may need more than a mark. Return True if the call is a forward."""
+        """Handle a call of a model. Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         if not (is_grad_enabled() or self.spans):
             if not model.training:
@@ -175,14 +176,15 @@ class LoopWatch(Loop):
         return True
 
     def _samples(self) -> bool:
-        """Return True if a call without gradients trains nothing, as in sampling: the step has no batch to train on.
+        """Return True if a model call without gradients is not training, but sampling: the step has no batch yet.
 
-        A loop that never had a backward trains without gradients. So does the forward of an autograd function.
+        Training without gradients is possible in a loop that never calls a backward, and in the forward of an autograd
+        function.
         """
         return self.backed and not (self.waiting or self.engine.batches) and not in_function()
 
     def evaluate(self) -> None:
-        """Begin an evaluation, unless an evaluation goes on."""
+        """Begin an evaluation, unless an evaluation is already running."""
         if not self.evaluating:
             self.evaluating = True
             self.recorder.begin_span("evaluation")
@@ -191,9 +193,10 @@ class LoopWatch(Loop):
         self._calls.append(ModelCalls(self.recorder, self, model, inputs))
 
     def _wait(self, batch: Any, found: Batch) -> None:
-        """Queue a batch. If the newest waiting batch was trained on, the loop has dropped the older batches.
+        """Add a batch to the queue of waiting batches.
 
-        A thread that fetches batches for the loop only adds to the queue.
+        If the model was called with the newest batch in the queue, the loop has dropped the older batches. So these are
+        removed, except if another thread fetches the batches for the loop.
         """
         self.waiting.append((found, identify(batch)))
         self.several = True
@@ -202,7 +205,7 @@ class LoopWatch(Loop):
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Add to the step the waiting batches that a model call gets, unless the call repeats the last call."""
+        """Add to the current step the waiting batches that a model call gets. Ignore a repeated call."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])
@@ -216,7 +219,7 @@ class LoopWatch(Loop):
         self.starts += [next_start(len(self.starts)) if self.starts else FIRST] * len(taken)
 
     def backpropagates(self, root: object) -> None:
-        """Begin a backward. Of several batches, count the batches whose graphs the loss reaches."""
+        """Begin a backward. If the step has several batches, count only the batches on which the loss depends."""
         starts = self.starts[:]
         super().backpropagates(root)
         if len(starts) > len(self.engine.batches):
@@ -230,7 +233,7 @@ class LoopWatch(Loop):
             self.starts += [starts[place] for place in others]  # another backward may reach these
 
     def _settle(self) -> None:
-        """Mark the batches that no backward reached as untrained, when the step ends."""
+        """At the end of a step, mark all batches that no backward has reached as untrained."""
         if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
             self._merged()
         elif self.starts and self.backed:
@@ -244,13 +247,13 @@ class LoopWatch(Loop):
             self.engine.batches += [batch for batch, _ in trained]
 
     def _merged(self) -> None:
-        """Set the amounts of a step to unknown, because its many batches were merged before a backward."""
+        """Set a step's samples and tokens to unknown, because its many batches were merged before a backward."""
         self.engine.batches[:] = [UNKNOWN]
         self.starts.clear()
 
     @property
     def called(self) -> bool:
-        """True: a watched model was called."""
+        """Return True if a watched model was called."""
         return any(calls.seen for calls in self._calls)
 
     def _begin_step(self, *_: object) -> None:
@@ -299,10 +302,11 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def _begin_late(self) -> None:
-        """Begin the next step, if the last step ended in a compiled call or a backward that is over now.
+        """Begin the next step late, after the compiled call or the backward in which the last step ended.
 
-        Counting can't begin within such a call. No quick check finds a compiled call that runs eagerly for a count. So
-        the step after a counted step always begins here.
+        Counting FLOPs can't begin within a compiled call or a backward. To count FLOPs, compiled models run eagerly,
+        and no quick check finds their calls. So after a step whose FLOPs were counted, the next step always begins
+        late.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False
@@ -310,9 +314,9 @@ class LoopWatch(Loop):
 
 
 class MeasuredLoader(Generic[B]):
-    """Loader whose waits are measured.
+    """Wrapper of a loader that measures the wait for each batch.
 
-    Attributes are those of the original loader, and copies are copies of the original loader.
+    The wrapper has the attributes of the original loader. A copy of the wrapper is a copy of the original loader.
     """
 
     def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:

@@ -1,1 +1,1 @@
-"""The Hugging Face `Trainer`."""
+"""Integration for the Hugging Face `Trainer`."""

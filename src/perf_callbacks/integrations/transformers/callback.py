@@ -31,24 +31,25 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key of our counters in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`, in old checkpoints."""
+"""Key under which old checkpoints hold the counters of a fit, in `TrainerState.stateful_callbacks`."""
 
 _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
-"""Decorator of hooks: an error of ours never ends the run."""
+"""Decorator of hooks. An exception in a decorated hook never ends the run."""
 
 
 class PerfCallback(CallbackBase, TrainerCallback):
-    """Measures the stages of each optimizer step, and logs their times beside the loss.
+    """Measures the stages of each optimizer step, such as forward and backward, and logs their times beside the loss.
 
-    Metrics named `perf/*` join every training row: in `state.log_history`, in `trainer_state.json`, and in the loggers
-    that `report_to` names. The console shows five metrics. A row covers the steps since the previous row, without the
-    first step and without steps with an evaluation or a checkpoint. The last line of a run (`train_runtime`) has the
-    averages over the steps of all rows, `perf/run/*`.
+    The trainer logs metrics named `perf/*` together with each training loss. So the metrics appear in
+    `state.log_history`, in `trainer_state.json`, and in the loggers of `report_to`. By default, the console shows only
+    the main metrics. The metrics cover the steps since the previous log. The first step of the run is left out, and
+    so is every step with an evaluation or a checkpoint. The last log of a run, which contains `train_runtime`, also
+    contains averages over the run, named `perf/run/*`.
 
-    While `train` runs, the callback replaces methods of the trainer and its parts to see the stages. All methods
-    are restored when `train` ends, even after an exception. The trainer's class has three methods that read a
-    checkpoint. The callback measures their time from the trainer's construction until training begins. If a trainer has
-    several of these callbacks, only one callback measures.
+    While `train` runs, the callback replaces methods of the trainer, so that it sees when each stage begins and ends.
+    All methods are restored when `train` ends, even after an exception. Before training begins, the callback also
+    measures the time in the trainer's three methods that read a checkpoint. If a trainer has several callbacks of this
+    class, only the first enabled one measures.
     """
 
     __module__ = "perf_callbacks.transformers"  # the name in pickles and configurations
@@ -63,7 +64,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without replaced hooks: copies and spawned processes measure for themselves."""
+        """Return the state without replaced hooks, because a copy of the callback measures a fit of its own."""
         kept = {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
         return {**kept, "_restoring": None}
 
@@ -76,7 +77,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
                 self._watch_restore(trainer)
 
     def fail(self, error: Exception) -> None:
-        """Log our error once, stop measuring, and undo every change, including the changes of `on_init_end`."""
+        """Log an error of this package once, stop measuring, and undo every change, even those of `on_init_end`."""
         try:
             super().fail(error)
         finally:
@@ -84,7 +85,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
                 self._restoring.take()
 
     def _watch_restore(self, trainer: Trainer) -> None:
-        """Time the reading of a checkpoint, which comes before `on_train_begin`."""
+        """Measure the time in which the trainer reads a checkpoint, before `on_train_begin`."""
         self._restoring = self._restoring or RestoreTime()
         self._restoring.watch(trainer, *READS)
 
@@ -138,7 +139,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session.show_summary()
 
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
-        """Start measuring, once `on_train_begin` of the other callbacks has run."""
+        """Start measuring, after all other callbacks have run `on_train_begin`."""
         self._session.begin(
             _place(args, state, trainer, self._restore_seconds),
             functools.partial(TransformersWatch, trainer, self),
@@ -155,7 +156,7 @@ class ArmedCallback(PerfCallback):
 
 
 class _LastCallback(TrainerCallback):
-    """Callback that the trainer calls last in one `on_train_begin`, to begin the fit."""
+    """Callback that begins the fit. The trainer calls its `on_train_begin` after all other callbacks."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
         self.active = True
@@ -187,7 +188,10 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, resto
 
 
 def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> dict[str, Any] | None:
-    """Return the counters of the checkpoint to resume from, and remove old counters from the trainer's state."""
+    """Return the counters of the checkpoint from which the trainer resumes.
+
+    Counters in the trainer's state, which only old checkpoints have, are removed from this state.
+    """
     kept: Any = state.stateful_callbacks
     old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
     if not state.global_step:
@@ -209,7 +213,10 @@ def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
 
 
 def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Batches:
-    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
+    """Describe how batches get to the device.
+
+    After a resume, accelerate's loader skips batches, and loses the option `non_blocking`.
+    """
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
     copy = accelerate.data_loader, "send_to_device"
     return Batches(

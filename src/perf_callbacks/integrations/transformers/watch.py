@@ -1,4 +1,4 @@
-"""Watched calls of a Hugging Face trainer and its parts, for stages and steps."""
+"""Watched calls of a Hugging Face trainer, which show its stages and steps."""
 
 import functools
 import os
@@ -19,24 +19,26 @@ from perf_callbacks.kernel.process.stacks import callers
 T = TypeVar("T")
 
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
-"""Hooks that the handler calls in every step. In `PerfCallback` these hooks do nothing."""
+"""Hooks that the trainer calls in every step. In `PerfCallback`, these hooks do nothing."""
 
 READS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
 """Methods of a trainer that read a checkpoint before `on_train_begin`."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
-"""C function that takes any arguments and returns None: the `__init__` of a number. A Python function would put the ten
-arguments of each call into a dictionary."""
+"""Function in C that takes any arguments and returns None.
+
+A Python function would be slower, because it would put the ten arguments of each call into a dictionary.
+"""
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
-"""Methods of TRL's trainers for online reinforcement learning, each with its part of the stage `other`."""
+"""Methods of TRL's online trainers, with the part of the stage `other` to which the time in each method belongs."""
 
 CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "RichProgressCallback"}
-"""Callbacks of transformers and TRL that show the logs on a console, by name: the third needs IPython."""
+"""Names of the callbacks of transformers and TRL that show the logs on a console."""
 
 
 class TransformersWatch:
-    """Records the stages, batches, steps and spans of a trainer.
+    """Records the stages, batches, steps, evaluations and checkpoints of a Hugging Face trainer.
 
     Args:
         trainer: The trainer.
@@ -48,7 +50,10 @@ class TransformersWatch:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
 
     def install(self) -> None:
-        """Watch the stages. `get_batch_samples` fetches all micro-batches of a step before `on_step_begin`."""
+        """Install all wrappers. Closing the fit's recorder removes all of them.
+
+        The trainer calls `get_batch_samples`, which fetches all micro-batches of a step, before `on_step_begin`.
+        """
         trainer, recorder = self._trainer, self._recorder
         handler, accelerator = trainer.callback_handler, trainer.accelerator
         ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
@@ -82,7 +87,7 @@ class TransformersWatch:
         methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint")
 
     def _end_steps(self, handler: Any) -> None:
-        """End a step when the handler is about to call `on_step_end` of its callbacks."""
+        """End each step when the trainer is about to call `on_step_end` of its callbacks."""
         recorder, callback = self._recorder, self._callback
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
 
@@ -109,7 +114,7 @@ class TransformersWatch:
                 self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
 
     def _carry(self, directory: object) -> None:
-        """Write our counters into a checkpoint directory in which the trainer has just saved the model."""
+        """Write the fit's counters into a checkpoint directory in which the trainer has just saved the model."""
         if isinstance(directory, str | os.PathLike) and self._recorder.run.rank == 0:
             path = Path(directory)
             if path.name == checkpoint_name(self._trainer.state) and path.is_dir():
@@ -117,7 +122,7 @@ class TransformersWatch:
 
 
 def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a console's `on_log`, and remove the metrics that the console leaves out from the logs during the call."""
+    """Wrap `on_log` of a console callback, so that the console doesn't get the metrics that it should not show."""
 
     @functools.wraps(inner)
     def call(owner: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> T:
@@ -134,23 +139,23 @@ def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..
 def _slices(trainer: object) -> bool:
     """Return True if the trainer prepares its inputs itself, as TRL's online trainers do.
 
-    Their loader yields the prompts of several micro-batches at once. The model trains on the part that `compute_loss`
-    gets.
+    The loader of such a trainer yields the prompts of several micro-batches at once. The trainer passes one micro-batch
+    to each call of `compute_loss`.
     """
     owner = next((kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)), None)
     return owner is not None and not owner.__module__.startswith("transformers.")
 
 
 def _overrides(callback: object, hook: str) -> bool:
-    """Return True if a callback overrides a hook. The hook of transformers itself does nothing."""
+    """Return True if a callback overrides a hook of its base class `TrainerCallback`."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(TrainerCallback, hook)
 
 
 def _outermost(trainer: Any) -> list[tuple[Any, str]]:
-    """List the outermost calls of the training loop, to see exceptions: transformers has no hook for exceptions.
+    """Return methods whose exceptions end the training loop. Transformers has no hook for exceptions.
 
-    Transformers < 5 has no method around all steps of an epoch. There `install` wraps more methods of the loop, such as
-    `get_batch_samples`, with `ends_fit=True`: these wrappers see exceptions too.
+    Before version 5, transformers has no single method for all steps of an epoch. For these versions, `install` wraps
+    more methods of the loop with `ends_fit=True`, such as `get_batch_samples`.
     """
     if hasattr(trainer, "_run_epoch"):
         loop = ("_run_epoch", "_evaluate", "_finalize_training")
@@ -160,7 +165,7 @@ def _outermost(trainer: Any) -> list[tuple[Any, str]]:
 
 
 def find_trainer(callback: object) -> Trainer | None:
-    """Find the calling trainer on the stack: no hook passes the trainer to callbacks."""
+    """Find the trainer of a running hook on the call stack, because transformers passes no trainer to hooks."""
     for frame in callers():
         trainer = frame.f_locals.get("self")
         if isinstance(trainer, Trainer) and callback in trainer.callback_handler.callbacks:
@@ -169,7 +174,10 @@ def find_trainer(callback: object) -> Trainer | None:
 
 
 def resumed_from(trainer: object) -> Path | None:
-    """Find the checkpoint that a trainer resumes from, on the stack: no attribute of the trainer holds the path."""
+    """Return the path of the checkpoint from which a trainer resumes, or None if the path isn't found.
+
+    The function searches the call stack, because no attribute of the trainer holds the path.
+    """
     for frame in callers():
         found = frame.f_locals.get("resume_from_checkpoint")
         if isinstance(found, str | os.PathLike) and frame.f_locals.get("self") is trainer:
@@ -178,5 +186,5 @@ def resumed_from(trainer: object) -> Path | None:
 
 
 def checkpoint_name(state: Any) -> str:
-    """Return the name that the trainer gives a checkpoint."""
+    """Return the name of the trainer's checkpoint directory at the current step, such as `checkpoint-500`."""
     return f"checkpoint-{state.global_step}"

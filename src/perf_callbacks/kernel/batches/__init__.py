@@ -1,1 +1,1 @@
-"""Batches: their samples, tokens and shapes, read without waiting for a device."""
+"""Read samples, tokens and shapes of batches, without waiting for a device."""

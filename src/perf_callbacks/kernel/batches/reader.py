@@ -1,4 +1,4 @@
-"""Samples, tokens and shapes of a batch, read from its tensors without waiting for the device."""
+"""Read samples, tokens and shape of a batch from its tensors, without waiting for the device."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
@@ -13,58 +13,58 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 _MOST_SHAPES = 1024
 
 _MOST_NOTED = 256
-"""Maximum number of batches of a counted step that are searched for token ids."""
+"""Maximum number of batches that are searched for token ids in a step whose FLOPs are counted."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
-"""Errors that reading a batch of a new form may raise. Nested tensors, which have no shape, raise `RuntimeError`."""
+"""Errors that reading a batch of a new form may raise. A nested tensor, which has no shape, raises `RuntimeError`."""
 
 ROWS = frozenset({tuple, list})
-"""Types of batches whose tensors have numbers, not names."""
+"""Types of batches whose tensors are found by index, not by name."""
 
 shape_of = attrgetter("shape")
 
 
 class Batch(NamedTuple):
-    """Amounts that a micro-batch adds to its step."""
+    """Samples, tokens and tensor shapes of a micro-batch."""
 
     samples: int | None
-    """Number of rows; None if the tensors don't agree."""
+    """Number of samples. None means that the tensors don't agree on a number."""
     tokens: int | None
-    """Number of token ids. None: the batch has no token ids, or their tensor is not known yet."""
+    """Number of token ids. None: the batch has no token ids, or the tensor that holds them is not known yet."""
     useful_tokens: Any
-    """Elements that the mask keeps. If the mask is on a device, this is a tensor that the device may not have computed
-    yet. None without a mask."""
+    """Number of tokens that the attention mask keeps. If the mask is on a device, this is a tensor that the device may
+    still compute. None: there is no mask, or its elements can't be counted."""
     shape: ShapeKey
-    """Empty if unreadable."""
+    """Names and shapes of the tensors. Empty if they can't be read."""
 
 
 class Lookup(NamedTuple):
-    """A look-up in an embedding, seen in the counted step."""
+    """Look-up in an embedding, seen in a step whose FLOPs are counted."""
 
     table: int
-    """Address of the embedding's rows."""
+    """Memory address of the embedding's weights."""
     rows: int
-    """Size of the vocabulary."""
+    """Size of the vocabulary: the number of rows of the embedding."""
     address: int
-    """Address of the indices."""
+    """Memory address of the indices."""
     elements: int
     """Number of indices."""
 
 
 class _Known(NamedTuple):
-    """A batch that was seen before."""
+    """What is known about batches with these tensor shapes, because one was read before."""
 
     batch: Batch
     masks: tuple[str, ...]
     full: Batch
-    """The batch, as read with masks that keep all tokens."""
+    """Copy of `batch` for the case that the masks keep all tokens."""
 
 
 class _Noted(NamedTuple):
-    """The integers of a batch that was read in a counted step."""
+    """Integer tensors of a batch that was read in a step whose FLOPs are counted."""
 
     names: tuple[str, ...]
-    """All tensors of the batch."""
+    """Names of all tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
     """Name, address and element count of each integer tensor with several elements per sample."""
 
@@ -81,7 +81,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """Return zero for each amount that this batch has; None for each amount that is unknown.
+    """Return 0 for each of samples, tokens and useful tokens. Return None for an amount that is unknown in this batch.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -90,13 +90,14 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 
 
 class BatchReader:
-    """Reads batches of any form: tensors or arrays in mappings, tuples, lists, objects; a list of rows.
+    """Reads batches of any form, such as tensors or arrays in mappings, tuples, lists and objects.
 
-    A batch of a known shape costs a look-up in a dictionary. The known shapes also serve the count of FLOPs by shape.
+    A list of rows that are not tensors yet is read, too. For a batch of a known shape, reading is one look-up in a
+    dictionary.
 
     Args:
-        on_new_shape: Called with the shape and the tensors of a batch before its use, if the shape is new or was
-            forgotten.
+        on_new_shape: Function that gets the shape and the tensors of a batch before the model gets the batch. The
+            reader calls it only if the shape is new or was forgotten.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
@@ -105,20 +106,20 @@ class BatchReader:
     def __init__(self, on_new_shape: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None) -> None:
         self._on_new_shape = on_new_shape
         self.unreadable: str | None = None
-        """Type of the last batch whose shapes can't be read. None: all were read."""
+        """Name of the type of the last batch whose shapes can't be read. None: all batches were read."""
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
-        """Batch and names of masks, by shape."""
+        """For each known shape, its `Batch` and the names of its attention masks."""
         self.several = False
-        """True: each batch holds one batch from each of several loaders, and their samples add up."""
+        """True if each batch contains one batch from each of several loaders. Their samples add up."""
         self.time_first = False
-        """True: the model takes sequences whose first dimension is time."""
+        """True if the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Known batches without a mask. The key has the shapes of the tensors. If the batch is a mapping, the names of
-        the tensors come first. Callers that read a batch in every step look here first, to save a Python frame.
-        """
+        """Known batches without an attention mask, by the shapes of their tensors. If a batch is a mapping, the names
+        of its tensors come first in the key. Code that reads a batch in every step looks here first, to save a Python
+        frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
-        """True: batches were read."""
+        """True if a batch was read."""
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._noted: list[_Noted] | None = None
@@ -156,16 +157,17 @@ class BatchReader:
         self.by_shapes.clear()
 
     def note(self) -> None:
-        """Record the addresses of the tensors of the next batches until `look_up` identifies the token ids."""
+        """Store the addresses of the tensors of the next batches, until `look_up` finds the tensors of token ids."""
         self._noted = []
         self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
-        """Find the tensors of token ids by the embedding look-ups since `note`. Return True if new tensors were found.
+        """Find the tensors that hold token ids, by the embedding look-ups since the call of `note`.
 
-        The largest embedding holds the tokens, unless another embedding was looked up with a different number of
-        indices. A tensor with one number per sample, such as a class or user, holds no tokens. All batches with the
-        same tensor names have token ids in the same tensors. Batches with `input_ids` need no search.
+        Return True if new tensors were found. The largest embedding counts as the token embedding, unless another
+        embedding was looked up with a different number of indices. A tensor with one number per sample, such as a class
+        or a user, holds no token ids. If two batches have the same tensor names, the same tensors hold their token ids.
+        Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}
@@ -182,7 +184,7 @@ class BatchReader:
         return bool(fresh)
 
     def with_tokens(self, batch: Batch) -> Batch:
-        """Return the batch with its tokens, if the batch was read before the tensor of token ids was known."""
+        """Return a batch with its tokens counted, if it was read before the tensor of token ids was known."""
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
@@ -214,7 +216,7 @@ class BatchReader:
         self.by_shapes.clear()
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
-        """Return the batch of an object without a shape, such as a list of rows that are not tensors yet."""
+        """Return the `Batch` of an object without a shape, such as a list of rows that are not tensors yet."""
         if batch is not None:
             self.unreadable = type(batch).__name__
         if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
@@ -253,14 +255,14 @@ class BatchReader:
 
 
 def _has_several(one: Leaf, rows: int | None) -> bool:
-    """Return True if a tensor has several elements per sample. A column of labels or users has a single element."""
+    """Return True if a tensor has several elements per sample, unlike a column of labels or users."""
     return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
-    """Return the tensors of a batch that were looked up.
+    """Return the names of the tensors of a batch that were used as indices of the token embedding.
 
-    Tensors are matched by address. Copied tensors are matched by size.
+    A tensor is found by its address. A tensor that was copied before the look-up is found by its size.
     """
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
     there = [one for one in lookups if (one.address, one.elements) in places]
@@ -278,7 +280,10 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 
 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
-    """Return the lookups in the largest table; none if other tables were looked up with more or fewer elements."""
+    """Return the look-ups in the largest embedding.
+
+    Return none if another embedding was looked up with a different number of indices.
+    """
     largest = max(lookups, key=lambda one: one.rows, default=None)
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]
     sizes = {one.elements for one in tokens}
@@ -286,7 +291,7 @@ def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
 
 
 def _address(tensor: Any) -> int | None:
-    """Return the address of a tensor; None for a tensor without values."""
+    """Return the memory address of a tensor, or None if the tensor has no values."""
     try:
         return int(tensor.data_ptr())
     except (AttributeError, RuntimeError) as error:
@@ -295,13 +300,16 @@ def _address(tensor: Any) -> int | None:
 
 
 def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
-    """Return True if a batch is a tensor, or contains only tensors by name or number."""
+    """Return True if a batch is a tensor, or a container in which each element is a tensor."""
     inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
     return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
 
 
 def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
-    """Return the attention masks that match the token ids in number and size; else none."""
+    """Return the names of the attention masks.
+
+    Return none unless there are as many masks as tensors of token ids, and with the same shapes.
+    """
     sizes = {one.name: one.sizes for one in found}
     whole = [one.name for one in found if one.whole]
     ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
@@ -309,7 +317,10 @@ def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
 
 
 def _kept(mask: Any) -> Any:
-    """Count the elements that a mask keeps; None for floating point, which may be an additive mask."""
+    """Return the number of elements that a mask keeps.
+
+    Return None for a mask of floating-point numbers, which may be added to the attention scores.
+    """
     if not hasattr(mask, "is_floating_point"):
         return None if "float" in str(mask.dtype) else int((mask != 0).sum())
     if mask.is_floating_point():

@@ -1,4 +1,4 @@
-"""Number of samples in a batch, from the leading sizes of its tensors; None if ambiguous."""
+"""Count the samples of a batch, by the first dimension of its tensors."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,27 +8,29 @@ from perf_callbacks.kernel.batches.tensors import Leaf, is_array, is_packed, lea
 
 _PLAIN = (str, bytes, int, float, complex)
 _ENDS = frozenset({"cu_seqlens", "cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k"})
-"""Names of tensors with the ends of sequences that are packed into one row."""
+"""Names of tensors that hold the ends of sequences, if all sequences are packed into one row."""
 
 _MARKS = frozenset({"ptr", "batch", "offset"})
-"""Names of tensors that assign rows to samples. torch_geometric's `ptr` holds the start of each graph, and the end."""
+"""Names of tensors that assign rows to samples. The tensor `ptr` of torch_geometric holds the start of each graph, and
+then the end of the last graph."""
 
 _FEW = 3
-"""Most tensors of one form in a list that count as columns of a batch. In a longer list, each may be a sample."""
+"""Maximum length of a list of tensors of equal form that counts as the columns of a batch. In a longer list, each
+tensor may be a sample."""
 
 
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:
-    """Count the samples of a batch; None if its tensors are ambiguous.
+    """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
-    If the batch has token ids, their leading size counts. Otherwise the leading size on which all parts agree counts.
-    If only most parts agree, their leading size counts, unless the second dimension may hold the samples. In a batch of
-    graphs, the samples are the graphs.
+    If the batch has token ids, the number of samples is the size of their first dimension. Otherwise it is the size of
+    the first dimension on which more than half of the parts agree. The result is None if the second dimension of these
+    tensors may hold the samples. In a batch of graphs, each graph is a sample.
 
     Args:
         batch: A batch of any form.
-        several: True: the batch holds a batch from each of several loaders, and their samples add up.
-        time_first: True: the first dimension of the model's sequences may be time. In a batch of sequences alone, the
-            leading size may then be their length.
+        several: True if the batch contains one batch from each of several loaders. Their samples add up.
+        time_first: True if the first dimension of the model's sequences may be time. Then a batch that has only
+            sequences is ambiguous.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
@@ -50,7 +52,10 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the tensors of this name, or else all tensors whose names end with it, such as `anchor_input_ids`."""
+    """Return the names that are equal to `wanted`, or else the names that end with it, such as `anchor_input_ids`.
+
+    Only the part of a name after its last dot is compared. Names such as `decoder_input_ids` are left out.
+    """
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
     alike = (name for name, word in last.items() if word.endswith("_" + wanted) and not word.startswith("decoder_"))
@@ -58,7 +63,7 @@ def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def _holds_several(batch: Any) -> bool:
-    """Return True if a batch is or contains a list of two or more samples or batches with token ids."""
+    """Return True if a batch is or contains a list in which two or more elements have token ids."""
     every = [batch, *(part for _, part in parts(batch))]
     lists = [[[one.name for one in leaves(element) or []] for element in part] for part in every if _is_list(part)]
     return any(sum([bool(matching(names, "input_ids")) for names in elements]) > 1 for elements in lists)
@@ -69,20 +74,20 @@ def _is_flat(one: Leaf) -> bool:
 
 
 def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
-    """Return True if sequences are packed into a single row, and another tensor holds their ends."""
+    """Return True if sequences are packed into a single row, and another tensor holds the ends of the sequences."""
     names = {one.name.rpartition(".")[2] for one in found}
     return all([one.rows == 1 for one in guides]) and not names.isdisjoint(_ENDS)
 
 
 def _are_sequences(found: Sequence[Leaf]) -> bool:
-    """Return True if all tensors of a batch have the same two leading sizes, so that either may be time."""
+    """Return True if all tensors of a batch have the same first two sizes. Then either dimension may be time."""
     both = {one.sizes[:2] for one in found}
     dimensions = {len(one.sizes) for one in found}
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}
 
 
 def _common(batch: Any) -> int | None:
-    """Return the number of rows of all parts, or else of most parts."""
+    """Return the size of the first dimension of all parts, or else of more than half of the parts."""
     if is_array(batch) or is_packed(batch):
         return (leaves(batch) or [leaf("", batch)])[0].rows
     inside = [part for _, part in parts(batch) if leaves(part)]
@@ -105,7 +110,7 @@ def _common(batch: Any) -> int | None:
 
 
 def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
-    """Return True if a list holds the columns of a batch, not samples or several batches."""
+    """Return True if the elements of a list are the columns of a batch, and not samples or whole batches."""
     forms = {*map(_form, inside)}
     if not all(map(is_array, inside)):
         return any(map(is_array, inside)) or (isinstance(batch, tuple) and len(forms) > 1)
@@ -117,7 +122,7 @@ def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
 
 
 def _are_images_and_targets(inside: Sequence[Any]) -> bool:
-    """Return True for a detection batch: lists of images and targets of equal length. Boxes of targets don't count."""
+    """Return True for a batch of object detection: a list of images, and a list of targets of equal length."""
     if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
         return False
     images, targets = inside
@@ -127,7 +132,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
     """Return the number of rows on which more than half of the parts agree.
 
-    None: there is no such number, or the number may be a length.
+    None means that there is no such number, or that the number may be the length of sequences.
     """
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
@@ -144,7 +149,11 @@ def _is_list(value: Any) -> bool:
 
 
 def _form(element: Any) -> object:
-    """Return the form of an element, which is equal for all samples: dimensions and dtype, names, or parts."""
+    """Return the form of an element, which is equal for all samples of a batch.
+
+    The form of a tensor is its number of dimensions and its dtype. The form of a mapping is its names. The form of a
+    list is the forms of its elements.
+    """
     if is_array(element):
         return len(leaf("", element).sizes), str(element.dtype)
     if _is_list(element):

@@ -1,4 +1,4 @@
-"""Find the tensors in a batch of any form, by their attributes, because this module doesn't import torch."""
+"""Find the tensors in a batch of any form. Attributes identify a tensor, because this module doesn't import torch."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -9,7 +9,7 @@ ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors in a batch."""
 
 MOST_PARTS = 4096
-"""Most parts of a batch whose shapes are read."""
+"""Maximum number of parts of a batch whose shapes are read."""
 
 _DEEPEST = 8
 
@@ -17,27 +17,27 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, type)
 
 
 class Leaf(NamedTuple):
-    """A tensor of a batch, or an array."""
+    """A tensor or an array in a batch."""
 
     name: str
     """Place of the tensor in its batch, such as "inputs.input_ids" or "[0]"."""
     tensor: Any
     sizes: tuple[int, ...]
-    """Shape of the tensor; for a ragged tensor, the shape of its concatenated rows."""
+    """Shape of the tensor. For a ragged tensor, this is the shape of its concatenated rows."""
     rows: int | None
-    """Leading size, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
+    """Size of the first dimension, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
     lengths: tuple[int, ...] | None = ()
-    """Lengths of the rows of a ragged tensor, on which the work depends too. None: the lengths are on a device. For a
-    `PackedSequence`: its number of rows."""
+    """Lengths of the rows of a ragged tensor. None means that the lengths are on a device. Other tensors have no
+    lengths. A `PackedSequence` has its number of rows here."""
 
     @property
     def whole(self) -> bool:
-        """True: the tensor is not ragged."""
+        """True if the tensor is not ragged."""
         return self.lengths == ()
 
 
 def leaves(batch: Any) -> list[Leaf] | None:
-    """List the tensors in a batch, in order; None if the batch has too many parts, or is nested too deeply.
+    """Return the tensors in a batch, or None if the batch has too many parts or is nested too deeply.
 
     The search enters mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots.
     """
@@ -47,7 +47,7 @@ def leaves(batch: Any) -> list[Leaf] | None:
 
 
 def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> bool:
-    """Add the tensors in a part of a batch to `found`. Return False if the part was too large or too deep."""
+    """Add the tensors in a part of a batch to `found`. Return False if the part is too large or nested too deeply."""
     if is_array(value):
         found.append(leaf(name, value))
         return True
@@ -69,7 +69,7 @@ def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> b
 
 
 def is_array(value: Any) -> bool:
-    """Return True for a tensor or a numpy array, by its class: instances may have any attribute."""
+    """Return True for a tensor or a numpy array. Only the class decides, because instances may have any attribute."""
     return _is_kind_of_array(type(value))  # type: ignore[arg-type] # mypy takes the hash of a class for its instances
 
 
@@ -79,12 +79,15 @@ def _is_kind_of_array(kind: type) -> bool:
 
 
 def is_packed(value: Any) -> bool:
-    """Return True for a `PackedSequence`, which interleaves the steps of sequences."""
+    """Return True for a `PackedSequence`, which interleaves the time steps of sequences."""
     return isinstance(value, tuple) and getattr(value, "_fields", ())[:2] == ("data", "batch_sizes")
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
-    """List the contents of a container by name or number; empty if a list begins with a plain value."""
+    """Return the parts of a container, each with its name or index.
+
+    The result is empty for a plain value, such as a string, and for a list that begins with a plain value.
+    """
     if value is None or isinstance(value, _PLAIN):
         return []
     if isinstance(value, tuple | list):
@@ -121,7 +124,7 @@ def leaf(name: str, tensor: Any) -> Leaf:
 
 
 def _ragged(name: str, tensor: Any) -> Leaf:
-    """Make the `Leaf` of a nested tensor: offsets are on the device of the values, other sizes on the host."""
+    """Make the `Leaf` of a nested tensor. Its offsets are on the device of its values, and its sizes on the host."""
     rows = int(tensor.size(0))
     if hasattr(tensor, "_nested_tensor_size") and not hasattr(tensor, "_offsets"):
         every = tensor._nested_tensor_size().tolist()  # noqa: SLF001 there is no public way
@@ -133,6 +136,6 @@ def _ragged(name: str, tensor: Any) -> Leaf:
 
 
 def _packed(name: str, packed: Any) -> Leaf:
-    """Make the `Leaf` of a `PackedSequence`, whose batch sizes are always on the host, the largest first."""
+    """Make the `Leaf` of a `PackedSequence`. Its batch sizes are always on the host, in descending order."""
     rows = int(packed.batch_sizes[0])
     return Leaf(name, packed.data, tuple(packed.data.shape), rows, (rows,))

@@ -1,8 +1,8 @@
 """Batches that were fetched and wait for a call of the model.
 
-A loop may drop a batch, or fetch several batches before training on the first. So a batch belongs to the step in which
-the model is called with this batch. A call matches a batch if the call gets the batch's tensor objects. If the batch
-was copied to a device, equal shapes are enough.
+A loop may drop a batch, or fetch several batches before it trains on the first. So a batch belongs to the step in which
+the model is called with it. A call uses a batch if an argument of the call is a tensor object of the batch. If the
+batch was copied to a device, an equal shape is enough.
 """
 
 import weakref
@@ -13,7 +13,7 @@ from perf_callbacks.kernel.batches.reader import Batch, nothing
 from perf_callbacks.kernel.batches.tensors import leaves
 
 MOST_WAITING = 64
-"""Most batches that wait. Beyond this, the oldest batch counts as dropped."""
+"""Maximum number of waiting batches. If more batches wait, the oldest batch counts as dropped."""
 
 Tensors = tuple["weakref.ref[Any]", ...]
 """Weak references to tensors."""
@@ -25,20 +25,20 @@ Waiting = tuple[Batch, Tensors]
 
 
 def identify(batch: Any) -> Tensors:
-    """Return weak references to a batch's tensors. Tensors whose class allows none are left out."""
+    """Return weak references to the tensors of a batch. Tensors whose class doesn't support them are left out."""
     found = [one.tensor for one in leaves(batch) or ()]
     return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
 
 
 def same(some: Tensors, others: Tensors) -> bool:
-    """Return True if two batches hold the same tensors."""
+    """Return True if two batches hold the same tensor objects."""
     if not some or len(some) != len(others):
         return False
     return all([one() is not None and one() is other() for one, other in zip(some, others, strict=True)])
 
 
 def versions(tensors: Tensors) -> tuple[int, ...]:
-    """Return the number of writes to each tensor: a loader may reuse a buffer for the next batch."""
+    """Return the number of writes to each tensor. A loader may write the next batch into the same tensor."""
     return tuple([_written(one()) for one in tensors])
 
 
@@ -50,18 +50,18 @@ def _written(tensor: Any) -> int:
 def take(
     waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
 ) -> tuple[list[Batch], bool]:
-    """Remove the batches of a model call from `waiting`. Return these batches, and True if the newest is included.
+    """Remove the batches that a model call uses from `waiting`. Return them, and True if the newest is one of them.
 
-    If the shapes fit several batches with different amounts, the amounts that differ are unknown. If the call has as
-    many rows as all batches together, the call gets all batches.
+    If the shapes of several batches fit, the amounts in which these batches differ are unknown. If the call has as many
+    rows as all waiting batches together, the call uses all batches.
 
     Args:
-        waiting: Two or more batches.
+        waiting: Two or more waiting batches.
         arguments: Arguments of the model call.
-        again: True: the model was called before in this forward, maybe with the same batch. Then equal shapes are not
-            enough.
-        alone: False: batches of other loaders wait too, and the call may get one of these. Then equal shapes are enough
-            only for the first batch, whose tensors were not stored.
+        again: True if the model was called before in this forward, maybe with the same batch. Then an equal shape is
+            not enough.
+        alone: False if batches of other loaders wait, too, and the call may use one of these. Then an equal shape is
+            enough only for the first batch, whose tensors were not stored.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
@@ -94,9 +94,9 @@ def take(
 
 
 def common(batches: Sequence[Batch]) -> Batch:
-    """Return a batch with the samples, tokens and shape that are equal in all batches; unequal values are unknown.
+    """Return a batch with the samples, tokens and shape that all batches have in common. Other values are unknown.
 
-    Useful tokens are unknown too, unless all batches are the same object.
+    Useful tokens are unknown, too, unless all batches are the same object.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))
@@ -113,7 +113,7 @@ def common(batches: Sequence[Batch]) -> Batch:
 
 
 def untrained(batch: Batch) -> Batch:
-    """Return the batch with zero amounts: its FLOPs count, its samples don't.
+    """Return a copy of the batch with 0 samples and 0 tokens, so that only its FLOPs count.
 
     >>> untrained(Batch(4, 32, None, (("", (4, 8)),)))
     Batch(samples=0, tokens=0, useful_tokens=None, shape=(('', (4, 8)),))

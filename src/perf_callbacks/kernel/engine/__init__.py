@@ -1,1 +1,1 @@
-"""Engine: marks become steps, steps become rows. Standard library only: no clock, no input or output."""
+"""The engine turns marks into steps, and steps into metrics. It reads no clock, and has no input or output."""

@@ -1,4 +1,4 @@
-"""Split a fit's wall time into parts, so that each second belongs to one part. Add up the fit's garbage collections."""
+"""Split a fit's wall time into parts, so that each second is in one part. Also add up the fit's garbage collections."""
 
 from collections import Counter
 
@@ -10,54 +10,58 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 
 STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS = "startup", "first_step", "flop_counting", "steps"
 EVALUATION, CHECKPOINT, OWN_WORK, OTHER = "evaluation", "checkpoint", "own_work", "other"
-"""Parts of a fit's wall time."""
+"""Names of the parts of a fit's wall time."""
 
 GENERATION, REWARDS = "generation", "rewards"
-"""Parts of the stage `other` that a trainer names."""
+"""Names of two parts of the stage `OTHER` in the trainers of TRL."""
 
 BEGINNING = ("first", "restart")
-"""Reasons that exclude the first step of a fit from rows."""
+"""Reasons for excluding the first step of a fit from metrics."""
 
 
 GENERATIONS = 3
 
 
 class Account:
-    """Times of one fit outside of steps. `parts` splits the wall time into these times and the steps."""
+    """Collects the times of one fit that are not the times of steps.
+
+    The method `parts` splits the wall time of the fit into these times and the time of the steps.
+    """
 
     def __init__(self) -> None:
         self.began = 0.0
         self.before_seconds = 0.0
-        """Time from the trainer's first call of the callback until measuring began."""
+        """Seconds from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
-        """Time until the callback was set up, which is part of the first step."""
+        """Seconds from the start of measuring until the callback was set up. The first step includes these seconds."""
         self.stalled_seconds = 0.0
-        """Time of reported stalls within steps."""
+        """Seconds of reported stalls within steps."""
         self.own_seconds = 0.0
-        """Time that the callback took during steps and subtracted from the steps."""
+        """Seconds that the callback itself took during steps. The times of the steps don't include these seconds."""
 
         self.other_seconds: dict[str, float] = {}
-        """Seconds of the named parts of the stage `other`, in steps that are in rows."""
+        """Seconds of each named part of the stage `OTHER`, in the included steps."""
         self.span_seconds: dict[str, float] = {}
         self.span_counts: Counter[str] = Counter()
 
     def add_span(self, kind: str, seconds: float) -> None:
-        """Add an evaluation, a checkpoint or the like."""
+        """Add the seconds of a span, such as an evaluation or a checkpoint."""
         self.span_seconds[kind] = self.span_seconds.get(kind, 0.0) + seconds
         self.span_counts[kind] += 1
 
     def add_other(self, name: str, seconds: float) -> None:
-        """Add to a named part of the stage `other`."""
+        """Add seconds to a named part of the stage `OTHER`."""
         self.other_seconds[name] = self.other_seconds.get(name, 0.0) + seconds
 
     def started(self, now: float) -> None:
-        """Store the time until the callback was set up."""
+        """Store the time that has passed from the start of measuring until the callback was set up."""
         self.startup_seconds = now - self.began
 
     def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
-        """Return the seconds of the steps so far, without stalls and without the excess of special steps.
+        """Return the seconds of all steps so far, without stalls.
 
-        The first step, and steps with a FLOP count or a profile, count at most as much as the mean step.
+        The first step counts at most as much as the mean step. The same holds for steps in which FLOPs were counted or
+        torch.profiler ran.
 
         Args:
             included: Sums over the included steps.
@@ -72,10 +76,10 @@ class Account:
         return max(0.0, seconds - self.stalled_seconds)
 
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
-        """Split the wall time so far into parts; empty if `now` is None.
+        """Return the seconds of each part of the wall time up to `now`. The result is empty if `now` is None.
 
-        A step in which FLOPs are counted adds the mean step time to `steps`, and the rest to `flop_counting`.
-        In the same way, the rest of a profiled step is in `own_work`.
+        A step in which FLOPs are counted adds the mean step time to `steps`, and its remaining time to `flop_counting`.
+        In the same way, the remaining time of a step in which torch.profiler runs is added to `own_work`.
         """
         if now is None:
             return {}
@@ -99,7 +103,10 @@ class Account:
 
 
 class Pauses:
-    """Sums over the collections of a fit. The first full collection of the checklist is in a separate sum."""
+    """Sums over the garbage collections of a fit.
+
+    The full collection that the checklist runs at startup has a sum of its own.
+    """
 
     def __init__(self) -> None:
         self._collections = [0] * GENERATIONS
@@ -107,7 +114,7 @@ class Pauses:
         self._made = self._garbage = 0  # in scheduled collections
 
     def add(self, pause: Pause) -> None:
-        """Count a collection. A collection that the checklist runs at startup is counted as startup cost only."""
+        """Add a garbage collection. A collection that the checklist runs at startup counts as startup cost only."""
         if pause.ours == fit_records.STARTUP:
             self._startup += pause.seconds
             return
@@ -120,7 +127,7 @@ class Pauses:
         self._longest = max(self._longest, pause.seconds)
 
     def summary(self) -> GcSummary:
-        """Return the sums over the collections so far."""
+        """Return the sums over the garbage collections so far."""
         return GcSummary(
             collections=tuple(self._collections),
             seconds=self._seconds,

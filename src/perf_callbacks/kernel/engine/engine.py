@@ -1,8 +1,8 @@
-"""The state machine behind every integration: events in, records out.
+"""State machine that turns the events of an integration into steps, metrics and journal records.
 
-Time is an argument. An integration writes on the tape each stage that the training thread turns to. The integration
-also passes micro-batches (`batch`), ends optimizer steps (`end_step`), begins and ends evaluation and checkpointing,
-and asks for rows.
+The engine reads no clock: its methods get the time as an argument. When the training thread enters or leaves a stage,
+the integration writes a mark on the tape. The integration also calls `batch` for each micro-batch and `end_step`
+after each optimizer step. It calls `begin_span` and `end_span` around each evaluation or checkpoint.
 """
 
 from collections.abc import Callable
@@ -36,30 +36,30 @@ from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, 
 from perf_callbacks.kernel.records.metric_table import KEYS
 
 FLUSH_SECONDS = 1.0
-"""If a step ends this many seconds after the last block was written, all finished steps are written at once."""
+"""At the end of a step, the engine writes all finished steps if its last write is more than this many seconds ago."""
 
 LATE_SECONDS = 3.0
-"""If no block was written for this many seconds, another thread writes the finished steps."""
+"""If the last write is this many seconds ago, another thread writes the finished steps."""
 
 MOST_MARKS = 16384
-"""If the tape has more entries than this, the engine reads the tape before the step ends.
+"""If the tape has more entries than this, the engine reads the tape before the current step ends.
 
-If the tape has more than twice as many entries, garbage collections are written to the journal at once.
+If the tape has more than `2 * MOST_MARKS` entries, garbage collections are written to the journal at once.
 """
 
 SEVERAL = 16
-"""After this many batches in one step, `relieve` checks buffer sizes."""
+"""Number of micro-batches in one step after which the engine calls `relieve`."""
 
 MOST_BATCHES = 256
-"""If one step has more batches than this, they are added up before the step ends."""
+"""If one step has more micro-batches than this, the engine adds up their amounts before the step ends."""
 
 _OTHER = Stage.OTHER
 
 
 class Engine:
-    """Turns the events of one fit into steps, rows and records.
+    """Turns the events of one fit into steps, metrics and journal records.
 
-    A step lasts from the end of one optimizer step to the end of the next, without evaluation and checkpointing.
+    A step lasts from one `end_step` to the next, without the time of evaluation and checkpointing.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class Engine:
             devices=None if ambiguous else devices * run.world_size / data_parallel,
         )
         self.waits_timed = self._shown.waits_timed
-        """True: the training thread's waits in collectives are marked on the tape."""
+        """True if the training thread marks its waits in collectives on the tape."""
         self.tape = Tape(None if device is None else device.mark)
-        """The tape on which the training thread writes its marks."""
+        """Tape on which the training thread writes its marks."""
         self._began = 0.0
         self.account = Account()
         self.open_spans: list[tuple[str, float]] = []
-        """Open spans: kind and start time."""
+        """Kind and start time of each open span, such as an evaluation. The outermost span is first."""
 
         self.step = run.step
-        """The trainer's count of optimizer steps."""
+        """Number of optimizer steps that the trainer has counted so far."""
         self.excluded: str | None = "restart" if run.step else "first"
-        """Reason why the current step is in no row."""
+        """Reason why metrics leave out the current step. None means that metrics include the step."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
         self.relieve_at = SEVERAL
-        """Number of micro-batches at which `relieve` is called."""
+        """When the current step has this many micro-batches, `relieve` is called."""
         self.takes_batches = True
-        """True: a batch may go straight into `batches`, because no span is open and the fit goes on."""
+        """True if a caller may append to `batches` directly, because no span is open and the fit goes on."""
         self._observers = observers or Observers()
         self._windows = WindowSharing(
             run, emit, self._observers, ranks, data_parallel=data_parallel, ambiguous=ambiguous
@@ -122,22 +122,22 @@ class Engine:
             tell=self._tell,
             interrupted=partial(self.exclude, "interrupted"),
         )
-        """Takes over the finished steps."""
+        """Moves finished steps from the tape to the ledger."""
         self.ended = self.step_reader.ended
         self.work = self.step_reader.work
-        """The source of FLOPs, which `use` replaces."""
+        """Source of the FLOPs of steps. The method `use` sets another source."""
         self.flush_at = 0.0
-        """After this time, the end of any step hands out the finished steps."""
+        """The first step that ends after this time calls `flush`."""
         self._due = 0
-        """The next step at whose end finished steps are handed out, because a block is full or a window is complete."""
+        """At the end of this step, the engine calls `flush`, because a block is full or a window is complete."""
         self._look_at = 0
-        """The step at whose end the work model checks which parameters are trained."""
+        """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
         self.baseline_rate: float | None = None
-        """Samples per second and device that `perf/scaling_efficiency` is relative to. None: no baseline is known."""
+        """Samples per second and device of the baseline, for `perf/scaling_efficiency`. None: no baseline is known."""
 
     def start(self, now: float) -> None:
-        """Begin the fit. The step that follows is in no row."""
+        """Begin the fit. Metrics leave out the first step of the fit."""
         self._began = self.account.began = now
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
@@ -148,19 +148,19 @@ class Engine:
             self._device.mark(_OTHER)
 
     def use(self, work: WorkModel) -> None:
-        """Take the FLOPs of steps from a work model, from the current step on."""
+        """Use this work model for the FLOPs of the current step and of all later steps."""
         self.work = self.step_reader.work = work
         self.plan()
 
     def batch(self, batch: Batch) -> None:
-        """Add a micro-batch to the current step."""
+        """Add a micro-batch to the current step. While a span is open, do nothing."""
         if not self.open_spans:
             self.batches.append(batch)
             if len(self.batches) >= self.relieve_at:
                 self.relieve()
 
     def relieve(self) -> None:
-        """Shorten long buffers within a step."""
+        """Shorten the lists of batches and marks if they have grown long within a step."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
         self.relieve_at = len(self.batches) + SEVERAL
@@ -168,11 +168,11 @@ class Engine:
             self.step_reader.collect(show=False)
 
     def exclude(self, reason: str) -> None:
-        """Keep the current step out of rows."""
+        """Exclude the current step from metrics. If the step already has a reason, keep that reason."""
         self.excluded = self.excluded or reason
 
     def pause(self, pause: Pause) -> None:
-        """Handle a garbage collection, which may interrupt any code. A collection within a step is recorded later."""
+        """Handle a garbage collection. Python may call this in the middle of any code."""
         self._collections.add(pause)
         if self.open_spans or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
             self._tell(pause, ("aside" if self.open_spans else "other") if pause.here else "elsewhere", None)
@@ -194,7 +194,7 @@ class Engine:
         return record
 
     def begin_span(self, kind: str, now: float) -> None:
-        """Begin a span, whose time belongs to no step. Spans nest; the step around a span is in no row."""
+        """Begin a span, such as an evaluation. A span's time belongs to no step. The step around a span is excluded."""
         if not self.open_spans:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
@@ -238,9 +238,9 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Compute the next step whose end needs full handling.
+        """Compute the next step at whose end the engine has more to do than to write a mark.
 
-        During an evaluation or a checkpoint, and with a device timeline, the end of every step needs full handling.
+        While a span is open, and always with a device timeline, this holds for the end of every step.
         """
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
@@ -248,21 +248,21 @@ class Engine:
         self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def write_late(self, now: float) -> None:
-        """Write the finished steps if no step has ended for a while. Called outside the training thread.
+        """Write the finished steps if the last write is `LATE_SECONDS` ago. The watchdog's thread calls this.
 
-        A step may take minutes, and the process may be killed within the step.
+        A step may take minutes. If the process is killed in this step, the earlier steps are already on disk.
         """
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.step_reader.write_early(self._emit)
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
-        """Add the tokens of earlier steps, now that the tensor of token ids is known."""
+        """Count the tokens of earlier steps, because it is now known which tensor holds the token ids."""
         with self.step_reader.alone():
             self.step_reader.collect()
             self._ledger.tell_tokens(self.step_reader.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
-        """Hand out the finished steps."""
+        """Write the finished steps to the journal, and exchange windows with the other ranks."""
         self.flush_at, self.relieve_at = now + FLUSH_SECONDS, SEVERAL
         with self.step_reader.alone() as held:
             if not held:
@@ -276,22 +276,22 @@ class Engine:
                 self._emit(block)
 
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics of the included steps since the last row; empty without such steps."""
+        """Return the metrics of the included steps since the last row, or an empty dictionary if there are none."""
         with self.step_reader.alone():
             self.step_reader.collect()
             return self._logged(step, self._ledger.take_row(), "row")
 
     @property
     def why_empty(self) -> str | None:
-        """Reasons for the steps left out of the last row.
+        """Reasons why the last row left out steps, with the number of steps for each reason.
 
-        None if only the first step, counted steps and profiled steps were left out.
+        None if the row left out only the first step and steps in which FLOPs were counted or torch.profiler ran.
         """
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None
 
     def whole(self, step: int) -> dict[str, float]:
-        """Return the metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
+        """Return the metrics `perf/run/…` over all included steps, for the trainer's last log line."""
         with self.step_reader.alone():
             self.step_reader.collect()
             return self._logged(step, self._ledger.included(), "whole")
@@ -309,7 +309,7 @@ class Engine:
         return metrics
 
     def amounts(self) -> Amounts:
-        """Return samples and tokens of all attempts so far. A checkpoint carries the amounts to the next attempt."""
+        """Return the samples and tokens of all attempts so far. A checkpoint carries them to the next attempt."""
         with self.step_reader.alone():
             self.step_reader.collect()
             return added(self._earlier, self._all()[1])
@@ -324,9 +324,9 @@ class Engine:
             )
 
     def _all(self, *, interim: bool = False) -> tuple[int, Amounts, int]:
-        """Return the number of steps read so far in this attempt, their amounts, and the number of lost steps.
+        """Return the number of steps of this attempt, their samples and tokens, and the number of lost steps.
 
-        Steps whose times are still on the device are included.
+        A lost step has no times. Steps whose times are still on the device don't count as lost.
         """
         steps, samples, tokens, lost = self._ledger.all(interim=interim)
         passed = [*self.step_reader.passed]
@@ -342,9 +342,9 @@ class Engine:
         return self._summary(all_steps, included, failure, now)
 
     def interim_summary(self, now: float) -> Summary | None:
-        """Return the summary of the steps that were read so far. A thread beside the training may call this.
+        """Return the summary of the steps that were read so far. Any thread may call this.
 
-        None: another thread is reading steps.
+        Return None if another thread is reading steps at the moment.
         """
         with self.step_reader.alone() as held:
             if not held:
@@ -384,7 +384,7 @@ class Engine:
         return replace(summary, findings=self._observers.findings(summary))
 
     def stop(self, now: float, failure: str | None = None) -> Summary:
-        """End the fit, write and return its summary. Steps whose times are still on the device are lost."""
+        """End the fit, and write and return its summary. Steps whose times are still on the device count as lost."""
         while self.open_spans:
             self.end_span(now)
         self.takes_batches = False

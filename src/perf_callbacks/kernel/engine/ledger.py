@@ -1,4 +1,4 @@
-"""Finished steps, kept one by one for the journal and added up for rows and summary."""
+"""Keeps finished steps one by one for the journal, and adds them up for metrics and summary."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ from perf_callbacks.kernel.engine.window_sharing import WindowSharing
 from perf_callbacks.kernel.records.fit_records import Steps
 
 MOST_UNTOLD = 64
-"""Most steps whose tokens can be added later."""
+"""Maximum number of steps whose tokens can be added later, when the tensor of token ids is known."""
 
 
 class Ledger:
-    """Steps and sums of one fit. Holds at most one block of single steps."""
+    """Finished steps of one fit: the latest steps one by one, and the sums over all steps."""
 
     def __init__(self, shown: KnownParts, windows: WindowSharing) -> None:
         self._shown = shown
         self._windows = windows
         self.kept = 0
-        """Number of steps that `take_block` has not handed out yet."""
+        """Number of steps that `take_block` has not returned yet."""
         self._block: list[Columns] = []
         self._added = 0  # parts of the block that are in the sums
         self._early = 0  # leading steps of the block that are in the journal; may exceed the block
@@ -29,11 +29,11 @@ class Ledger:
         self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
-        """Number of steps that are in no row, by reason."""
+        """Number of excluded steps, by the reason for the exclusion."""
         self.excluded_seconds: dict[str, float] = {}
-        """Seconds of the excluded steps, by reason."""
+        """Seconds of the excluded steps, by the reason for the exclusion."""
         self.left_out: Counter[str] = Counter()
-        """Excluded steps since the last row, by reason."""
+        """Number of steps that the last row left out, by the reason for the exclusion."""
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
@@ -42,16 +42,17 @@ class Ledger:
         self.kept += len(steps.number)
 
     def take_block(self) -> Steps | None:
-        """Take the steps since the last block. Return a record of the steps that are not in the journal yet."""
+        """Remove the latest steps. Return a record of those that the journal lacks, or None if there are none."""
         self.add_up()
         early, self._early = self._early, max(0, self._early - self.kept)
         block, self._block, self._added, self.kept = self._block, [], 0, 0
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """Return a record of all steps that the journal lacks. `following` are steps that the ledger lacks too.
+        """Return a record of all finished steps that the journal lacks, or None if there are none.
 
-        The steps stay in the ledger: `take_block` takes them later, and leaves them out of its record.
+        `following` has the newest steps, which the ledger lacks. The steps stay in the ledger. When `take_block`
+        removes them later, its record leaves them out.
         """
         block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
@@ -65,7 +66,7 @@ class Ledger:
         return record(new, self._shown) if new.number else None
 
     def take_row(self) -> Totals:
-        """Take the sums over the included steps since the last row."""
+        """Return the sums over the included steps since the last row, and begin new sums."""
         self.add_up()
         self._row.settle()
         row, self._row, self._row_after = self._row, Totals(), self._last
@@ -77,8 +78,8 @@ class Ledger:
     def included(self, *, interim: bool = False) -> Totals:
         """Return the sums over all included steps.
 
-        `interim`: True if a thread beside the training asks. Then the sums lack the steps that were not added up yet,
-        and the device is not queried, so useful tokens may be unknown.
+        Pass `interim=True` from a thread beside the training thread. Then the sums lack the steps that were not added
+        up yet. The device is not queried in this case, so the useful tokens may be unknown.
         """
         if not interim:
             self.add_up()
@@ -92,16 +93,16 @@ class Ledger:
         return totals
 
     def all(self, *, interim: bool = False) -> tuple[int, int | None, int | None, int]:
-        """Return the number of steps, their samples and tokens, and the number of steps without a time.
+        """Return the number of steps, their samples and tokens, and the number of steps whose times were lost.
 
-        `interim`: as for `included`.
+        `interim` means the same as in `included`.
         """
         if not interim:
             self.add_up()
         return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
-        """Add tokens, by step number, of steps that were entered before the tensor of token ids was known."""
+        """Add the tokens of steps that were entered before the tensor of token ids was known, by step number."""
         self.add_up()
         for number, included in self._untold.items():
             if number in tokens:
@@ -115,7 +116,7 @@ class Ledger:
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def add_up(self) -> None:
-        """Add up all steps since the last call at once, which is cheaper than step by step."""
+        """Add up all steps since the last call. Adding many steps at once is faster than adding step by step."""
         if self._added == len(self._block):
             return
         new = Columns.joined(self._block[self._added :])
@@ -143,7 +144,7 @@ class Ledger:
 
 
 def reasons(excluded: Mapping[str, int]) -> str:
-    """List the reasons for steps in no row with their numbers, the most frequent first.
+    """Return a text with the number of excluded steps for each reason. The most frequent reason comes first.
 
     >>> reasons({"first": 1, "evaluation": 4})
     '4 evaluation, 1 first'

@@ -6,7 +6,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 
 
 class Begin:
-    """The training thread turns to a stage. The matching `BACK` turns to the stage before."""
+    """Mark for the start of a stage. The matching `BACK` returns to the stage before."""
 
     __slots__ = ("stage",)
 
@@ -15,13 +15,13 @@ class Begin:
 
 
 class Back:
-    """The training thread turns back to the stage before the last `Begin`."""
+    """Mark for the return to the stage before the matching `Begin`."""
 
     __slots__ = ()
 
 
 class End:
-    """A step ends. The next step begins in the stage `OTHER`, with no stage to turn back to."""
+    """Mark for the end of a step. The next step begins in the stage `OTHER`, with no stage to return to."""
 
     __slots__ = ()
 
@@ -31,10 +31,10 @@ BACK: Final = Back()
 END: Final = End()
 
 WAIT: Final = BEGIN[Stage.COMMUNICATION]
-"""The training thread begins to wait in a collective. `BACK` ends the wait."""
+"""Mark for the start of a wait in a collective. `BACK` ends the wait."""
 
 ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
-"""Turn to the forward once more, and then back to the stage before."""
+"""Marks that count one more forward, and then return to the stage before."""
 
 
 class Pause(NamedTuple):
@@ -46,11 +46,12 @@ class Pause(NamedTuple):
     collected: int
     automatic: bool
     here: bool
-    """True: the collection ran in the training thread."""
+    """True if the collection ran in the training thread."""
     ours: str | None = None
-    """Reason why the checklist collected, as in `Gc.ours`."""
+    """Reason why the checklist ran the collection, as in `Gc.ours`. None: Python or the program ran it."""
     made: int = 0
-    """In a collection by the checklist: objects made since the last collection, less the objects freed since then."""
+    """Number of objects made since the last collection, minus the number of objects freed since then. Only collections
+    that the checklist runs have this number."""
 
 
 Mark = Stage | Begin | Back | End
@@ -62,10 +63,10 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 
 
 class Calls(NamedTuple):
-    """How often a step enters the model's forward, and how often it enters the backward.
+    """Number of times that a step enters the model's forward, and number of times that it enters the backward.
 
-    Two marks of the forward in a row count once: if a plain loop calls the model twice in a row, the second call is
-    marked only sometimes.
+    Two consecutive marks of the forward count once. If a plain loop calls the model twice without a backward in
+    between, the second call is not always marked.
     """
 
     forwards: int
@@ -73,7 +74,7 @@ class Calls(NamedTuple):
 
 
 class StageTracker:
-    """Follows marks, and returns the stage of the time between two marks."""
+    """Follows marks, and returns the stage in which the training thread was between two marks."""
 
     __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "fetches_at_backward", "stage")
 
@@ -81,10 +82,11 @@ class StageTracker:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Calls that the current step made before the tracking began."""
+        """Forwards and backwards of the current step before the tracking began."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
-        """Number of waits for data so far, and their number when the last backward began."""
+        """Number of waits for data. `fetches` counts the waits so far, `fetches_at_backward` those before the last
+        backward."""
 
     def resume(self, tracker: "StageTracker") -> None:
         """Continue from the state of another tracker."""
@@ -94,17 +96,17 @@ class StageTracker:
 
     @property
     def calls(self) -> Calls:
-        """Turns to forward and backward since the last `take_calls`."""
+        """Number of forwards and backwards since the last call of `take_calls`."""
         return Calls(self._forwards, self._backwards)
 
     def take_calls(self) -> Calls:
-        """Return the calls, and count from 0 again."""
+        """Return the number of forwards and backwards, and count from 0 again."""
         calls = Calls(self._forwards, self._backwards)
         self._forwards = self._backwards = 0
         return calls
 
     def turn(self, mark: Mark) -> Stage:
-        """Apply a mark, and return the stage of the time before the mark."""
+        """Apply a mark, and return the stage in which the thread was before the mark."""
         until = self.stage
         if mark is END:
             self.before.clear()

@@ -9,7 +9,7 @@ from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
-"""Signals of some steps. For each name a column of seconds, one per step; None for an unknown time."""
+"""Times of some steps. Maps each name to the seconds of each step, or None where the time is unknown."""
 
 
 P = ParamSpec("P")
@@ -17,111 +17,124 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Receives the events of a fit. Override the events of interest: the rest cost nothing.
+    """Base class of objects that receive the events of a fit. An event whose method you don't override costs nothing.
 
-    An error that an observer raises ends the measuring of the fit, never the training.
+    If an observer raises an error, the measuring of the fit ends, but the training goes on.
     """
 
     @property
     def due(self) -> int:
-        """First step, by the trainer's count, at whose end `step_ended` and `step_began` are called."""
+        """Next step, by the trainer's count, at whose end this observer wants `step_ended` and `step_began`."""
         return NEVER
 
     @property
     def watching(self) -> bool:
-        """Return True if the observer wants to see measured steps now."""
+        """Return True if the observer wants `steps_measured` to be called now."""
         return False
 
     @property
     def following(self) -> bool:
-        """Return True if the observer wants to receive operations now."""
+        """Return True if the observer wants `operation` to be called now."""
         return False
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank proposes to all ranks, by name. All ranks adopt the least proposal: see `agreed`."""
+        """Values that this rank proposes to all ranks, by name. All ranks use the smallest proposal: see `agreed`."""
         return {}
 
     def step_ended(self, step: int) -> None:
-        """Handle the end of an optimizer step. Time spent here is still part of the step."""
+        """Handle the end of an optimizer step. The time of this call is still part of the step."""
 
     def step_began(self) -> None:
         """Handle the beginning of the next step."""
 
     def span_began(self, kind: str, step: int) -> None:
-        """Handle the beginning of an evaluation, a checkpoint or the like after step `step`. Spans nest."""
+        """Handle the beginning of a span, such as an evaluation, after step `step`. Spans may be nested."""
 
     def span_ended(self) -> None:
-        """Handle the end of the innermost span. Time spent here is still part of the span."""
+        """Handle the end of the innermost span. The time of this call is still part of the span."""
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Handle the exit of the loop from its loader, maybe within a step. This may be the last event of training."""
+        """Handle the moment when the training loop stops reading from its data loader.
+
+        This may happen in the middle of a step, and may be the last event of training.
+        """
 
     def epoch_ended(self) -> None:
-        """Handle the end of a trainer's epoch. A plain loop calls `loader_left` instead."""
+        """Handle the end of a trainer's epoch. In a plain loop, `loader_left` is called instead of this."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Handle measured steps, some time after their end. `pauses`, the collections of a step, may arrive earlier."""
+        """Handle steps whose times have become known, which may be long after their end.
+
+        `pauses` are garbage collections. A collection may arrive in an earlier call than its step.
+        """
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Handle marks and times, in pairs, before the tape is read. `numbers` are the steps that end in `pairs`.
+        """Handle the marks on the tape before the engine reads them.
 
-        Called by the thread that reads the tape, which may be a loader's thread.
+        In `pairs`, each mark is followed by its time. `numbers` has the numbers of the steps that end in `pairs`. The
+        thread that reads the tape makes this call. This may be the thread of a data loader.
         """
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt `least`: by name, the least value that a rank proposed. All ranks do so at the end of `step`."""
+        """Use the values in `least` from the end of step `step` on, as all ranks do.
+
+        For each name, `least` has the smallest value that a rank proposed.
+        """
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
-        """Return signals of the steps of a window. This rank sends them to rank 0, with its part of the window."""
+        """Return the times of these steps by which ranks are compared. This rank sends the times to rank 0."""
         return {}
 
     def resources(self) -> Mapping[str, float]:
-        """Return the use of the machine by this rank since the last call, for a window: see `RESOURCES`."""
+        """Return this rank's use of CPU, GPU and memory since the last call, by the names in `RESOURCES`."""
         return {}
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
-        """Handle an operation of a counted step.
+        """Handle a torch operation in a step whose FLOPs are counted.
 
-        `backward` is the number of the running backward, or 0 if none runs.
+        `backward` is the number of the backward that is running, or 0 if no backward is running.
         """
 
     def record_written(self, record: Record) -> None:
-        """Handle a record that any thread has written."""
+        """Handle a journal record that was just written. Any thread may call this."""
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Handle an event that a person may want to hear of at once, such as "stall". Any thread may call this.
+        """Handle an event that a user may want to hear of at once, such as "stall". Any thread may call this.
 
-        `details` has a sentence `text`, and values for JSON.
+        `details` has a sentence under the key `text`, and more values that can be written as JSON.
         """
 
     def exception_raised(self, error: BaseException) -> None:
-        """Handle the exception that ends the fit. Its frames, and the tensors in these, still exist."""
+        """Handle the exception that ends the fit. The frames in its traceback still hold their tensors."""
 
     def before_summary(self) -> None:
-        """Wait a moment for messages of other ranks. Called after the fit is closed and before its summary is made."""
+        """Wait a moment for messages of other ranks. This is called after training and before the summary is made."""
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that distinguish the two kinds
-        """Return metrics, by their names in `METRICS`, for a "row" or for the "whole" fit. Called once per row."""
+        """Return metrics by their names in `METRICS`. `kind` is "row", or "whole" for the whole fit.
+
+        The engine calls this once per row.
+        """
         return {}
 
     def summary(self) -> Mapping[str, Any]:
-        """Return fields of `Summary`: the part of a feature."""
+        """Return the fields of `Summary` that this observer fills."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
-        """Return fields of `Facts`, by which the rules of advice decide."""
+        """Return the fields of `Facts` that this observer fills. The rules of advice read them."""
         return {}
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:  # noqa: ARG002 as above
-        """Return findings, from the summary so far or, without a summary, from the facts alone."""
+        """Return findings from the summary so far. If `summary` is None, decide from the facts alone."""
         return ()
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """Handle a batch of a new shape before its use. Evaluation has batches, too."""
+        """Handle a batch of a new shape before the model gets the batch. Batches of evaluations count, too."""
 
     def closed(self) -> None:
-        """Undo all changes, because the fit is over. Idempotent."""
+        """Undo all changes that the observer made, because the fit is over. Further calls do nothing."""
 
 
 EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(member, FunctionType)])
@@ -131,7 +144,7 @@ EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(me
 def _to_each(
     event: Callable[Concatenate[Observer, P], object], *, look_ahead: bool = False
 ) -> Callable[Concatenate["Observers", P], None]:
-    """Return a method that calls `event` of all observers that override it."""
+    """Return a method that calls the method `event` of each observer that overrides `event`."""
     name = event.__name__
 
     def announce(self: "Observers", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -146,7 +159,7 @@ def _to_each(
 def _merged(
     event: Callable[Concatenate[Observer, P], Mapping[str, T]],
 ) -> Callable[Concatenate["Observers", P], dict[str, T]]:
-    """Return a method that merges the answers of the observers which override `event`."""
+    """Return a method that calls `event` of each observer that overrides `event`, and merges the results."""
     name = event.__name__
 
     def merge(self: "Observers", /, *args: P.args, **kwargs: P.kwargs) -> dict[str, T]:
@@ -159,19 +172,22 @@ def _merged(
 
 
 class Observers:
-    """The observers of one fit. Each event reaches only the observers that override it, in the order of joining."""
+    """The observers of one fit, in the order in which they were added.
+
+    An event reaches only the observers that override its method.
+    """
 
     def __init__(self) -> None:
         self._all: list[Observer] = []
         self.overriding: dict[str, list[Observer]] = {event: [] for event in EVENTS}
-        """Observers that override an event, by the name of the event."""
+        """Maps the name of each event to the observers that override its method."""
         self.due = NEVER
-        """First step at whose end an observer is due, or that `plan` or `hurry` requested."""
+        """Next step at whose end an observer is due, or for which `plan` or `hurry` asked."""
         self._planned = NEVER
         self._hurried = False
 
     def add(self, observer: Observer) -> None:
-        """Add an observer, which receives the events from now on."""
+        """Add an observer. From now on, it receives the events of the fit."""
         self._all.append(observer)
         for event, hearing in self.overriding.items():
             if getattr(type(observer), event) is not getattr(Observer, event):
@@ -179,26 +195,26 @@ class Observers:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Compute when the next observer is due. An observer whose `due` changes between events calls this."""
+        """Compute `due` again. An observer calls this if its own `due` changes between two events."""
         self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
 
     def plan(self, step: int) -> None:
-        """Request full handling of the end of `step`, not just a mark."""
+        """Set `due` to `step` at the latest. Before `due`, the end of a step only writes a mark."""
         self._planned = step
         self.look_ahead()
 
     def hurry(self) -> None:
-        """Request full handling of the end of each step from now on, not just a mark."""
+        """Set `due` to 0 for good. From now on, the end of each step does more than write a mark."""
         self._hurried, self.due = True, 0
 
     @property
     def watching(self) -> bool:
-        """Return True if an observer wants to see measured steps."""
+        """Return True if an observer wants `steps_measured` to be called."""
         return any([observer.watching for observer in self._all])
 
     @property
     def following(self) -> bool:
-        """Return True if an observer wants to receive operations."""
+        """Return True if an observer wants `operation` to be called."""
         return any([observer.following for observer in self._all])
 
     @property
@@ -207,7 +223,7 @@ class Observers:
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:
-        """Announce the end of a step to the observers that are due. `step_began` then computes the next due step."""
+        """Call `step_ended` of the observers that are due. `step_began` then computes the next `due`."""
         for observer in self.overriding["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)
@@ -233,12 +249,12 @@ class Observers:
     facts = _merged(Observer.facts)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Show measured steps to the observers that are watching."""
+        """Call `steps_measured` of the observers whose `watching` is True."""
         for observer in self.overriding["steps_measured"]:
             if observer.watching:
                 observer.steps_measured(steps, pauses)
         self.look_ahead()
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        """Return the findings of all observers."""
+        """Return the findings of all observers, in the order of the observers."""
         return tuple([found for observer in self.overriding["findings"] for found in observer.findings(summary)])

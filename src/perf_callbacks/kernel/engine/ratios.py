@@ -1,4 +1,4 @@
-"""Turn totals into metrics: ratios of sums."""
+"""Compute metrics from totals. Each metric is a ratio of sums."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,12 +20,18 @@ def metrics(
     flops: Mapping[str, float | None] = NO_FLOPS,
     baseline_rate: float | None = None,
 ) -> dict[str, float]:
-    """Compute the metrics of some steps, by name. Unknown metrics are left out. Without steps there are no metrics.
+    """Return the metrics of some steps, by name. Unknown metrics are left out.
 
-    If a single process trains, the rates of the job come from these steps. If several processes train, these rates and
-    the use of the machines come from `window`, the newest window of all ranks. Rates per device come from these steps,
-    and are left out if a single device trains. `flops`: metrics of the steps whose FLOPs are known. `baseline_rate`:
-    samples per second and device of the baseline.
+    If a single process trains, the rates of the job come from these steps. Rates per device always come from these
+    steps, and are left out if a single device trains.
+
+    Args:
+        totals: Sums over the steps. Without steps, the result is empty.
+        shown: Parts of the steps that are measured.
+        window: The newest window of all ranks. If several processes train, it gives the rates of the job and the use of
+            the machines.
+        flops: Metrics of the steps whose FLOPs are known.
+        baseline_rate: Samples per second and device of the baseline. None: no baseline is known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

@@ -1,14 +1,14 @@
-"""Use of the machines by the ranks of a job: the resources of a rank, and figures of the job."""
+"""Use of CPUs, GPUs and memory: the resources of each rank, and figures of the whole job."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 
 UNKNOWN = -1.0
-"""Value that ranks send for an unknown amount. NaN would not do: NaN is not equal to NaN."""
+"""Value that a rank sends if it doesn't know a resource. NaN is not used, because NaN is not equal to itself."""
 
 LARGEST = 1e9
-"""Values from here on are impossible, and count as unknown."""
+"""A value of at least this size is impossible, and counts as unknown."""
 
 CORES, RESIDENT, UTILIZATION, GPU_MEMORY, WATTS = RESOURCES = (
     "cpu_cores",
@@ -17,7 +17,7 @@ CORES, RESIDENT, UTILIZATION, GPU_MEMORY, WATTS = RESOURCES = (
     "gpu_memory_gb",
     "power_watts",
 )
-"""Names of the resources that a rank uses: CPU cores kept busy, host memory, and the use of its GPU."""
+"""Names of a rank's resources: busy CPU cores, host memory, and the GPU's utilization, memory and power."""
 
 JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "job_cpu_cores": (CORES, sum),
@@ -27,15 +27,18 @@ JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "job_gpu_memory_max_gb": (GPU_MEMORY, max),
     "job_power_watts": (WATTS, sum),
 }
-"""Figures of the job, by the names of their metrics: the resource of a rank, and how the ranks' values are combined."""
+"""Maps the name of each metric of the job to a resource of the ranks, and to the function that combines the ranks'
+values."""
 
 
 def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float]:
-    """Combine the resources of ranks. A figure is known only if all ranks of the job know their value.
+    """Combine the resources of all ranks into figures of the job.
+
+    A figure is left out if one rank of the job doesn't know its value.
 
     Args:
         resources: The values of each rank, rank by rank, in the order of `RESOURCES`.
-        complete: True: no rank is missing.
+        complete: True if no rank of the job is missing.
     """
     columns = {name: resources[place :: len(RESOURCES)] for place, name in enumerate(RESOURCES)}
     known = {name: column for name, column in columns.items() if complete and column and _all_known(column)}
@@ -44,7 +47,11 @@ def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float
 
 
 def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) -> dict[str, tuple[float | None, ...]]:
-    """Return each resource that any rank knows, with a value per rank of the job. None: unknown, or a missing rank."""
+    """Return one tuple for each resource that at least one rank knows, by name.
+
+    A tuple has one value for each rank of the job. None stands for a missing rank, or for a value that the rank doesn't
+    know.
+    """
     found = {}
     for place, name in enumerate(RESOURCES):
         values = dict(zip(ranks, resources[place :: len(RESOURCES)], strict=True))
@@ -55,7 +62,7 @@ def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) ->
 
 
 def packed(resources: Mapping[str, float]) -> "array[float]":
-    """Return the resources of a rank in the order of `RESOURCES`.
+    """Return the values of a rank's resources as an array, in the order of `RESOURCES`.
 
     >>> packed({"cpu_cores": 1.5})
     array('f', [1.5, -1.0, -1.0, -1.0, -1.0])

@@ -1,27 +1,27 @@
-"""The stages of a step, the undecided stage, and work outside steps."""
+"""The stages of a step, the undecided stage, and the stage of work outside of steps."""
 
 from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """A kind of work of the training thread. At each moment the thread is in exactly one stage."""
+    """Kind of work that the training thread does. At each moment the thread is in exactly one stage."""
 
     DATA = 0
-    """Waiting for the loader, copying to the device."""
+    """Waiting for the data loader, and copying batches to the device."""
     FORWARD = 1
-    """The whole call of the model, hooks included, and the loss."""
+    """Calling the model, including its hooks, and computing the loss."""
     BACKWARD = 2
     OPTIMIZER = 3
-    """Clipping, scaler, optimizer step, scheduler, zero_grad."""
+    """Gradient clipping, gradient scaler, optimizer step, learning rate scheduler, and `zero_grad`."""
     COMMUNICATION = 4
-    """Blocked in a collective outside of backward: waiting for other ranks, or exchanging data with them."""
+    """Waiting in a collective outside of backward: for other ranks to arrive, or for the exchange of data."""
     GC = 5
-    """Garbage collection, subtracted from the stage in which it ran."""
+    """Garbage collection. Its time is subtracted from the stage in which the collection ran."""
     OTHER = 6
-    """Logging, callbacks, the rest of the step."""
+    """Logging, callbacks, and all work of a step that is in no other stage."""
     UNDECIDED = 7
-    """Time after a backward of a plain loop. If an optimizer step or a collective follows, the time counts as
-    optimizer, else as other."""
+    """Time after a backward of a plain loop. If an optimizer step or a collective follows, the time is added to
+    `OPTIMIZER`. Otherwise the time is added to `OTHER`."""
     ASIDE = 8
     """Evaluation, checkpointing and other work that is part of no step."""
 
@@ -35,4 +35,4 @@ STAGES = (
     Stage.GC,
     Stage.OTHER,
 )
-"""Stages that make up a step, in display order."""
+"""Stages that make up a step, in the order in which reports show them."""

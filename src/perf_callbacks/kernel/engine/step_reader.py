@@ -1,4 +1,4 @@
-"""Moves finished steps from the tape into the ledger. One thread reads at a time."""
+"""Moves finished steps from the tape into the ledger. Only one thread at a time reads the tape."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,33 +21,41 @@ from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 from perf_callbacks.kernel.records.fit_records import Gc, Record
 
 MOMENT_SECONDS = 0.05
-"""Longest time that a thread waits for another thread that reads steps."""
+"""Maximum number of seconds that a thread waits while another thread reads steps."""
 
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Longest wait for the device's last events at the end of a fit: `DRAIN_SECONDS`, or `DRAIN_STEPS` times the longest
-step if that is longer. After a failure, always `DRAIN_SECONDS`."""
+"""Limits of the wait for the device's last times at the end of a fit.
+
+The wait lasts at most `DRAIN_SECONDS`, or `DRAIN_STEPS` times the longest step if that is longer. After a failure, the
+wait lasts at most `DRAIN_SECONDS`.
+"""
 
 
 class DeviceTimeline(Protocol):
-    """Times of the marks by an accelerator's clock. Times arrive late, in order, and may get lost."""
+    """Times of the marks on the tape, measured by an accelerator's clock.
+
+    The times of a step arrive some time after its end, in the order of the steps. Times may get lost.
+    """
 
     def mark(self, mark: Mark) -> None:
-        """Put a mark into the stream, between earlier and later work."""
+        """Put a mark into the device's stream, after the work that was submitted so far."""
 
     def ready(self) -> list[tuple[float, ...] | str]:
-        """Return the stage seconds of the steps that finished since the last call, or the reason why there are none."""
+        """Return the seconds of each stage for each step whose times have arrived, or the reason why they were lost."""
         ...
 
     def capturing(self) -> bool:
-        """Return True while a graph is captured: then no step gets ready."""
+        """Return True while a CUDA graph or the like is captured. In this time, `ready` returns no steps."""
         ...
 
 
 class StepReader:
-    """Moves finished steps to the ledger once their times are known: from the tape, or from the device if there is one.
+    """Moves finished steps to the ledger once their times are known.
 
-    Marks and the ends of steps are written without a lock. A thread that reads marks, ends of steps or the ledger holds
-    the lock.
+    The times come from the device if it has a timeline, and otherwise from the tape.
+
+    The training thread writes marks and ends of steps without a lock. A thread that reads marks, ends of steps or the
+    ledger holds the lock.
     """
 
     def __init__(
@@ -63,16 +71,17 @@ class StepReader:
         self._tape, self._ledger, self._observers, self._device = tape, ledger, observers, device
         self._tell, self._interrupted = tell, interrupted
         self.work = WorkModel()
-        """The source of FLOPs."""
+        """The work model, which gives the FLOPs of steps."""
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
-        """Number, reason of the exclusion, and batches of each step that has ended and whose marks were not read
-        yet."""
+        """Steps that have ended, but whose marks were not read yet. Each has a number, a reason for exclusion or None,
+        and its batches."""
         self.passed: deque[Step] = deque()
         """Steps whose times are still on the device."""
         self.longest_step = 0.0
-        """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
+        """Seconds of the longest step so far. The first step doesn't count, because it includes setup and
+        compilation."""
         self.longest_timed = 0.0
-        """Seconds of the longest step so far, with the first step."""
+        """Seconds of the longest step so far. Unlike in `longest_step`, the first step counts, too."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
@@ -83,12 +92,12 @@ class StepReader:
 
     @property
     def capturing(self) -> bool:
-        """True: a graph is being captured, and the device must not be asked."""
+        """True while a graph is captured. In this time, the device must not be queried."""
         return self._device is not None and self._device.capturing()
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Hold the lock. Yield False if another thread holds the lock for longer than a moment."""
+        """Hold the lock within the block. Yield False if another thread keeps the lock for `MOMENT_SECONDS` or more."""
         held = self._lock.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -97,10 +106,9 @@ class StepReader:
                 self._lock.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Read the finished steps.
+        """Read the finished steps. Return True if the times of all finished steps are known.
 
-        Return True if the device has reported the times of all finished steps. With `show=False`, which a call in the
-        middle of a step passes, the observers see these steps at a later call.
+        With `show=False`, as in the middle of a step, the observers get these steps in a later call.
         """
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
@@ -122,7 +130,7 @@ class StepReader:
         return not self.passed
 
     def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
-        """Wait for the device's last times at the end of a fit. After a failure, wait for a second only."""
+        """Wait for the device's last times at the end of a fit. After a failure, wait at most `DRAIN_SECONDS`."""
         began = clock()
         while not self.collect() and not self.capturing:
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
@@ -131,11 +139,11 @@ class StepReader:
             sleep(0.001)
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
-        """Write the finished steps that were not handed out yet. Called outside the training thread.
+        """Write the finished steps that the journal lacks. The watchdog's thread calls this.
 
-        Tape and sums don't change: this reads a copy of the tape, and the FLOPs of steps on the tape stay unknown. This
-        also doesn't query the device. A query might spoil the capture of a graph in the training thread, and might hang
-        with the device.
+        The call reads a copy of the tape, and changes neither tape nor sums. Steps that are still on the tape are
+        written without FLOPs. The call doesn't query the device, because a query might break a graph capture in the
+        training thread, or never return.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -149,7 +157,7 @@ class StepReader:
             self._lock.release()
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
-        """Store the function that counts tokens. Return the tokens of earlier steps that lacked them, by number."""
+        """Store the function that counts tokens. Return the tokens that earlier steps lacked, by step number."""
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
         found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
@@ -158,7 +166,7 @@ class StepReader:
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Enter the steps whose times are still on the device into the ledger, as lost steps. Forget the device."""
+        """Enter the steps whose times are still on the device into the ledger as lost steps. Then ignore the device."""
         self._enter(self._timed(["lost"] * len(self.passed)))
         self._device = None
 
@@ -198,7 +206,7 @@ class StepReader:
         return steps
 
     def _finish(self, past: Past) -> Columns:
-        """Build the columns of the steps whose marks were read."""
+        """Return the columns of the steps whose marks were read, and remove these steps from `ended`."""
         ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
         number, excluded, batches = zip(*ended, strict=True)
         self.work.look(number[-1])
@@ -221,7 +229,7 @@ class StepReader:
         )
 
     def _wait(self, past: Past) -> None:
-        """Queue the steps whose marks were read, mostly a single step. The device gives their times later."""
+        """Move the steps whose marks were read to the queue `passed`. The device reports their times later."""
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
@@ -237,15 +245,19 @@ class StepReader:
         self.work.settle()
 
     def _timed(self, times: Sequence[tuple[float, ...] | str]) -> Columns | None:
-        """Take the first queued steps, with their times from the device, or the reasons why there are none.
+        """Remove the oldest steps from the queue `passed`, and return them with their times from the device.
 
-        After an interrupt the device may give times of steps that were never queued. Then drop the earliest times.
+        If the times of a step were lost, `times` has the reason instead. After an interrupt, the device may report
+        times of steps that were never queued. In this case, drop the earliest times.
         """
         times = times[max(0, len(times) - len(self.passed)) :]
         return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def _early(self, past: Past) -> Columns | None:
-        """Return the ended steps with the values known so far. Changes no state. Called outside the training thread."""
+        """Return the ended steps, with the values that are known so far.
+
+        The call changes no state, so that a thread beside the training thread can make it.
+        """
         ended = [self.ended[place] for place in range(len(past.calls))]
         steps, last = [], self._batch
         for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
@@ -256,16 +268,16 @@ class StepReader:
         return Columns.of(steps) if steps else None
 
     def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
-        """Return the amounts of a step. Store its first batch, for later steps without a batch."""
+        """Return samples, tokens and useful tokens of a step. Store its first batch for later steps without a batch."""
         if not batches:
             return _without(self._batch, calls)
         self._batch = batches[0]
         return together(batches)
 
     def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
-        """Return the tokens of a step.
+        """Return the number of tokens of a step.
 
-        If the batches were read before the tensor of token ids was known, the tokens are counted anew.
+        If the batches were read before the tensor of token ids was known, their tokens are counted now.
         """
         if tokens is not None or not batches:
             return tokens
@@ -280,7 +292,8 @@ class StepReader:
     ) -> Sequence[StepFlops | None]:
         """Return the FLOPs of each step.
 
-        If FLOPs are unknown, ask the work model for each step, because the work model counts the reasons.
+        If FLOPs are unknown, the work model is asked for each step, because it counts the reasons why FLOPs are
+        unknown.
         """
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
@@ -292,9 +305,9 @@ class StepReader:
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:
-    """Return True if all steps had the same batch object, equally often.
+    """Return True if all batches of the steps are the same object, and all steps have equally many batches.
 
-    Batches are not compared by value: their numbers may be on a device.
+    Batches are not compared by value, because their values may be on a device.
     """
     every = [*chain.from_iterable(steps)]
     return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
@@ -303,14 +316,17 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
     """Return samples, tokens and useful tokens of a step without a new batch.
 
-    Without a backward, each amount is 0, or None if the last batch doesn't show the amount. After a backward, which
-    used an earlier batch, all amounts are None.
+    If the step ran no backward, each amount is 0, or None if the last batch lacks the amount. If the step ran a
+    backward, it used an earlier batch, and all amounts are None.
     """
     return (None, None, None) if calls.backwards else nothing(last)
 
 
 def _with_times(step: Step, seconds: tuple[float, ...] | str) -> Step:
-    """Return a step with its times from the device. A step without times is excluded, and the reason is given."""
+    """Return a step with its times from the device.
+
+    If `seconds` is a reason instead of times, the step is excluded for this reason.
+    """
     if isinstance(seconds, str):
         return step._replace(seconds=None, excluded=seconds)
     return step._replace(seconds=seconds)

@@ -1,4 +1,4 @@
-"""Finished steps in three forms: single steps, columns, and sums."""
+"""Finished steps in three forms: single steps (`Step`), columns (`Columns`) and sums (`Totals`)."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -10,13 +10,13 @@ from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.records.fit_records import Amounts, Steps
 
 UNSEEN: float = 0
-"""Seconds of a stage that was never entered: the integer 0. Adding seconds turns it into a float."""
+"""Seconds of a stage that was never entered: the integer 0. The seconds of a stage that was entered are a float."""
 
 BLOCK = 256
-"""Most steps that are kept one by one before they are added up, which also happens once a second."""
+"""Maximum number of steps that are kept one by one. They are added up after this many steps, or after a second."""
 
 WATCHED_BLOCK = 64
-"""Size of a block while an observer wants to see the steps."""
+"""Value that replaces `BLOCK` while an observer wants `steps_measured` to be called."""
 
 
 _TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}
@@ -25,49 +25,49 @@ NEVER = sys.maxsize
 """Number of a step that is never reached."""
 
 COUNTED = "counted"
-"""Reason that excludes the step of the first FLOP count, the same step on all ranks."""
+"""Reason for excluding the step in which FLOPs are counted for the first time. All ranks exclude the same step."""
 
 RECOUNTED = "recounted"
-"""Reason that excludes a step in which FLOPs are counted after the first count, for example for a new shape.
+"""Reason for excluding a step in which FLOPs are counted again, for example for a new shape.
 
-Ranks may meet the shape at different steps, so windows include the step.
+Ranks may get a batch of the new shape at different steps. So windows, which cover all ranks, include these steps.
 """
 
 PROFILED = "profiled"
-"""Reason that excludes a step in which a rank runs torch.profiler, the same steps on all ranks."""
+"""Reason for excluding a step in which a rank runs torch.profiler. All ranks exclude the same steps."""
 
 
 class StepFlops(NamedTuple):
-    """FLOPs of an optimizer step, and how long they take at peak."""
+    """FLOPs of an optimizer step, and the time that they would take at the device's peak."""
 
     model_flops: int
     hardware_flops: int
     ideal_seconds: float | None = None
-    """Seconds that the model's work would take if each number format ran at its own peak. None: unknown."""
+    """Seconds that `model_flops` take if each number format, such as bfloat16, runs at its peak. None: unknown."""
 
 
 class Step(NamedTuple):
     """A finished optimizer step."""
 
     number: int
-    """The trainer's count after the step."""
+    """The trainer's count of optimizer steps after this step."""
     excluded: str | None
-    """Reason why the step is in no row; None: the step is in a row."""
+    """Reason why metrics leave out the step. None means that metrics include the step."""
     samples: int | None
     tokens: int | None
     useful_tokens: Any
-    """Elements that the mask keeps, as in `Batch.useful_tokens`."""
+    """Number of tokens that the attention mask keeps, as in `Batch.useful_tokens`."""
     effort: StepFlops | None
     """FLOPs of the step; None: unknown."""
     pause_seconds: float
     """Seconds of garbage collection, by the host's clock."""
     longest_pause: float
     seconds: Sequence[float] | None
-    """Seconds by stage; None: the times were lost."""
+    """Seconds of each stage, in the order of `STAGES`. None means that the step's times were lost."""
 
 
 class Columns(NamedTuple):
-    """Finished steps in columns of equal length. Handling a block column by column is cheapest."""
+    """Finished steps in columns of equal length. Adding up whole columns is faster than adding up step by step."""
 
     number: Sequence[int]
     excluded: Sequence[str | None]
@@ -78,13 +78,13 @@ class Columns(NamedTuple):
     pause_seconds: Sequence[float]
     longest_pause: Sequence[float]
     step_seconds: Sequence[float | None]
-    """Sum of the stages of each step; None: the times were lost."""
+    """Seconds of each step: the sum of its stages. None stands for a step whose times were lost."""
     stages: Sequence[Sequence[Any]]
-    """One column for each of `STAGES`: seconds per step, or None if the times were lost."""
+    """One column for each stage in `STAGES`, with the stage's seconds in each step. None: the times were lost."""
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "Columns":
-        """Put a non-empty list of steps into columns."""
+        """Put one or more steps into columns."""
         *columns, seconds = zip(*steps, strict=True)
         lost = (None,) * len(STAGES)
         stages = [*zip(*[stages or lost for stages in seconds], strict=True)]
@@ -92,7 +92,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def joined(cls, blocks: Sequence["Columns"]) -> "Columns":
-        """Join a non-empty list of blocks of steps."""
+        """Concatenate one or more blocks of steps."""
         if len(blocks) == 1:
             return blocks[0]
         *columns, stages = zip(*blocks, strict=True)
@@ -108,15 +108,15 @@ class Columns(NamedTuple):
 
     @property
     def included(self) -> "Columns":
-        """Return the steps that are in rows."""
+        """Return the steps that metrics include."""
         return self.only([reason is None for reason in self.excluded]) if any(self.excluded) else self
 
     def cut(self, start: int, stop: int | None = None) -> "Columns":
-        """Return the steps with indices from `start` to before `stop`."""
+        """Return the steps from index `start` up to, but not including, index `stop`."""
         return self._each(lambda column: column[start:stop])
 
     def only(self, wanted: Sequence[bool]) -> "Columns":
-        """Return the selected steps."""
+        """Return the steps for which `wanted` is True."""
         return self._each(lambda column: [*compress(column, wanted)])
 
     def _each(self, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "Columns":
@@ -129,7 +129,7 @@ def _one_column(parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 class Totals:
-    """Sums over steps. If an amount is unknown for a step, its sum is unknown."""
+    """Sums over steps. If the samples of one step are unknown, their sum is unknown. The same holds for tokens."""
 
     __slots__ = (
         "effort",
@@ -154,7 +154,8 @@ class Totals:
         """Number of steps whose tokens are unknown, or not known yet."""
         self.useful_tokens: Any = 0
         self.effort = StepFlops(0, 0, 0.0)
-        """FLOPs of the steps with known FLOPs. The next two fields cover the same steps."""
+        """Sum of the FLOPs over all steps whose FLOPs are known. `effort_steps` and `effort_seconds` cover the same
+        steps."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
         self.pause_seconds = 0.0
@@ -162,7 +163,7 @@ class Totals:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of all steps; None if the tokens of a step are unknown."""
+        """Tokens of all steps. None means that the tokens of at least one step are unknown."""
         return None if self.untold_steps else self.known_tokens
 
     def tell_tokens(self, tokens: int) -> None:
@@ -172,7 +173,7 @@ class Totals:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of all steps."""
+        """Sum of the seconds of all steps."""
         return sum(self.seconds)
 
     def add(self, steps: Columns) -> None:
@@ -207,7 +208,7 @@ class Totals:
         self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
-        """Add the sums over other steps."""
+        """Add the sums of `other`, which cover other steps."""
         self.steps += other.steps
         self.seconds = [a + b for a, b in zip(self.seconds, other.seconds, strict=True)]
         self.samples = plus(self.samples, other.samples)
@@ -221,13 +222,13 @@ class Totals:
         self.longest_pause = max(self.longest_pause, other.longest_pause)
 
     def settle(self) -> None:
-        """Wait for numbers that the device still computes. Called for rows and summaries only."""
+        """Wait until the device has computed the number of useful tokens. Only rows and summaries call this."""
         if self.useful_tokens is not None:
             self.useful_tokens = int(self.useful_tokens)
 
 
 def plus(*amounts: Any) -> Any:
-    """Return the sum; None if an amount is None.
+    """Return the sum of the amounts, or None if an amount is None.
 
     >>> plus(1, 2, 3), plus(1, None)
     (6, None)
@@ -236,7 +237,7 @@ def plus(*amounts: Any) -> Any:
 
 
 def added(one: Amounts, other: Amounts) -> Amounts:
-    """Return the sum of two amounts."""
+    """Return the sum of the samples and the sum of the tokens of two `Amounts`."""
     return Amounts(samples=plus(one.samples, other.samples), tokens=plus(one.tokens, other.tokens))
 
 
@@ -250,7 +251,7 @@ def alike(column: Sequence[Any]) -> bool:
 
 
 def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
-    """Return the sum of numbers that are on no device; None if a number is None.
+    """Return the sum of plain Python numbers, or None if a number is None.
 
     >>> sum_of([1, 2, 3]), sum_of([1, None])
     (6, None)
@@ -260,27 +261,26 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownParts:
-    """Parts of a step that the fit measures, so that metrics can show them."""
+    """Says which parts of a step are measured. Metrics show only these parts."""
 
     gc_timed: bool
-    """True: garbage collections are measured."""
+    """True if garbage collections are measured."""
     gc_staged: bool
-    """True: the time of collections is a separate stage. On a device's clock, collections are no stage."""
+    """True if the time of garbage collections is a separate stage. With a device timeline, it is not."""
     waits_timed: bool
-    """True: waits in collectives are measured. On a device's clock, these are waits of the stream that trains."""
+    """True if waits in collectives are measured. With a device timeline, these are waits of the stream that trains."""
     staged: bool = True
-    """False: the device computes asynchronously, and has no clock. Then only whole steps have times."""
+    """False if the device computes asynchronously and can't report times. Then only whole steps have times."""
     processes: int
-    """Number of processes that train. If there are several, the windows of all ranks give the rates of the job."""
+    """Number of processes that train. If there are several, the rates of the job come from the windows of all ranks."""
     devices: float | None
-    """Number of devices that work on the samples of this process: the devices of this rank and of the ranks that share
-    its samples. None: it is unknown which ranks share samples."""
+    """Number of devices that work on the samples of this process. If other ranks train on the same samples, as under
+    tensor parallelism, their devices count, too. None: it is unknown which ranks share samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
-        """Return the stages of some steps, each with the name of its time in metrics and journal.
+        """Return the stages that were timed, each with the name of its time in metrics and journal.
 
-        A stage that was never entered is left out, because the trainer may have run the stage without a call that we
-        watch.
+        A stage that was never entered is left out. The trainer may have run this stage without a call that we watch.
         """
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
         shown = STAGES if self.staged else ()
@@ -288,7 +288,7 @@ class KnownParts:
 
 
 def record(steps: Columns, shown: KnownParts) -> Steps:
-    """Make the journal's record of steps."""
+    """Return the journal record of these steps."""
     times = steps.stages
     if any(steps.excluded) and None in steps.step_seconds:
         times = [[time for time in stage if time is not None] for stage in times]

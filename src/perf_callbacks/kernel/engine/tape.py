@@ -1,4 +1,4 @@
-"""Marks with their times: written as they happen, read many steps at once."""
+"""Marks with their times. Marks are written one at a time, and read for many steps at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,37 +13,37 @@ _GC, _ASIDE = Stage.GC, Stage.ASIDE
 
 
 class Past(NamedTuple):
-    """Steps that were read, in columns."""
+    """Steps that were read from the tape, in columns."""
 
     stages: Sequence[list[float]]
-    """Seconds, one column for each of `STAGES`."""
+    """One column for each stage in `STAGES`, with the stage's seconds in each step."""
     pauses: list[tuple[float, ...]]
-    """The collections in each step."""
+    """Seconds of each garbage collection, in one tuple per step."""
     calls: list[Calls]
-    """Number of forwards and backwards of each step."""
+    """Number of forwards and backwards in each step."""
     seconds: list[float]
-    """The sum of the stages of each step."""
+    """Seconds of each step: the sum of its stages."""
 
     @property
     def rows(self) -> list[tuple[float, ...]]:
-        """Seconds by stage, step by step."""
+        """One tuple per step, with the seconds of each stage."""
         return [*zip(*self.stages, strict=True)]
 
 
 class PlacedPause(NamedTuple):
-    """A pause, and the stage and step in which it fell."""
+    """A garbage collection, with the stage and the step in which it ran."""
 
     pause: Pause
     stage: Stage
     step: int
-    """Index of the step among the steps that were read together, from 0 on."""
+    """Index of the step among the steps that the same call has read. The first index is 0."""
 
 
 class Tape:
-    """Pairs of a mark and its time, one after the other in a list. A pause is a mark whose time is None.
+    """A list in which each mark is followed by its time. A garbage collection is a mark whose time is None.
 
-    To write a mark, call `write` with a pair. This is one call into C. So a mark costs next to nothing, and no garbage
-    collection can run in the middle of a write.
+    To write a mark, call `write` with the pair of the mark and its time. As a rule, `write` is the method `extend` of
+    the list. This single call into C is fast, and no garbage collection can run in the middle of it.
     """
 
     __slots__ = (
@@ -63,12 +63,13 @@ class Tape:
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
-        """Marks and times that were not read yet, in turn."""
+        """Marks that were not read yet. Each mark is followed by its time."""
         self._echo = echo
         self._follower: StageTracker | None = None
         self._listening = False
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
-        """Writes a pair, or drops the pair while marks are ignored."""
+        """Function that writes the pair of a mark and its time. While marks are ignored, the function drops the
+        pair."""
         self._tracker = StageTracker()
         self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
@@ -76,7 +77,8 @@ class Tape:
         self._since: list[Pause] = []
         self._pauses: list[float] = []
         self.part: str | None = None
-        """Named part of the stage `other` that the training thread is in."""
+        """Name of the part of the stage `OTHER` in which the training thread is, such as "generation". None: no named
+        part."""
 
     def begin(self, now: float) -> None:
         """Begin the first step."""
@@ -84,18 +86,18 @@ class Tape:
         self.listen()
 
     def listen(self) -> None:
-        """Keep marks from now on."""
+        """Keep the marks that are written from now on."""
         self._listening = True
         self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
 
     def ignore(self) -> None:
-        """Drop marks from now on, but keep pauses."""
+        """Drop the marks that are written from now on. Garbage collections are kept."""
         self._listening = False
         self.write = _nowhere
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Drop all marks within the block, because they are not part of the training."""
+        """Drop all marks that are written within the block, because this work is not part of the training."""
         listening = self._listening
         self.ignore()
         try:
@@ -105,7 +107,7 @@ class Tape:
                 self.listen()
 
     def follow(self) -> StageTracker:
-        """Return a tracker of the stage, which follows each new mark. Tracking is slow: use it for a single step."""
+        """Return a tracker that follows each new mark. Tracking is slow, so stop it after a single step."""
         follower = StageTracker()
         follower.resume(self._tracker)
         for mark in self.pairs[::2]:
@@ -120,7 +122,7 @@ class Tape:
         return follower
 
     def unfollow(self) -> None:
-        """Stop the tracker that `follow` started."""
+        """Stop the tracker that `follow` returned."""
         self._follower = None
         if self._listening:
             self.listen()
@@ -137,15 +139,15 @@ class Tape:
             self._echo(pair[0])
 
     def take(self) -> list[Any]:
-        """Take marks and times from the tape, in turn, for `read`."""
+        """Remove all marks and times from the tape, and return them for `read`."""
         written = self.pairs[:]
         del self.pairs[: len(written)]
         return written
 
     def read(self, written: list[Any] | None = None) -> tuple[Past, list[PlacedPause]]:
-        """Return the steps that ended, and the pauses.
+        """Return the steps that ended, and the garbage collections.
 
-        `written` has the marks, as `take` returned them. By default, `take` is called now.
+        `written` is a list that `take` has returned. By default, `read` itself calls `take`.
         """
         written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
@@ -160,7 +162,7 @@ class Tape:
         return done, told
 
     def turned(self) -> tuple[Stage, float]:
-        """Return the stage that the training thread turned to last, and the time of the turn. Any thread may call this.
+        """Return the current stage of the training thread, and the time of the last mark. Any thread may call this.
 
         The marks stay on the tape.
         """
@@ -193,7 +195,7 @@ class Tape:
         return copy.read()[0]
 
     def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
-        """Read steps with the same marks column by column, which is faster than step by step."""
+        """Read steps that have equal marks. Handling them column by column is faster than step by step."""
         width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
         owners = [self._tracker.turn(mark) for mark in marks]
@@ -242,7 +244,10 @@ class Tape:
             self._since.append(pause)
 
     def _carve(self, stage: Stage, until: float) -> None:
-        """Move the time of pauses before `until` from `stage` to the GC stage. Later pauses wait for their stage."""
+        """Move the time of garbage collections that began before `until` from `stage` to the stage `GC`.
+
+        Collections that began later are moved at a later mark.
+        """
         for pause in self._since:
             if pause.start < until:
                 self._seconds[stage] -= pause.seconds
@@ -255,7 +260,10 @@ def _nowhere(_pair: object) -> None:
 
 
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield each series of steps with equal marks: start, stop and the number of marks per step (0: an open step)."""
+    """Yield start, stop and number of marks per step for each series of steps with equal marks.
+
+    For the marks of a step that has not ended, the number is 0.
+    """
     start = 0
     while start < len(marks):
         try:

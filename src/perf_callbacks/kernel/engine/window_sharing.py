@@ -1,4 +1,4 @@
-"""Offer this rank's part of each window to the other ranks, and take the windows of all ranks."""
+"""Offer this rank's part of each window to the other ranks, and receive the sums over all ranks."""
 
 from array import array
 from collections.abc import Callable
@@ -11,23 +11,26 @@ from perf_callbacks.kernel.engine.windows import JobSettings, Part
 from perf_callbacks.kernel.records.fit_records import Record, Run, Window
 
 MOST_STEPS = 1000
-"""Most steps of a window whose parts carry signals."""
+"""Maximum length of a window whose parts carry signals. Parts of longer windows carry none."""
 
 
 class Ranks(Protocol):
-    """The other ranks of a job, as far as this rank knows of them. Only `agree` and `close` wait."""
+    """This rank's connection to the other ranks of the job. Only `agree` and `close` wait for other ranks."""
 
     @property
     def job_settings(self) -> JobSettings | None:
-        """Settings of this fit that hold for all ranks; None: not known yet."""
+        """Settings that rank 0 has chosen for all ranks of this fit. None: they are not known yet."""
 
     def agree(self) -> JobSettings | None:
-        """Wait a moment for the settings."""
+        """Wait a moment for the settings of rank 0, and return them. None: they have not arrived."""
         ...
 
     @property
     def window(self) -> int | None:
-        """Optimizer steps per window; None: ranks exchange no windows, or the length is not known yet."""
+        """Number of optimizer steps per window.
+
+        None means that ranks exchange no windows, or that the number is not known yet.
+        """
 
     @property
     def latest(self) -> Window | None:
@@ -35,14 +38,14 @@ class Ranks(Protocol):
 
     @property
     def signals(self) -> bool:
-        """True: parts carry signals. False: parts carry no signals, or this is not known yet."""
+        """True if parts carry signals. False if they carry none, or if this is not known yet."""
         ...
 
     def offer(self, part: Part) -> None:
         """Offer this rank's part of a window to the other ranks."""
 
     def take(self) -> list[Window]:
-        """Take the windows that this rank has to write and has not taken before."""
+        """Return the windows that this rank has to write to its journal. Each window is returned only once."""
         ...
 
     def close(self) -> None:
@@ -50,10 +53,10 @@ class Ranks(Protocol):
 
 
 class WindowSharing:
-    """Adds up the included steps of each window, offers complete parts to the other ranks, and emits their windows.
+    """Adds up the steps of each window, offers the sums to the other ranks, and writes the windows of all ranks.
 
-    A window that began before its length was known is left out. Without `ranks` nothing is exchanged. If the job has
-    one rank, the values that this rank proposes hold at once.
+    A window that began before the window length was known is left out. Without `ranks`, nothing is exchanged. If the
+    job has a single rank, the values that it proposes hold at once.
     """
 
     def __init__(
@@ -71,13 +74,13 @@ class WindowSharing:
         self._ambiguous = ambiguous  # it is unknown which ranks share samples, so the amounts of the job are unknown
         self._announced: Window | None = None
         self.due: int | None = None
-        """The step that completes the current window."""
+        """Number of the step that completes the current window. None: there are no windows."""
         self.length: int | None = None
-        """Optimizer steps per window; None: there are no windows."""
+        """Number of optimizer steps per window. None: there are no windows."""
         self.signals = False
-        """True: parts carry signals, also of the steps that are in no row."""
+        """True if parts carry signals. Signals also cover the excluded steps of a window."""
         self.complete: list[Part] = []
-        """Parts that were not offered yet."""
+        """Parts of complete windows that were not offered to the other ranks yet."""
         self._start = self._seen = run.step
         self._begin(run.step)
 
@@ -87,7 +90,7 @@ class WindowSharing:
         return self._ranks.latest if self._ranks is not None else None
 
     def exchange(self, step: int) -> None:
-        """Offer complete parts and take windows, after step `step`."""
+        """Offer parts of complete windows to the other ranks, and write received windows. The last step is `step`."""
         if self._ranks is None:
             if self._run.world_size == 1:
                 self._observers.agreed(self._observers.asks, step)
@@ -103,7 +106,7 @@ class WindowSharing:
             self._announce()
 
     def _announce(self) -> None:
-        """Announce the values that hold on all ranks, and the steps from which they hold."""
+        """Tell the observers which values all ranks use, and from which step on."""
         latest = self.latest
         if latest is None or latest is self._announced:
             return
@@ -113,13 +116,13 @@ class WindowSharing:
             self._observers.agreed({name: latest.asks[name] for name in names}, step)
 
     def use(self, length: int | None) -> None:
-        """Cut windows of this length from now on. A new length begins a new window."""
+        """Use windows of `length` steps from now on. If the length changes, a new window begins."""
         if length != self.length:
             self.length = length
             self._begin(self._seen)
 
     def add(self, steps: Columns) -> None:
-        """Add the next steps, at least a single step."""
+        """Add one or more finished steps, in the order of the steps."""
         self._seen = steps.number[-1]
         if self.length is None:
             return
@@ -165,7 +168,7 @@ class WindowSharing:
         )
 
     def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
-        """Make the signals of the window, each as long as the window."""
+        """Return the signals of the window, by name. Each signal has one number of seconds per step of the window."""
         if not self.signals or not self._steps:
             return {}
         steps = Columns.joined(self._steps)
@@ -179,7 +182,10 @@ class WindowSharing:
 
 
 def _belonging(steps: Columns) -> Columns:
-    """Return the steps that count in windows: the steps of rows, and steps of FLOP counts after the first count."""
+    """Return the steps that count in windows.
+
+    These are the included steps, and the steps that are excluded only because FLOPs were counted again.
+    """
     if not any(steps.excluded):
         return steps
     reasons = zip(steps.excluded, steps.step_seconds, strict=True)

@@ -1,6 +1,6 @@
-"""Windows: the same optimizer steps of all ranks, combined.
+"""Windows: sums over the same optimizer steps of all ranks.
 
-A window is `length` optimizer steps by the trainer's count. Each rank contributes a `Part`.
+A window covers `length` consecutive optimizer steps. Each rank contributes a `Part`.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +12,12 @@ from typing import Any
 from perf_callbacks.kernel.records.fit_records import Window
 
 NOTICE = 3
-"""Number of windows between a rank's proposal and the step from which the proposal holds. All ranks receive the
-proposal in this time."""
+"""Number of windows between a rank's proposal of a value and the step from which all ranks use the value. In this time,
+all ranks receive the proposal."""
 
 MOST_NAMED = 64
-"""Most missing ranks that a window lists; all are counted. In a job of more ranks, a window has no figures by rank."""
+"""Maximum number of missing ranks that a window lists. The window's count of missing ranks has no limit. If a job has
+more ranks than this, its windows have no values of single ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,72 +25,76 @@ class Part:
     """Work of one rank in one window."""
 
     window: int
-    """Number of the window, from 0 on: optimizer steps `window * length + 1` to `(window + 1) * length`."""
+    """Number of the window, from 0 on. The window covers optimizer steps `window * length + 1` to `(window + 1) *
+    length`."""
     length: int
     rank: int
     world_size: int
     data_parallel: int
-    """Number of groups of ranks that share their samples. Under tensor or pipeline parallelism several ranks process
-    the same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
+    """Number of groups of ranks, where all ranks of a group process the same samples, as under tensor or pipeline
+    parallelism. The job has processed `data_parallel / world_size` times the sum of all ranks' samples."""
     steps: int
-    """Number of steps of the window that the next fields cover: the steps of rows, and steps that are in no row only
-    because of a FLOP count after the first count."""
+    """Number of steps of the window that the other sums cover: the included steps, and the steps that are excluded only
+    because FLOPs were counted again."""
     seconds: float
     samples: int | None
-    """Samples. None, here and in the next two fields: unknown."""
+    """Number of samples. None means unknown, as in `tokens` and `useful_tokens`."""
     tokens: int | None
     useful_tokens: int | None
-    """An integer when the part is sent. Before, it may be a number that a device still computes."""
+    """Number of tokens that the attention mask keeps. Before the part is sent, this may be a tensor that a device still
+    computes."""
     model_flops: int | None = None
-    """FLOPs of this rank alone, even if several ranks process the same samples. None: the FLOPs of a step are
-    unknown."""
+    """FLOPs of this rank alone, even if several ranks process the same samples. None means that the FLOPs of at least
+    one step are unknown."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
     """Values that this rank proposes to all ranks, by name."""
     signals: Mapping[str, "array[float]"] = field(default_factory=dict)
-    """For each signal, by name, the seconds of each step of the window, from `first_step` on: an array of type "f".
-    NaN: unknown."""
+    """Array of type "f" for each signal, by name. The array has the seconds of each step of the window, from
+    `first_step` on. NaN means unknown."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Use of the machine by this rank, by the names in `resources.py`. Unknown resources are left out."""
+    """This rank's use of CPU, GPU and memory, by the names in `RESOURCES`. Unknown values are left out."""
     role: Mapping[str, int] = field(default_factory=dict)
-    """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
+    """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty if unknown."""
     attempt: int = 0
-    """Number of restarts of the rank's process by an elastic launcher. Nodes may count them differently."""
+    """Number of times that an elastic launcher such as torchrun has restarted the rank's process. Different nodes may
+    count differently."""
 
     @property
     def first_step(self) -> int:
-        """First step of the window, by the trainer's count."""
+        """Number of the window's first step, by the trainer's count."""
         return self.window * self.length + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredWindow:
-    """Signals of one window that rank 0 received before the deadline."""
+    """The signals of one window that rank 0 has received before the window's deadline."""
 
     first_step: int
     steps: int
-    """Number of steps of the window: the length of each signal."""
+    """Number of steps of the window. Each signal has this length."""
     signals: Mapping[int, Mapping[str, "array[float]"]]
-    """Signals of each rank, by rank. Empty if fewer than two ranks are known: nothing can be compared."""
+    """Signals of each rank, by rank. Empty if fewer than two ranks have sent their part, because nothing can be
+    compared."""
     roles: Mapping[int, Mapping[str, int]]
-    """Coordinates of the ranks, where they are known."""
+    """Coordinates of each rank in the layout of the job, by rank. Ranks with unknown coordinates are left out."""
     missing: tuple[int, ...]
-    """Ranks whose part is missing, in order."""
+    """Ranks whose part is missing, in ascending order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
-    """Settings of one fit that hold for all ranks, chosen by rank 0."""
+    """Settings of one fit that rank 0 chooses for all ranks."""
 
     fit: str
-    """Identifies the fit. Two fits of one run differ too."""
+    """Id of the fit. Different fits have different ids, even if they belong to the same run."""
     run_id: str
     window: int | None
-    """Optimizer steps per window; None: nothing is exchanged."""
+    """Number of optimizer steps per window. None means that ranks exchange no windows."""
     directory: str | None = None
-    """Output directory of all ranks; None: each rank knows its own."""
+    """Output directory that all ranks use. None means that each rank knows its own directory."""
     signals: bool = False
-    """True: parts carry signals, and rank 0 reads them."""
+    """True if the parts of windows carry signals, which rank 0 reads."""
 
 
 class WindowReader(ABC):
@@ -97,16 +102,16 @@ class WindowReader(ABC):
 
     @abstractmethod
     def window_gathered(self, window: GatheredWindow) -> None:
-        """Read a window. The side thread calls this once per window, in order, at the deadline of the window or before.
+        """Read a window. A side thread calls this once per window, in the order of the windows.
 
-        A reader should sleep for a moment every 2 ms, because the training thread may want the GIL.
+        A reader should sleep briefly every 2 ms, because the training thread may be waiting for the GIL.
         """
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
-    """Return the window with the step from which each proposed value holds.
+    """Return a copy of the window, with the step from which each proposed value holds on all ranks.
 
-    A new value holds `NOTICE` windows later. If the previous window had the same value, the step stays the same. If
+    A new value holds `NOTICE` windows later. If the previous window had the same value, the value keeps its step. If
     ranks are missing, the values of the previous window stay in force. `now` is the step that training has reached.
     """
     if window.missing:
@@ -121,7 +126,7 @@ def hold(window: Window, before: Window | None, now: int | None = None) -> Windo
 
 
 def rates(window: Window) -> dict[str, float]:
-    """Compute the amounts of the job per second; unknown amounts are left out.
+    """Return the job's samples, tokens and useful tokens per second. Unknown rates are left out.
 
     >>> rates(Window(first_step=1, last_step=9, steps=8, ranks=2, seconds=4, samples=64, tokens=None, useful_tokens=0))
     {'samples_per_second': 16.0, 'useful_tokens_per_second': 0.0}
@@ -132,7 +137,10 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def possible(item: Any) -> bool:
-    """Return True if the numbers of a message between ranks are plausible. Types are checked before."""
+    """Return True if the numbers in a message from another rank are possible.
+
+    No number may be negative, and no window may have 0 steps. The caller has checked the types.
+    """
     amounts = [getattr(item, one.name) for one in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):

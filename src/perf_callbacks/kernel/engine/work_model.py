@@ -1,4 +1,4 @@
-"""The engine's source of FLOPs."""
+"""Base class of the object that tells the engine the FLOPs of each step."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,37 +13,40 @@ LOOK_STEPS = 50
 
 
 class WorkModel:
-    """FLOPs of a step by the shapes of its batches and the calls of the model. This base class knows no FLOPs."""
+    """Gives the FLOPs of a step, from the shapes of its batches and its numbers of forwards and backwards.
+
+    This base class knows no FLOPs.
+    """
 
     trainable_changed = False
-    """True: the model has changed since the last `settle`, so equal steps may have unequal FLOPs."""
+    """True if the model has changed since the last `settle`. Then equal steps may have different FLOPs."""
 
     @property
     def counted(self) -> Flops | None:
-        """The last count. None: there was no count yet."""
+        """Result of the last FLOP count. None means that FLOPs were not counted yet."""
         return None
 
     def look_after(self, step: int) -> int:  # noqa: ARG002 for work models that look, like the others
-        """Return the step after which the engine calls `look` again, if its last call was after `step`."""
+        """Return the step at whose end the engine must call `look` next, after a call at the end of `step`."""
         return NEVER
 
     def look(self, step: int) -> None:
-        """Check after a step if the model has changed in a way that changes FLOPs."""
+        """Check at the end of step `step` whether the model has changed in a way that changes its FLOPs."""
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> StepFlops | None:  # noqa: ARG002 as above
-        """Return the FLOPs of a step with batches of these shapes. None: unknown."""
+        """Return the FLOPs of a step with batches of these shapes. None: the FLOPs are unknown."""
         return None
 
     def settle(self) -> None:
-        """Reset `trainable_changed`, because the steps up to the last `look` have their FLOPs."""
+        """Reset `trainable_changed`. The engine calls this when all steps up to the last `look` have their FLOPs."""
 
     def metrics(self, totals: Totals) -> Mapping[str, float | None]:  # noqa: ARG002 as above
-        """Compute the metrics of steps, by their names in `METRICS`. Empty: the FLOPs of the steps are unknown."""
+        """Return the FLOP metrics of steps, by their names in `METRICS`. Without known FLOPs, the result is empty."""
         return {}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary | None:  # noqa: ARG002 as above
-        """Return the FLOPs of the included steps. `excluded` has the number of other steps, by reason.
+        """Return the FLOPs of the included steps, or None if the fit counts no FLOPs.
 
-        None: the fit counts no FLOPs.
+        `excluded` has the number of excluded steps, by reason.
         """
         return None

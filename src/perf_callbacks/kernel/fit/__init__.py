@@ -1,1 +1,1 @@
-"""A fit: its recorder, place and environment, and the shape of a checklist item."""
+"""One fit: its recorder, its place, its environment, and the interface of checklist items."""

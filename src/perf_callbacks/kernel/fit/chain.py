@@ -1,4 +1,4 @@
-"""Counters that a checkpoint carries from attempt to attempt, and the clocks that attempts have in common."""
+"""Counters that checkpoints carry from one attempt of a run to the next, and clocks that all attempts share."""
 
 import math
 import os
@@ -20,22 +20,22 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """Time of a run before its current attempt. None: unknown."""
+    """Time that a run has taken before its current attempt. None stands for an unknown time."""
 
     resumed: bool
-    """True: the attempt continues from a checkpoint."""
+    """True if the attempt continues from a checkpoint."""
     first_unix: float | None
-    """Wall clock at the start of the first attempt's process."""
+    """Unix time at which the process of the first attempt started."""
     elapsed_seconds: float | None
-    """Seconds from that start to the beginning of the current attempt."""
+    """Seconds from the start of the first attempt's process to the beginning of the current attempt."""
     productive_seconds: float | None
-    """Seconds of the steps that the checkpoint holds."""
+    """Seconds of the steps whose result the checkpoint holds."""
 
     def state(self, run: Run, seconds: float | None, productive: float | None) -> dict[str, float | None]:
-        """Return the counters for a checkpoint.
+        """Return the counters that a checkpoint has to store.
 
         Args:
-            run: The record that opened the current attempt.
+            run: The journal record that opened the current attempt.
             seconds: Seconds since this record. None: unknown.
             productive: Seconds of this attempt's steps. None: unknown.
         """
@@ -47,21 +47,24 @@ class Chain:
         }
 
     def ettr(self, seconds: float, productive: float) -> float | None:
-        """Return the time of surviving steps as a share of the time since the first start. Arguments as for `state`."""
+        """Return the effective training time ratio (ETTR): the time of all steps that were kept, divided by all time.
+
+        All time runs from the start of the first attempt's process. The arguments are those of `state`.
+        """
         elapsed, steps = _plus(self.elapsed_seconds, seconds), _plus(self.productive_seconds, productive)
         return None if not elapsed or steps is None else min(1.0, steps / elapsed)
 
 
 def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
-    """Return the time before an attempt, from the counters of its checkpoint.
+    """Return the time of a run before an attempt, from the counters in the attempt's checkpoint.
 
-    A checkpoint may hold the counters of an earlier step, if training went on without the callback. Then the time is
+    If training went on without the callback, the checkpoint may hold counters of an earlier step. Then the time is
     unknown.
 
     Args:
         carried: Counters of the checkpoint. None: a fresh start.
-        step: Optimizer steps done before the attempt.
-        run: The record that opens the attempt.
+        step: Number of optimizer steps done before the attempt.
+        run: The journal record that opens the attempt.
     """
     if step == 0 and carried is None:
         own = run.process_seconds or 0.0
@@ -75,14 +78,18 @@ def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
 
 
 def number(carried: Mapping[str, Any], name: str) -> float | None:
-    """Return a counter of a checkpoint. None: the checkpoint lacks the counter, or has an impossible value."""
+    """Return a counter of a checkpoint. None: the checkpoint lacks the counter, or the value is impossible."""
     value = carried.get(name)
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     return value if known else None
 
 
 def process_seconds() -> float | None:
-    """Return the age of the process at its first fit. None: a later fit, or a meaningless age, as in a notebook."""
+    """Return the age of the process in seconds, at the first fit of the process.
+
+    Return None at a later fit. In a notebook or an interactive interpreter, where the age means nothing, return None,
+    too.
+    """
     first = os.getpid() not in _processes
     _processes.add(os.getpid())
     by_hand = hasattr(sys, "ps1") or "ipykernel" in sys.modules
@@ -90,7 +97,7 @@ def process_seconds() -> float | None:
 
 
 def uptime(boot_id: Path = _BOOT_ID) -> dict[str, Any]:
-    """Return the fields of `Run` about the machine's boot. Empty: the system doesn't show the boot."""
+    """Return the fields of `Run` about the machine's boot. Return no fields if the system doesn't show the boot."""
     with suppress(OSError, ValueError, AttributeError):
         return {"boot_id": boot_id.read_text(encoding="ascii").strip(), "uptime_seconds": seconds_since_boot()}
     return {}

@@ -1,4 +1,4 @@
-"""Environment of a fit, read once: the facts by which the startup checklist decides."""
+"""Environment of a fit, read once. The startup checklist decides by these facts."""
 
 import os
 from dataclasses import dataclass
@@ -17,35 +17,36 @@ if TYPE_CHECKING:  # this module does without torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Machine and interpreter as they were when a fit began. None: unknown."""
+    """Facts about machine and interpreter at the beginning of a fit. None stands for an unknown fact."""
 
     gc_enabled: bool
-    """True: the process collects garbage automatically, or would if no fit had turned this off."""
+    """True if the process collects garbage automatically, or would do so if no fit had turned this off."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int
-    """Number of objects that the program froze; 0 while a fit has frozen objects. The interpreter itself freezes some
-    hundreds."""
+    """Number of objects that the program froze with `gc.freeze`, or 0 while a fit has frozen objects. The interpreter
+    itself freezes some hundreds of objects."""
     gc_generational: bool
-    """True: young objects can be collected separately."""
+    """True if young objects can be collected separately from old objects."""
     accelerator: str | None
-    """Kind of accelerator in use, by its name in torch. None: no accelerator."""
+    """Kind of accelerator that the process uses, such as "cuda". None: the process uses no accelerator."""
     pinned_copies: bool | None
-    """True: copies from pinned memory overlap with the accelerator's work. None: unknown, or no accelerator."""
+    """True if copies from pinned memory overlap with the accelerator's work. None means that this is unknown, or that
+    there is no accelerator."""
     cpus: int | None
-    """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine, and no more than its
-    mask has."""
+    """Number of CPUs that the process may keep busy. This is its share of the job's CPUs on this machine, but at most
+    the number of CPUs in its affinity mask."""
     memory_available: int | None
-    """Bytes of host memory that the process may still take, within the limit of its control group."""
+    """Bytes of host memory that the process may still take, within the memory limit of its control group."""
     local_world_size: int = 1
     """Number of processes of the job on this machine."""
     processes_on_cpus: int = 1
-    """Number of these processes that share the CPUs in the mask of this process."""
+    """Number of processes of the job on this machine that share the CPUs in this process's affinity mask."""
     loaders_pin: bool | None = None
-    """True: the trainer's loaders pin their batches. None: each loader keeps its own setting."""
+    """True if the trainer's data loaders pin their batches. None: each loader keeps its own setting."""
     copies_go_on: bool | None = None
-    """True: the trainer doesn't wait for its copies to the device. None: the trainer doesn't copy."""
+    """True if the trainer doesn't wait until a batch is copied to the device. None: the trainer copies no batches."""
     cpu_facts: CpuFacts | None = None
-    """Facts by which the CPUs of the process are chosen. None: unknown."""
+    """Facts by which the CPUs of the process are chosen. None: they are unknown."""
     cpus_unknown: str | None = None
     """Reason why `cpu_facts` is unknown."""
 
@@ -61,7 +62,10 @@ def read(
     copies_go_on: bool | None = None,
     root: Path = Path("/"),
 ) -> Environment:
-    """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
+    """Read the environment, and add the facts that the integration knows.
+
+    `root` is the directory that contains `/proc` and `/sys`.
+    """
     device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = max(1, int(local)) if local.isdecimal() else 1
@@ -97,9 +101,9 @@ def read(
 def _cpus(ranks: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
-    All ranks together have the CPUs in the mask of their parent, such as torchrun, and the quota of the control group.
-    If the mask of this process has fewer CPUs than an equal share, other ranks don't use these CPUs. Then the CPUs are
-    not divided.
+    All ranks together have the CPUs in the affinity mask of their parent, such as torchrun, within the quota of the
+    control group. If the mask of this process has fewer CPUs than an equal share, other ranks don't use these CPUs.
+    Then the CPUs in the mask are not divided.
     """
     own = processes.allowed_cpus()
     if own is None:
@@ -110,12 +114,18 @@ def _cpus(ranks: int, root: Path) -> int | None:
 
 
 def _processes_on_cpus(ranks: int, root: Path) -> int:
-    """Return the number of ranks that share the mask's CPUs: all ranks, times the mask's share of the job's CPUs."""
+    """Return the number of ranks that share the CPUs in this process's affinity mask.
+
+    This is the number of all ranks, times the part of the job's CPUs that the mask has.
+    """
     together = _of_the_job(root)
     return max(1, round(ranks * len(processes.cpu_mask()) / together)) if together else ranks
 
 
 def _of_the_job(root: Path) -> int:
-    """Return the number of CPUs in the masks of this process and its parent together. 0: unknown."""
+    """Return the number of CPUs that are in the affinity mask of this process or of its parent.
+
+    Return 0 if the number is unknown.
+    """
     mask = processes.cpu_mask()
     return len(mask | (topology.mask_of(root, os.getppid()) or mask))

@@ -1,4 +1,4 @@
-"""First batch of a fit, before its copy to the device."""
+"""Type and size of the first batch of a fit, before the batch is copied to the device."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,19 +11,19 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 class FirstBatch:
     """Type and size of the first batch, and whether its memory is pinned.
 
-    A batch is examined only if `wanted`, because `is_pinned` of a tensor initializes CUDA.
+    A batch is examined only if `wanted` is True, because `is_pinned` of a tensor initializes CUDA.
     """
 
     def __init__(self, *, wanted: bool = False) -> None:
         self.wanted = wanted
-        """True: the next batch will be examined."""
+        """True if the next batch will be examined."""
         self.kind: str | None = None
-        """Name of the batch's type; None: there was no batch yet."""
+        """Name of the type of the first batch. None: no batch was examined yet."""
         self.pinned = False
         self.bytes = 0
 
     def see(self, batch: object) -> None:
-        """Examine a batch if wanted. Later batches are ignored. A batch of unknown form has no size."""
+        """Examine the batch if `wanted` is True, and ignore all later batches. A batch of unknown form has size 0."""
         if not self.wanted:
             return
         self.wanted = False
@@ -35,7 +35,10 @@ class FirstBatch:
 
 
 def tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch or an optimizer's state, in the containers that torch's pinning searches."""
+    """Yield the tensors of a batch, or of the state of an optimizer.
+
+    The search enters the containers that torch enters when it pins a batch.
+    """
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

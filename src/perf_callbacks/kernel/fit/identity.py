@@ -1,4 +1,4 @@
-"""Identity of a fit: its program, job and model, for the record that opens it."""
+"""Program, job and model of a fit, for the journal record that opens the fit."""
 
 import platform
 import re
@@ -37,7 +37,7 @@ _KNOWN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|e
 
 
 def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `Run` about the program, its machine and its job. Fields that can't be read are left out."""
+    """Return the fields of `Run` about program, machine and job. Fields that can't be read are left out."""
     found: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
     with guard(let_pass):  # an embedding program may have no arguments
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -70,7 +70,7 @@ def job_id(environment: Mapping[str, str]) -> str | None:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command line as a shell takes it, without the values of arguments that look like secrets.
+    """Return a command line that a shell accepts. The values of arguments that look like secrets are replaced by `***`.
 
     >>> command_line(["train.py", "--hf_token", "abc", "wandb.api_key=def", "--max_tokens", "5", "s3://me:pw@host/x"])
     "train.py --hf_token '***' 'wandb.api_key=***' --max_tokens 5 's3://***@host/x'"
@@ -85,7 +85,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def model_name(model: nn.Module) -> str:
-    """Return the class of a model, or of the model inside of wrappers such as DistributedDataParallel."""
+    """Return the name of a model's class. Wrappers such as DistributedDataParallel are skipped."""
     for _ in WRAPPERS:
         if type(model).__name__ not in WRAPPERS:
             break
@@ -95,9 +95,9 @@ def model_name(model: nn.Module) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Count the parameters of a model. Sharded parameters count in full.
+    """Return the number of parameters of a model. Sharded parameters count with their full size.
 
-    None: unknown, because a parameter has no shape yet, is packed, or is a shard that doesn't know its full size.
+    None means that the number is unknown: a parameter has no shape yet, is packed, or is a shard of unknown full size.
     """
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     total = 0
@@ -110,7 +110,7 @@ def parameters(model: nn.Module) -> int | None:
 
 
 def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
-    """Return the number of elements of a parameter, as in `parameters`. `managed`: FSDP 1 manages the model."""
+    """Return the full size of a parameter, as `parameters` counts it. `managed`: FSDP 1 manages the model."""
     lazy = isinstance(one, nn.parameter.UninitializedParameter)
     whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
     if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
@@ -119,7 +119,7 @@ def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
 
 
 def batch_size(loaders: Sequence[Any]) -> int | None:
-    """Return the number of samples per batch that the loaders agree on. None: unknown."""
+    """Return the number of samples per batch, if all loaders have the same number. Otherwise return None."""
     sizes = {
         getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         for loader in loaders

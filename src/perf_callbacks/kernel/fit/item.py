@@ -1,4 +1,4 @@
-"""Interface of the checklist's items."""
+"""Interface of the startup checklist's items."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -25,49 +25,56 @@ FAILED = "failed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """Path of batches to the device, as the integration knows it. A function is given by its owner and its name."""
+    """How batches get to the device, as the integration knows it.
+
+    A function is given as the object that has the function as an attribute, and the name of the attribute.
+    """
 
     pinned: bool | None = None
-    """True: the trainer's loaders pin their batches. None: each loader keeps its own setting."""
+    """True if the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copied_aside: bool | None = None
-    """True: the trainer doesn't wait for its copies. None: the trainer doesn't copy."""
+    """True if the trainer doesn't wait until a batch is copied. None: the trainer doesn't copy batches."""
     loaders: tuple[Any, ...] = ()
-    """Loaders that are known by now."""
+    """Data loaders that are already known."""
     devices: int = 1
-    """Devices that the process drives."""
+    """Number of devices that this process drives."""
     workers: int = 0
-    """Number of the training loader's worker processes, if the trainer knows it. `loaders` know their own workers."""
+    """Number of worker processes of the training loader, if the trainer knows it. The objects in `loaders` know their
+    own number."""
     process: tuple[Any, str] | None = None
-    """Function that prepares other loaders and returns them."""
+    """Function that the trainer calls to prepare a data loader. It returns the prepared loader."""
     first: tuple[Any, str] | None = None
-    """Function that gets each batch before it is copied."""
+    """Function that gets each batch before the batch is copied to the device."""
     first_batch: "FirstBatch | None" = None
-    """Receives the first batch, if the integration itself reads each batch before it is copied."""
+    """Receives the first batch, if the integration itself reads each batch before it is copied to the device."""
     copy: tuple[Any, str] | None = None
-    """Function that copies a batch to a device, and waits unless it is called with `non_blocking`."""
+    """Function that copies a batch to a device. It waits for the copy unless it is called with `non_blocking=True`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Fit to which items are applied."""
+    """The fit to which checklist items are applied."""
 
     config: PerfConfig
     environment: Environment
     step: int
-    """Optimizer steps done before."""
+    """Number of optimizer steps done before this fit."""
     memory: Callable[[], Mapping[str, int]]
-    """Returns the bytes in use, by kind."""
+    """Function that returns the number of bytes in use, by kind of memory."""
     batches: Batches = Batches()
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Context whose time is part of no step."""
+    """Function that returns a context manager. The time within its block is part of no step."""
     progress: Progress | None = None
-    """Progress of the fit, by which the watchdog detects an abandoned fit. None: the watchdog doesn't check."""
+    """Function by which the watchdog checks whether the fit still goes on. None: the watchdog doesn't check."""
     proving: bool = False
-    """True: items are tried first if possible."""
+    """True if items are put on trial where this is possible."""
 
 
 class ActiveItem(Observer):
-    """An applied item. The base class requests nothing, receives no events, and can't be tried."""
+    """An applied checklist item.
+
+    The base class requests nothing, receives no events, and can't be put on trial.
+    """
 
     slug: str
 
@@ -77,22 +84,22 @@ class ActiveItem(Observer):
 
     @property
     def due(self) -> int:
-        """Step at whose end the item has work to do."""
+        """Next step at whose end the item has work to do."""
         return self._due
 
     @property
     def turns(self) -> bool:
-        """True: the item can be turned on and off here and now."""
+        """True if the item can be turned on and off at this moment."""
         return False
 
     collects: bool = False
-    """True: the item changes when garbage is collected."""
+    """True if the item changes when garbage is collected."""
 
     def hold(self) -> None:
-        """Wait for the trial: change nothing yet."""
+        """Wait for the trial, and change nothing until then."""
 
     def turn(self, step: int, *, done: bool) -> None:
-        """End the current turn after step `step`, and begin a turn with the item on or off."""
+        """Turn the item on or off at the end of `step`, for the next turn of its trial."""
 
     def keep(self, step: int) -> None:
         """Apply the item for good from the end of `step` on."""
@@ -102,7 +109,7 @@ class ActiveItem(Observer):
         self.closed()
 
     def news(self) -> list[Checklist]:
-        """Return the checklist rows since the last call."""
+        """Return the checklist rows that were added since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -115,17 +122,17 @@ class ActiveItem(Observer):
 
 
 class Item(Protocol):
-    """One item. Items don't know each other."""
+    """An item of the startup checklist. Items don't know each other."""
 
     @property
     def slug(self) -> str:
-        """Permanent name of the item."""
+        """Name of the item, which never changes."""
         ...
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Return the decision about the item, made from the arguments alone."""
+        """Return the decision about the item. It depends only on the arguments."""
         ...
 
     def apply(self, fit: Fit) -> ActiveItem:
-        """Apply the decision. `closed` of the returned object undoes the change."""
+        """Apply the item. The method `closed` of the returned object undoes the change."""
         ...

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from perf_callbacks.kernel.records.metric_table import METRICS, PREFIX, RUN
 
 MAIN = tuple([metric.name for metric in METRICS if metric.main])
-"""Metrics that a console shows: samples only if tokens are unknown."""
+"""Names of the metrics that a console shows. Samples per second are shown only if tokens are unknown."""
 
 ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
-"""Constants of a run with their usual values. The first peak of a run counts as its usual value."""
+"""Metrics that stay constant in a run, with their usual values. The first peak of a run counts as its usual value."""
 
 
 def main(names: Iterable[str]) -> list[str]:
-    """Choose the metrics for a console, most important first. Names of other programs are ignored.
+    """Return the metrics for a console, the most important first. Names that don't begin with `perf/` are ignored.
 
     >>> main(["perf/mfu", "perf/hfu", "loss", "perf/samples_per_second", "perf/step_time"])
     ['perf/step_time', 'perf/samples_per_second', 'perf/mfu']
@@ -25,7 +25,7 @@ def main(names: Iterable[str]) -> list[str]:
 
 
 def hidden(names: Iterable[str], console: str) -> list[str]:
-    """List our metrics that a console leaves out, by the setting `console`.
+    """Return the names of our metrics that a console leaves out, if the setting `console` has this value.
 
     >>> hidden(["perf/mfu", "perf/hfu"], "main")
     ['perf/hfu']
@@ -36,26 +36,28 @@ def hidden(names: Iterable[str], console: str) -> list[str]:
 
 
 def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
-    """Choose the metrics for the single line of a progress bar, by the setting `console`."""
+    """Return the metrics for the single line of a progress bar, if the setting `console` has this value."""
     left_out = hidden(row, console)
     line = (PREFIX + "step_time", PREFIX + "mfu") if console == "main" else row
     return {name: row[name] for name in line if name in row and name not in left_out}
 
 
 class Logged:
-    """Metrics of the rows of one fit that go to loggers, by the setting `metrics`.
+    """Chooses the metrics that loggers get, by the setting `metrics`.
 
-    A constant is logged only in rows in which it changes, and `mfu_mixed` only if it differs from `mfu`.
+    A metric that stays constant in a run is logged only when it changes. `mfu_mixed` is logged only if it differs from
+    `mfu`.
     """
 
     def __init__(self, which: str) -> None:
         self._which = which
         self.names = set[str]()
-        """Names of all metrics in the rows so far: other names below `perf/` are metrics that the program logs."""
+        """Names of all metrics logged so far. Other names that begin with `perf/` belong to the program's own
+        metrics."""
         self._last: dict[str, float | None] = dict(ORDINARY)
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Choose from the metrics of a row."""
+        """Return those metrics of a row that loggers get."""
         if self._last["peak_tflops"] is None:
             self._last["peak_tflops"] = metrics.get(PREFIX + "peak_tflops")
         chosen = self._chosen(metrics, self._last)
@@ -63,7 +65,7 @@ class Logged:
         return chosen
 
     def run(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Choose from the averages over the run."""
+        """Return those averages over the run that loggers get."""
         return self._chosen(metrics, ORDINARY | {"peak_tflops": metrics.get(f"{PREFIX}{RUN}peak_tflops")})
 
     def _chosen(self, metrics: Mapping[str, float], known: Mapping[str, float | None]) -> dict[str, float]:

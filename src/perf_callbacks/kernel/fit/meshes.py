@@ -1,4 +1,4 @@
-"""Number of groups of ranks that share their samples, from the device meshes of a model's parameters."""
+"""Count the groups of ranks that process the same samples, by the device meshes of a model's parameters."""
 
 from math import prod
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 import torch
 
 SAME_SAMPLES = frozenset({"tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp", "cp", "sp", "pp", "pipe"})
-"""Names of mesh dimensions whose ranks share their samples."""
+"""Names of mesh dimensions along which all ranks process the same samples."""
 
 OWN_SAMPLES = frozenset({"dp", "data", "data_parallel", "fsdp", "hsdp", "ddp"})
-"""Names of mesh dimensions whose ranks have their own samples. Names such as "dp_shard" and "dp_replicate" count
-too."""
+"""Names of mesh dimensions along which each rank has its own samples. Longer names such as "dp_shard" and
+"dp_replicate" count, too."""
 
 ADVICE = "give the number of ranks with their own samples: measure(..., data_parallel=N)"
 
 
 class Ambiguous(Exception):  # noqa: N818 an answer, not an error
-    """The number of groups of ranks that share their samples is ambiguous; the text says why."""
+    """The device meshes don't show which ranks process the same samples. The text says why."""
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """Count the groups of ranks that share their samples.
+    """Return the number of groups of ranks in which all ranks process the same samples.
 
-    None: the parameters don't show any sharing, so each rank has its own samples.
+    None means that the parameters show no sharing, so each rank has its own samples.
 
     Raises:
-        Ambiguous: Some parameters lie on a mesh whose dimension names don't say who shares samples.
+        Ambiguous: A parameter lies on a mesh whose dimension names don't say which ranks share samples.
     """
     own = _sharded_as_data(model)
     sizes: dict[str, int] = {}
@@ -40,7 +40,7 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
 
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
-    """Return the coordinates of this rank on the meshes of a model's parameters, by the names of the dimensions."""
+    """Return this rank's coordinates on the device meshes of a model's parameters, by the name of the dimension."""
     meshes = {} if model is None else {id(mesh): mesh for mesh in map(_mesh, model.parameters()) if mesh is not None}
     found: dict[str, int] = {}
     for mesh in meshes.values():
@@ -54,7 +54,7 @@ def _mesh(parameter: torch.Tensor) -> Any:
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
-    """Return the sizes of the dimensions of a mesh that have several ranks, by name."""
+    """Return the size of each mesh dimension that has several ranks, by name."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
     found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
     if own and [name for name, _ in found] == [""]:
@@ -71,7 +71,7 @@ def _words(name: str) -> set[str]:
 
 
 def _sharded_as_data(model: torch.nn.Module) -> bool:
-    """Return True if `fully_shard` was called on the model or a submodule: its meshes have no names."""
+    """Return True if `fully_shard` was called on the model or on a submodule. Its meshes may have no names."""
     distributed: Any = torch.distributed  # torch documents it without exporting it to type checkers
     kind = getattr(distributed.fsdp, "FSDPModule", None) if distributed.is_available() else None
     return kind is not None and any(isinstance(module, kind) for module in model.modules())

@@ -1,4 +1,4 @@
-"""Paths of a model's modules. Layers of a list share a path, and wrappers of the model leave no trace."""
+"""Paths of a model's modules. The layers of a list share one path, and wrappers of modules add nothing to a path."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ from torch import nn
 from perf_callbacks.kernel.fit.identity import WRAPPERS, parameter_size
 
 _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Attributes of torch.compile, FSDP and activation checkpointing that hold the wrapped module."""
+"""Names of the attributes in which torch.compile, FSDP and activation checkpointing hold the wrapped module."""
 
 
 class ModulePaths:
-    """Paths, numbers and parameters of a model's modules. Keeps no module alive.
+    """Paths of a model's modules, with the number of modules and of parameters of each path. No module is kept alive.
 
-    A module that occurs at several places has the path of the first place, as in `named_modules`. Layers of a list that
-    have the same class share a path with a star, such as `layers.*.mlp`.
+    A module that occurs at several places has the path of the first place, as in `named_modules`. If all layers of a
+    list have the same class, they share a path with a star, such as `layers.*.mlp`.
 
     >>> ModulePaths(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))).parameters
     {'': 0, '*': 17}
@@ -24,9 +24,10 @@ class ModulePaths:
         self.by_id: dict[int, str] = {}
         """Path of each module, by the id of the module."""
         self.modules: dict[str, int] = {}
-        """Number of modules of each path; a wrapper doesn't count."""
+        """Number of modules of each path. Wrappers don't count."""
         self.parameters: dict[str, int | None] = {}
-        """Number of parameters of the modules of each path, without submodules. None: unknown."""
+        """Number of parameters of the modules of each path, without those of submodules. None: the number is
+        unknown."""
         managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
         seen: set[int] = set()
         for path, module in self._walk(model, ""):
@@ -55,6 +56,6 @@ class ModulePaths:
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """Return the module inside of a wrapper, or None if the module is no wrapper."""
+    """Return the module inside a wrapper, or None if `module` is no wrapper."""
     names = (*_INNER, "module") if type(module).__name__ in WRAPPERS else _INNER
     return next((one for name in names if (one := module._modules.get(name)) is not None), None)  # noqa: SLF001 a wrapper may look up other names in its module

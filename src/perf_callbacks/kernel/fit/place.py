@@ -1,4 +1,4 @@
-"""Place of a fit (directory, device, rank), and the record that opens the fit."""
+"""Place of a fit (directory, device, rank), and the journal record that opens the fit."""
 
 import logging
 import os
@@ -30,33 +30,35 @@ log = logging.getLogger("perf_callbacks")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place of a fit, as its integration knows it."""
+    """Place of a fit: what its integration knows about its output, device and ranks."""
 
     integration: str
     directory: Path
-    """Directory of the output, unless the configuration names another."""
+    """Directory of the output, if the configuration sets no other directory."""
     directory_of_all: bool = False
-    """True: all ranks use rank 0's directory, which the other ranks don't know."""
+    """True if all ranks use rank 0's directory, which the other ranks don't know."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
     devices: int = 1
     """Number of devices that this process drives."""
     data_parallel: int | None = None
-    """Number of groups of ranks that share their samples. None: each rank has its own samples."""
+    """Number of groups of ranks, where all ranks of a group process the same samples. None: each rank has its own
+    samples."""
     ambiguous: str | None = None
-    """Reason why `data_parallel` is unknown. Then there are no rates of the job or per device."""
+    """Reason why `data_parallel` is unknown. Then the rates of the job and the rates per device are unknown, too."""
     step: int = 0
-    """Optimizer steps done before."""
+    """Number of optimizer steps done before this fit."""
     carried: Mapping[str, Any] | None = None
-    """State that `Recorder.state` returned at the checkpoint from which this fit resumes; empty if the checkpoint has
-    none."""
+    """State from the checkpoint from which this fit resumes, as `Recorder.state` returned it. Empty if the checkpoint
+    has no such state. None: the fit doesn't resume."""
     restore_seconds: float | None = None
-    """Seconds in which the framework read the checkpoint, before the fit. None: no checkpoint, or unknown."""
+    """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
+    checkpoint, or that the time is unknown."""
 
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
-    """Make the record that opens a fit. A resumed fit keeps its id."""
+    """Return the journal record that opens a fit. A resumed fit keeps its run id."""
     carried, where = place.carried or {}, device.of(place.device)
     return Run(
         run_id=run_id(place),
@@ -91,15 +93,15 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
 
 
 def run_id(place: Place) -> str:
-    """Return the id of the resumed run, or a new id."""
+    """Return the id of the run that is resumed, or a new id."""
     return str((place.carried or {}).get("run_id") or uuid.uuid4().hex)
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the amounts of this rank's earlier attempts: 0 if there were none, unknown if no checkpoint has amounts.
+    """Return the samples and tokens of this rank's earlier attempts.
 
-    A checkpoint may contain the counters of an earlier checkpoint, if training went on without the callback. Then the
-    amounts are unknown.
+    Without earlier attempts, both are 0. If the checkpoint lacks these numbers, they are unknown. They are also unknown
+    if the checkpoint has the numbers of an earlier step, because training went on without the callback.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
@@ -110,7 +112,10 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """Count the groups of ranks that share their samples, from the parallelism of an `accelerate.Accelerator`."""
+    """Return the number of groups of ranks in which all ranks process the same samples.
+
+    The number follows from the parallelism of an `accelerate.Accelerator`. None: the accelerator has no such setting.
+    """
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
         return None
@@ -118,7 +123,10 @@ def data_parallel(accelerator: Any) -> int | None:
 
 
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
-    """Return the place. If the framework gave no data-parallel size, the meshes of the parameters give the size."""
+    """Return the place with its data-parallel size.
+
+    If the framework gave no size, the device meshes of the parameters give it.
+    """
     if place.world_size == 1 or place.data_parallel is not None:
         return place
     try:
@@ -149,13 +157,15 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
 
 
 def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: bool) -> Path | None:
-    """Return the directory that `output_dir` sets, with its placeholders replaced. None: not set, or no journal.
+    """Return the directory that the setting `output_dir` names, with its placeholders replaced.
+
+    Return None if `output_dir` is not set, or if the journal is off.
 
     Args:
         config: Settings in force.
         place: Place of the fit.
-        run: The record that opens the fit.
-        id_shared: True: all ranks have the same id of the run.
+        run: The journal record that opens the fit.
+        id_shared: True if all ranks have the same run id.
     """
     if config.output_dir is None or not config.journal:
         return None
@@ -170,7 +180,7 @@ def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: b
 
 
 def new_journal(config: PerfConfig, place: Place, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
-    """Make the journal of a fit in a directory."""
+    """Return the journal of a fit. Its file is in `directory`."""
     if not config.journal:
         return Journal()
     return FileJournal(
@@ -183,7 +193,10 @@ def new_journal(config: PerfConfig, place: Place, directory: Path, began: float,
 
 
 def last_sign(journal: Journal) -> float | None:
-    """Return the time of the last write to a journal's file, or to the summary beside it. None: there is no file."""
+    """Return the time of the last write to a journal's file, or to the summary file beside it.
+
+    None means that the file doesn't exist.
+    """
     with suppress(OSError):
         return None if journal.path is None else signs(journal.path, {}).written_unix
     return None

@@ -1,4 +1,4 @@
-"""Trial of an item: early in a fit, turn the item on and off, and keep the item if steps are shorter with it."""
+"""Trial of a checklist item: turn the item on and off early in a fit, and keep it if it makes steps shorter."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
 
 SLOT = 2 * PAIRS * TURN + 256
-"""Steps from the start of an item's trial to the start of the next item's trial. The last turn ends 256 steps before
-the next trial, so that all ranks receive the verdict in time."""
+"""Number of steps from the start of one item's trial to the start of the next item's trial. The last turn ends 256
+steps before the next trial, so that all ranks receive the verdict in time."""
 
 
 class Proving(ActiveItem):
-    """An item on trial. With several ranks, the item must pay on each of them."""
+    """A checklist item on trial. If there are several ranks, the item is kept only if it saves time on each rank."""
 
     def __init__(self, item: ActiveItem, after: int) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class Proving(ActiveItem):
 
     @property
     def due(self) -> int:
-        """Next step at which the item, a turn or a decision is due."""
+        """Next step at whose end the item has work to do, a turn ends, or the verdict takes effect."""
         decided = NEVER if self._verdict is None else self._verdict[1]
         return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
 
     def step_ended(self, step: int) -> None:
-        """Do the work that is due at the end of a step."""
+        """Do the work that is due at the end of step `step`."""
         if step >= self._item.due:
             self._item.step_ended(step)
         if not self._over and not self._item.turns:  # the item has given up by itself, and said why
@@ -47,7 +47,7 @@ class Proving(ActiveItem):
             self._decide(step, keep=self._verdict[0])
 
     def span_began(self, kind: str, step: int) -> None:
-        """Pass the beginning of evaluation, checkpointing or the like to the item."""
+        """Pass the beginning of a span, such as an evaluation, to the item."""
         self._item.span_began(kind, step)
 
     def span_ended(self) -> None:
@@ -56,11 +56,11 @@ class Proving(ActiveItem):
 
     @property
     def watching(self) -> bool:
-        """True: the verdict of all ranks is not known yet."""
+        """True while the verdict of all ranks is not known."""
         return not self._over
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Add measured steps to the trial, and store its finding when the trial is over."""
+        """Add measured steps to the trial. When the trial is over, store whether the item saves time on this rank."""
         if self._over or self._finds is not None:
             return
         self._trial.see(steps, pauses)
@@ -70,17 +70,20 @@ class Proving(ActiveItem):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that the item proposes to all ranks, and, once the trial is over, the finding of this rank."""
+        """Values that the item proposes to all ranks, by name.
+
+        Once the trial is over, they include the finding of this rank on the item.
+        """
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt the values that all ranks use from the end of `step` on."""
+        """Use the values that all ranks use from the end of `step` on."""
         self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
 
     def news(self) -> list[Checklist]:
-        """Rows of the item and of its trial since the last call."""
+        """Return the checklist rows of the item and of its trial since the last call."""
         return [*self._item.news(), *super().news()]
 
     def closed(self) -> None:
@@ -108,12 +111,12 @@ class Proving(ActiveItem):
 
 
 def asked(slug: str) -> str:
-    """Return the name of the value by which a rank proposes to keep an item (1) or to drop it (0)."""
+    """Return the name of the value by which a rank proposes to keep an item (1) or to drop the item (0)."""
     return f"keep {slug}"
 
 
 def plan(after: int) -> str:
-    """Render the plan of a trial.
+    """Return a text with the plan of a trial that begins after step `after`.
 
     >>> plan(2)
     'on and off in turns of 32 steps until step 1,026, to measure what it saves'

@@ -1,7 +1,7 @@
 """Record one fit: connect the engine to the real clock, to the garbage collector, and to the journal.
 
-A recorder never ends, stalls or skews training. Its first error is logged, and ends the measuring. All changes are
-undone after this error, or when the recorder is closed, or when the interpreter exits.
+A recorder never ends, stalls or skews training. When our code raises its first error, the error is logged and measuring
+ends. All changes are undone after this error, at the end of the fit, and at the interpreter's exit.
 """
 
 import atexit
@@ -39,7 +39,7 @@ from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.weak_calls import weakly
 
 EMPTY_ROWS = 3
-"""Number of empty rows in sequence that cause a warning. A single empty row is no loss."""
+"""After this many consecutive empty rows of metrics, a warning is logged. A single empty row is harmless."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -63,7 +63,7 @@ class Recorder:
         Args:
             settings: Settings in force.
             place: Place of the fit.
-            ranks: The other ranks; the recorder closes them. None: there are none, or none can be reached.
+            ranks: Connection to the other ranks, which the recorder closes. None: there is no connection.
             training: Fields of `Run` about the model and its batches.
             clock: Returns seconds.
         """
@@ -72,7 +72,7 @@ class Recorder:
         self.patches = Patches()
         self.failure: str | None = None
         self.failed = False
-        """True: our code raised an error, maybe at the very end."""
+        """True if our code raised an error at any time, even at the very end of the fit."""
         self._summary: Summary | None = None
         self._empty_rows, self._warned = 0, False
         self._late: BaseException | None = None
@@ -109,14 +109,14 @@ class Recorder:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
         self.tape = self.engine.tape
-        """The tape. The attribute is public, so that wrappers can write a mark without a call of `enter`."""
+        """The tape of the engine. Wrappers write their marks directly on it, which is faster than a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
         self._at_exit = weakly(self._interpreter_exits)
         self.active = True
         self.progress_of = weakly(self._progress)
-        """Returns the number of steps done and the seconds of the longest step; None once the recorder was freed or
-        closed."""
+        """Function that returns the number of steps done and the seconds of the longest step. It returns None once the
+        recorder was freed or closed."""
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
@@ -132,7 +132,7 @@ class Recorder:
                 self._observer.install()
 
     def enter(self, mark: Mark) -> None:
-        """Write a mark: the training thread turns to a stage."""
+        """Write a mark, because the training thread enters or leaves a stage."""
         try:
             self.tape.write((mark, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -166,7 +166,7 @@ class Recorder:
             self.fail(error)
 
     def add(self, batch: Batch) -> None:
-        """Add a micro-batch that was read before."""
+        """Add a micro-batch whose samples and tokens are already known."""
         if not self.active:
             return
         try:
@@ -175,7 +175,7 @@ class Recorder:
             self.fail(error)
 
     def end_step(self, step: int, *, begins: bool = True) -> None:
-        """End the trainer's optimizer step `step`. Unless the next step `begins`, a call of `begin_step` follows."""
+        """End optimizer step `step`. With `begins=False`, the next step begins only when `begin_step` is called."""
         try:
             if step >= self.observers.due:
                 self._end_due_step(step, begins=begins)
@@ -185,7 +185,7 @@ class Recorder:
             self.fail(error)
 
     def _end_due_step(self, step: int, *, begins: bool) -> None:
-        """End a step with full handling: an observer or the engine is due."""
+        """End a step at which an observer or the engine has more to do than to write a mark."""
         if not self.active:
             return
         if self._late is not None:
@@ -203,20 +203,20 @@ class Recorder:
         self.observers.step_began()
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer, which receives the events of this fit until the fit closes."""
+        """Add an observer. It receives the events of this fit until the fit ends."""
         self.patches.add(observer.closed)
         self.observers.add(observer)
         self.attempt(lambda recorder: recorder.engine.plan())  # an observer that watches steps sees them sooner
 
     @fails_open
     def leave(self, *, exhausted: bool = False) -> None:
-        """Handle the exit of the loop from its loader. Training may be over."""
+        """Handle the moment when the training loop stops reading from its data loader. Training may be over."""
         self._left_after = self.step
         self.observers.loader_left(exhausted=exhausted)
 
     @fails_open
     def begin_span(self, kind: str) -> None:
-        """Begin a span: evaluation, checkpointing or the like."""
+        """Begin a span, such as an evaluation or a checkpoint."""
         self.engine.begin_span(kind, self.clock())
         self.observers.span_began(kind, self.engine.step)
         if kind == "checkpoint":  # an attempt that resumes from this checkpoint then finds all earlier records
@@ -231,7 +231,7 @@ class Recorder:
 
     @fails_open
     def look_up(self, lookups: Iterable[Lookup]) -> None:
-        """Find the tensors that hold token ids by the embedding lookups of the step that is ending."""
+        """Find the tensors that hold token ids, from the embedding look-ups of the step that is ending."""
         if self.reader.look_up(lookups):
             self.engine.tell_tokens(self.reader.with_tokens)
 
@@ -252,13 +252,13 @@ class Recorder:
         return self.engine.batches
 
     def write(self, record: Record) -> None:
-        """Write a record to the journal, and announce the record to the observers."""
+        """Write a record to the journal, and pass the record to the observers."""
         self._journal.write(record)
         self.observers.record_written(record)
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics of the steps since the last row, as loggers get them."""
+        """Return the metrics of the steps since the last row, as the setting `metrics` selects them."""
         metrics = self.engine.row(step)
         why_empty = None if metrics else self.engine.why_empty
         self._empty_rows = 0 if metrics else self._empty_rows + (why_empty is not None)
@@ -273,18 +273,18 @@ class Recorder:
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:
-        """Return the metrics of the whole fit, `perf/run/…`. Wait a moment for the last events of the device."""
+        """Return the metrics `perf/run/…` of the whole fit. Before this, wait a moment for the device's last times."""
         self._drain()
         return self.logged.run(self.engine.whole(step))
 
     @fails_open
     def attempt(self, action: Callable[["Recorder"], object]) -> None:
-        """Call `action` with the recorder. An error ends the measuring, not the training."""
+        """Call `action` with the recorder. An error in `action` ends the measuring, but not the training."""
         action(self)
 
     @property
     def state(self) -> dict[str, Any]:
-        """State that a checkpoint has to carry, so that the next attempt goes on counting."""
+        """State that a checkpoint has to store, so that a fit that resumes from the checkpoint goes on counting."""
         amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
         seconds = self._asked(lambda: self.clock() - self.engine.account.began)
         run, productive = self.run, self._asked(self.engine.productive_seconds)
@@ -293,11 +293,11 @@ class Recorder:
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the fit, so far or at its end."""
+        """Summary of the fit up to now or, if the fit has ended, of the whole fit."""
         return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
-        """Return the result of a call, also if the recorder is closed; None after an error."""
+        """Return the result of `answer`, even if the recorder is closed. Return None if `answer` raises an error."""
         with guard(self.fail):
             return answer()
         return None
@@ -308,9 +308,9 @@ class Recorder:
         return self._journal.path
 
     def fail(self, error: BaseException) -> None:
-        """Log an error of our code once, stop measuring, and undo all changes.
+        """Log the first error of our code, stop measuring, and undo all changes.
 
-        The exception of a signal handler is raised again: our guard must not swallow it.
+        If a signal handler raised the error, raise it again: our guard must not swallow it.
         """
         foreign = of_handler(error) if isinstance(error, Exception) else error
         if not self.failed:
@@ -326,7 +326,7 @@ class Recorder:
                 raise foreign
 
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and undo all changes. Idempotent."""
+        """Stop measuring and undo all changes. Further calls do nothing."""
         if not self.active:
             return
         self.observers.hurry()  # the end of a step then only checks if the recorder is closed
@@ -367,7 +367,7 @@ class Recorder:
         return (self.step, self.engine.step_reader.longest_step) if self.active else None
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
-        """Write the steps that have waited for long, on the watchdog's thread. Return False once the fit has ended."""
+        """Write finished steps that have waited long. The watchdog calls this. Return False once the fit has ended."""
         if self.active:
             self.engine.write_late(self.clock())
             self._journal.flush()
@@ -383,9 +383,9 @@ class Recorder:
             self._observer.remove()
 
     def on_swallowed(self, error: BaseException) -> bool:
-        """Store a signal handler's exception that Python would swallow. The end of the step raises the exception.
+        """Store an exception of a signal handler that Python would swallow. The end of the step then raises it.
 
-        False: no step ends soon, or another exception waits already.
+        Return False if no step will end soon, or if another exception is stored already.
         """
         if not self.active or self._late is not None or self.step == self._left_after:
             return False

@@ -1,4 +1,4 @@
-"""Model, optimizers and loaders that a fit trains with, as its integration knows them."""
+"""Model, optimizers and data loaders with which a fit trains, as its integration knows them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,36 +12,37 @@ from perf_callbacks.kernel.records.fit_records import Checklist
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Optimizers, loaders and settings that a fit trains with."""
+    """Optimizers, data loaders and settings with which a fit trains."""
 
     optimizers: tuple[Any, ...] = ()
     loaders: tuple[Any, ...] = ()
     called: Any = None
-    """The model as training calls it, with its wrappers. None: unknown."""
+    """The model that the training loop calls, including wrappers. None: it is unknown."""
     log_every: int | None = None
-    """Steps from one log line of the trainer to the next. None: the trainer logs nothing, or its steps are unknown."""
+    """Number of steps between two log lines of the trainer. None: the trainer logs nothing, or the number is
+    unknown."""
     nan_filter: bool = False
-    """True: the trainer checks each loss for NaN."""
+    """True if the trainer checks each loss for NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """Arguments for the factories of observers, in addition to the recorder."""
+    """Arguments that the factories of observers get besides the recorder."""
 
     model: nn.Module | None
     """The model whose FLOPs are counted. None: no FLOPs are counted."""
     setup: Callable[[], Setup] = Setup
-    """Reads the fit's optimizers and loaders. The call may raise, because an integration's objects may be anything."""
+    """Function that returns the fit's optimizers and loaders. The call may raise any error."""
     armed: bool = False
-    """True: a launcher added the callback, and not the program itself."""
+    """True if a launcher, and not the program itself, has added the callback."""
     checklist: Sequence[Checklist] = ()
     """Rows of the checklist, as decided when the fit began."""
     show: Callable[[str], object] = terminal.show
-    """Shows a line on the console of rank 0."""
+    """Function that shows a line on the console of rank 0."""
 
 
 def flat(loaders: Any) -> tuple[Any, ...]:
-    """Return the loaders in lists, mappings and Lightning's `CombinedLoader`."""
+    """Return all data loaders that are in lists, mappings and Lightning's `CombinedLoader`."""
     loaders = getattr(loaders, "flattened", loaders)
     if isinstance(loaders, dict):
         loaders = [*loaders.values()]

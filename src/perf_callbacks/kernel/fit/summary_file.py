@@ -1,7 +1,7 @@
-"""The summary of a fit on disk while the fit goes on, for runs that are killed or hang.
+"""Keep the summary of a fit on disk while the fit goes on, for runs that are killed or hang.
 
-A short-lived thread replaces the file, because a disk may hang. No signal handler is installed: a Python handler would
-keep a process alive that hangs in C.
+A short-lived thread writes the file, because a disk may hang. No signal handler is installed: if a process hangs in C
+code, a signal handler in Python never runs, and the signal no longer ends the process.
 """
 
 import os
@@ -18,14 +18,14 @@ from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 REPLACE_SECONDS = 10.0
-"""Longest time between two replacements of the file, in seconds, if the watchdog ticks in time."""
+"""Maximum number of seconds between two replacements of the file, if the watchdog ticks in time."""
 
 CLOSE_SECONDS = 1.0
-"""Seconds that the end of a fit may wait for a replacement in the other thread."""
+"""Maximum number of seconds that the end of a fit waits while another thread writes the file."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
-    """Keep the summary of this fit beside its journal; None without a journal."""
+    """Keep the summary of this fit in a file beside its journal. Return None if there is no journal."""
     if not recorder.config.journal:
         return None
     file = SummaryFile(recorder)
@@ -35,9 +35,9 @@ def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
 
 
 class SummaryFile(Observer):
-    """Replaces `summary<k>.json` every ten seconds, and at the end of the fit.
+    """Replaces the file `summary<k>.json` of rank k every ten seconds, and at the end of the fit.
 
-    After a disk error the file stays as it is.
+    After a disk error the file is not written again.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -48,7 +48,7 @@ class SummaryFile(Observer):
         self._ended = self._final = self._failed = False
 
     def tick(self, now: float) -> bool:
-        """Replace the file if it would be too old at the next tick. The first tick writes the first file."""
+        """Replace the file if it would be too old at the watchdog's next tick. The first tick writes the first file."""
         if not self._ended and (self._next is None or now >= self._next):
             self._next = now + REPLACE_SECONDS - PERIOD_SECONDS
             summary = None
@@ -67,7 +67,7 @@ class SummaryFile(Observer):
             self._replace(record, final=True)
 
     def closed(self) -> None:
-        """Stop replacing the file. The summary at the end of the fit is the last that is written."""
+        """Stop replacing the file."""
         self._ended = True
 
     def _replace(self, summary: Summary, *, final: bool = False) -> None:

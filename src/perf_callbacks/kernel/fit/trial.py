@@ -1,7 +1,8 @@
-"""Decide if a change makes steps shorter: turn it on and off, and compare neighbouring turns.
+"""Decide whether a change makes steps shorter: turn the change on and off, and compare neighbouring turns.
 
-The step's number alone decides whether the change is on, so that all ranks agree. The order of on and off is swapped in
-half of the pairs of turns, so that steady drifts cancel out.
+A turn is a series of steps in which the change stays on, or stays off. The number of a step alone decides whether the
+change is on, so that all ranks agree. Two neighbouring turns form a pair. Half of the pairs begin with the change on,
+the other half with the change off, so that steady drifts cancel out.
 """
 
 from collections import defaultdict
@@ -14,75 +15,83 @@ from perf_callbacks.kernel.engine.steps import Step
 from perf_callbacks.kernel.records.fit_records import Gc
 
 TURN = 32
-"""Steps of a turn."""
+"""Number of steps in a turn."""
 
 SETTLE = 2
-"""Steps at the start of a turn that are left out: effects of the turn before may last into these steps."""
+"""Number of steps at the start of a turn that are not measured, because the turn before may still affect them."""
 
 PAIRS = 16
 
 FEWEST = 11
-"""Fewest complete pairs for an outcome. A turn in which most steps are excluded makes its pair incomplete."""
+"""Minimum number of complete pairs for which `outcome` gives a result. A pair is incomplete if most steps of one of its
+turns are excluded."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs. For the 99.9 % interval,
-sort the means of all pairs of differences, and cut this number of means off at each end.
+"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs.
+
+To get the 99.9 % interval, sort the means of all pairs of differences. Then remove this number of means at each end.
 """
 
 
 LONGEST = 1.5
-"""A longer step counts as this many median steps of its turn. Collections of this process are not part of the step
-here."""
+"""A step counts as at most this many median steps of its turn. Before this, the time of garbage collections in this
+process is subtracted from the step."""
 
 LEAST = 0.001
-"""Smallest saving, as a share of a step, that is worth keeping."""
+"""Minimum saving that is worth keeping, as a share of the length of a step."""
 
 FULL = 2
-"""The oldest generation: its collection is a full collection."""
+"""Number of the oldest generation. Its collection is a full garbage collection."""
 
 
 class Outcome(NamedTuple):
-    """Seconds saved per mean step. Negative: steps got longer."""
+    """Seconds that the change saves in a mean step. A negative number means that steps got longer."""
 
     saved: float
     low: float
     high: float
-    """Upper end of the 99.9 % interval, whose lower end is `low`."""
+    """Upper end of the 99.9 % interval. The lower end is `low`."""
     left: float
-    """Length of a step without the change."""
+    """Seconds of a mean step without the change."""
     pairs: int
 
     @property
     def better(self) -> bool:
-        """Return True if the change is known to save enough to be worth keeping."""
+        """Return True if the change very likely saves enough to be worth keeping."""
         return self.low > LEAST * self.left
 
 
 class Trial:
-    """Turns from the step after `after` on. With `collecting`, the time of garbage collections also counts."""
+    """Turns a change on and off from the step after `after` on.
+
+    With `collecting=True`, the time of garbage collections also counts.
+    """
 
     def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
         self._collecting = collecting
         self.last = after + 2 * PAIRS * TURN
-        """The last step of the last turn."""
+        """Number of the last step of the last turn."""
         self._turns: list[list[tuple[float, list[Gc]]]] = [[] for _ in range(2 * PAIRS)]
         self._pauses: defaultdict[int, list[Gc]] = defaultdict(list)  # of steps that were not seen yet
         self.over = False
-        """All steps of the trial have been seen."""
+        """True if all steps of the trial were seen."""
 
     def done_after(self, step: int) -> bool:
-        """Return True if the change is on in the step after `step`; False before and after the trial."""
+        """Return True if the change is on in the step after `step`. Before and after the trial, the change is off."""
         turn = (step - self._after) // TURN
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
     def turns_after(self, step: int) -> int | None:
-        """Return the next step at which a turn begins or ends; None after the last turn."""
+        """Return the next step after which a turn begins or ends. Return None after the last turn."""
         turn = max(0, (step - self._after) // TURN + 1)
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
-        """Add finished steps, and collections that fell in these or in later steps."""
+        """Add finished steps and garbage collections.
+
+        A collection may belong to one of these steps, or to a step that a later call adds.
+        """
         for pause in pauses:
             # The program's own calls of `gc.collect` are left out: they come whether the change is on or off.
             if pause.stage != "aside" and (pause.automatic or pause.ours is not None):
@@ -95,13 +104,14 @@ class Trial:
             self.over = self.over or step.number >= self.last
 
     def outcome(self) -> Outcome | None:
-        """Compare the complete pairs of turns. None: there are too few pairs.
+        """Compare the turns of each complete pair. Return None if there are too few complete pairs.
 
-        Other processes on the machine may delay single steps: `LONGEST` limits how much such a step counts. Other
-        processes may also delay whole turns: a median of differences (Hodges and Lehmann's) ignores such turns. For the
-        same reasons, a long pause of another rank counts for little. So if ranks wait for each other, the true saving
-        may be larger. If collections are on trial, their time is added to the median as measured, because a median of
-        16 differences can't show a pause that is long and rare.
+        Other processes on the machine may delay single steps, so `LONGEST` limits how much such a step counts. Other
+        processes may also delay whole turns, so the result is a median of differences (Hodges and Lehmann's), which
+        ignores such turns. For the same reasons, a long pause of another rank counts for little, and the true saving
+        may be larger if ranks wait for each other. If the change is about when to collect garbage, the time of
+        collections is added to the median as measured. A median of 16 differences can't show a pause that is long and
+        rare.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -115,7 +125,7 @@ class Trial:
 
 
 class _Mean(NamedTuple):
-    """The mean step of a turn: number of steps, seconds without collections, and seconds of collections."""
+    """The mean step of a turn: number of steps, seconds without garbage collections, seconds of collections."""
 
     steps: int
     seconds: float
@@ -125,8 +135,8 @@ class _Mean(NamedTuple):
 def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
     """Return the mean step of a turn.
 
-    A collection counts at most as much as its step exceeds the median step: on a device's clock, a collection may delay
-    nothing.
+    The time of a garbage collection is limited to the time by which its step exceeds the median step. If a device's
+    clock times the steps, a collection may delay nothing.
     """
     if not seen:
         return _Mean(0, 0.0, 0.0)
@@ -141,7 +151,7 @@ def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
 
 
 def _owed(pause: Gc) -> float:
-    """Return the seconds of a collection that its turn is charged with.
+    """Return the seconds of a garbage collection that its turn is charged with.
 
     An automatic full collection counts half, because it scans objects of turns with and without the change.
     """
@@ -149,7 +159,7 @@ def _owed(pause: Gc) -> float:
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 99.9 % interval of the differences and their median: lower end, median, upper end."""
+    """Return the median of the differences with its 99.9 % interval: lower end, median, upper end."""
     means = sorted([(a + b) / 2 for a, b in combinations_with_replacement(differences, 2)])
     cut = CUT_OFF[len(differences)]
     return means[cut], median(means), means[-1 - cut]
@@ -158,6 +168,6 @@ def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
 def _done(turn: int) -> bool:
     """Return True if the change is on in a turn.
 
-    Turns follow the Thue-Morse sequence, so that no periodic effect coincides with the change.
+    The turns follow the Thue-Morse sequence, so that no periodic effect coincides with the change.
     """
     return ((turn // 2).bit_count() + turn) % 2 == 1

@@ -1,1 +1,1 @@
-"""The process and its machine: one owner for each thing that a process has once."""
+"""Facts about the process and its machine, and one owner for each piece of process-wide state."""

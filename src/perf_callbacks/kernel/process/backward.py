@@ -1,7 +1,7 @@
-"""`torch.autograd.backward` and `torch.autograd.grad`, wrapped once for all measured loops.
+"""Wrap `torch.autograd.backward` and `torch.autograd.grad` once for all measured loops.
 
-Every backward of a loop goes through one of the two, and torch has no hook for either. The wrapped function is stored
-as an attribute of the wrapper and nowhere else, so an interrupt can't separate the two.
+Every backward of a loop calls one of these two functions, and torch has no hook for them. The original function is
+stored only as an attribute of its wrapper. So an interrupt can't separate the original from the wrapper.
 """
 
 import functools
@@ -23,41 +23,41 @@ from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
 
 _OURS = "_perf_callbacks"
-"""Attribute of our wrapper whose value is the wrapper itself. Another wrapper may copy our attributes
-(`functools.wraps`). The value of its copy is our wrapper, not the other wrapper, so ours can be recognized."""
+"""Name of the attribute that identifies our wrapper: its value is the wrapper itself. If other code wraps our wrapper
+with `functools.wraps`, the new wrapper gets a copy of the attribute, but the value is still our wrapper."""
 
 
 _CREATE_GRAPH = 4
-"""Place of `create_graph` among the arguments of `torch.autograd.grad`."""
+"""Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
 _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 """Names of the arguments of `torch.autograd.backward`."""
 
 _DEFAULTS = (None, None, False, None, None)
-"""Default values of all these arguments but the first."""
+"""Default values of the arguments of `torch.autograd.backward`, except the first."""
 
 # Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
 
 
 class Listener:
-    """Receives the calls of `torch.autograd.grad`. Its methods raise nothing."""
+    """Base class of objects that are told of each call of `torch.autograd.grad`. The methods never raise."""
 
     def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 subclasses need the loss
-        """Begin a call that builds no graph for a backward. Return True if a call of `ends_backward` must follow."""
+        """Handle the beginning of a `grad` without `create_graph`. Return True if `ends_backward` must follow."""
         return False
 
     def builds_graph(self) -> None:
-        """Count a call that builds a graph as part of the forward."""
+        """Handle a `grad` with `create_graph`, which counts as part of the forward."""
 
     def ends_backward(self) -> None:
-        """End a call that `begins_gradients` began."""
+        """Handle the end of a `grad` for which `begins_gradients` returned True."""
 
 
 class Loop(Listener):
-    """A loop in the measured thread: its tape, and the flags that decide if a watched call writes a mark.
+    """State of one training loop: its tape, and flags that decide whether a watched call writes a mark on the tape.
 
-    While the loop trains, the wrappers write marks without calling a method: Python frames are the main cost.
+    While the loop trains, the wrappers write marks without calling a method, because each call costs a Python frame.
     """
 
     marks_backward = True
@@ -69,35 +69,36 @@ class Loop(Listener):
         self.evaluating = False
         """True: an evaluation began, and training has not resumed."""
         self.spans = 0
-        """Number of spans that the user has begun and not ended."""
+        """Number of evaluations and checkpoints that the user has begun and not ended."""
         self.late = False
-        """True: the next step could not begin at the end of the last step, and begins at the next watched call."""
+        """True: the next step begins at the next watched call, because it could not begin at the end of the last step.
+        """
         self.in_backward = False
         self.optimizing = 0
         """Number of nested optimizer steps under way."""
         self.waiting: list[Waiting] = []
-        """Batches that were fetched, and not yet passed to a model."""
+        """Batches that the loop has fetched but not yet passed to a model."""
         self.several = False
         """True: two or more batches waited at once, and at least one is still waiting."""
         self.starts: list[Start] = []
-        """Start of the model call of each batch that no backward has used yet."""
+        """Start of the model call, for each batch that no backward has used yet."""
         self.ran = False
         """True: a model was called in training since the last batch was fetched."""
         self.backed = False
-        """True: there was a backward."""
+        """True: the loop has run at least one backward."""
         self.engine: Any = None
-        """Engine to whose current step waiting batches are added."""
+        """Engine that counts the steps. Waiting batches are added to the engine's current step."""
 
     def turn(self, stage: Stage) -> None:
-        """Begin a stage of training, whatever the stage before. Raises nothing."""
+        """Begin a stage of training, whatever the stage before was. Never raise."""
         raise NotImplementedError
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model that may need more than a mark. Return True if the call is a forward."""
+        """Handle a call of a model for which writing a mark may not be enough. Return True if the call is a forward."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> bool:
-        """Begin a backward. Return False in another thread, or within a backward, as in reentrant checkpointing."""
+        """Begin a backward. Return False in another thread, and within a backward, as in reentrant checkpointing."""
         if self.in_backward or get_ident() != self.thread:
             return False
         self.in_backward = True
@@ -109,7 +110,7 @@ class Loop(Listener):
         """Match the arguments of a model call to the waiting batches. Subclasses override this method."""
 
     def backpropagates(self, root: object) -> None:  # noqa: ARG002 subclasses need the loss
-        """Record that a backward begins at a loss of the batches since the previous backward."""
+        """Record that a backward begins. The loss comes from the batches since the previous backward."""
         self.backed = True
         self.starts.clear()
 
@@ -123,9 +124,9 @@ class Loop(Listener):
         return not self.evaluating and self.begins_backward(root)
 
     def builds_graph(self) -> None:
-        """Mark a gradient that is part of the loss as a second forward of no duration.
+        """Mark a `grad` with `create_graph` as a second forward of zero duration.
 
-        So steps with a gradient penalty differ from other steps in their calls.
+        So a step with a gradient penalty has one more forward than other steps.
         """
         if not (self.in_backward or self.evaluating or self.spans or get_ident() != self.thread):
             self._mark(*ONE_MORE_FORWARD)
@@ -139,24 +140,25 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. Each `Loop` claims this owner with the wish True, and receives the calls of both."""
+    """Owner of the wrappers around `backward` and `grad`. A `Loop` claims this owner with the wish True."""
 
     def __init__(self) -> None:
         super().__init__()
         self._only: Callable[[], Any] = _nobody
-        """Returns the loop if there is exactly one, else None. The cheapest wrapper uses this."""
+        """Function that returns the only loop, or None if there are none or several. The fastest wrapper calls this
+        function."""
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Call the listener for gradients until `release`. A `Loop` is called for backwards too."""
+        """Tell the listener of each `grad` until `release`. Tell a `Loop` of each `backward` too."""
         self._claim(listener, isinstance(listener, Loop))
         self._ask_for_ticks()
         self.reconcile()
 
     def _arrange(self) -> None:
-        """Wrap or unwrap both functions as needed.
+        """Wrap or unwrap `backward` and `grad` as needed.
 
-        If other code has wrapped our wrapper, our wrapper stays and passes calls on.
+        If other code has wrapped our wrapper, our wrapper stays and only passes calls on.
         """
         loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
         self._only = loops[0] if len(loops) == 1 else _nobody
@@ -171,8 +173,7 @@ class Backwards(Owner[bool]):
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `backward` with torch's own signature: `*args, **kwargs` would cost a microsecond in each step.
 
-        Only if `backward` has another signature, from other code or a later torch, are arguments passed as `*args,
-        **kwargs`.
+        If `backward` has another signature, from other code or a later torch, the wrapper takes `*args, **kwargs`.
         """
         code = getattr(inner, "__code__", None)
         names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]
@@ -225,7 +226,7 @@ class Backwards(Owner[bool]):
         return _signed(backward)
 
     def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `backward` while there are several loops, or a loop that needs more than its marks."""
+        """Call `backward` when there are several loops, or one loop for which writing marks is not enough."""
         heard: list[Loop] = []
         try:
             for reference in self._loops:
@@ -280,4 +281,4 @@ def _tracing() -> bool:
 
 
 BACKWARDS = Backwards()
-"""The owner of this process."""
+"""The one `Backwards` of this process."""

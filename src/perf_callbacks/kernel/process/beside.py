@@ -1,4 +1,4 @@
-"""Processes beside the training, which no thread of the training waits for."""
+"""Helper processes that run beside the training. No thread of the training waits for them."""
 
 import os
 import socket
@@ -10,14 +10,14 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
-"""Flag that keeps SIGPIPE away from a write: SIGPIPE ends a program that doesn't ignore it. macOS has no such flag."""
+"""Flag of a socket write that prevents SIGPIPE, which ends a program by default. macOS lacks this flag."""
 
 
 class SideProcess:
-    """A process that reads jobs from a socket, and answers each job with a line. No method waits."""
+    """Process that reads jobs from a socket and answers each job with one line. No method of this class blocks."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        """Start an isolated interpreter with these arguments, in a session of its own."""
+        """Start Python in isolated mode (`-I`) with these arguments, in a process session of its own."""
         self.over = False
         """True: no more answers will come."""
         self._received = bytearray()
@@ -38,7 +38,7 @@ class SideProcess:
         self._socket.setblocking(False)
 
     def _lines(self) -> list[bytes]:
-        """Return the lines that came since the last call."""
+        """Return the lines that arrived since the last call."""
         self._process.poll()  # the started process forks, and ends at once
         try:
             while not self.over and self._socket.fileno() >= 0:
@@ -54,7 +54,7 @@ class SideProcess:
 
 
 def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-    """Close the socket, and let the process go on. In a forked child, the process belongs to the parent. Idempotent."""
+    """Close our end of the socket without ending or awaiting the process. Idempotent."""
     with suppress(OSError):
         end.close()
     if process.returncode is None:
@@ -62,7 +62,7 @@ def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 
 def why_not(program: str, feature: str) -> str | None:
-    """Return the reason why a feature can't run a program file of ours in a side process; None if it can."""
+    """Return the reason why a feature can't run our file `program` in a side process; None if it can."""
     if not (hasattr(os, "fork") and hasattr(os, "killpg")):
         return f"{feature} need a POSIX system"
     if not sys.executable or getattr(sys, "frozen", False) or not Path(program).is_file():

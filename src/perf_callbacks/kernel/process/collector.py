@@ -1,12 +1,12 @@
-"""The process's garbage collector, changed for several fits at once and restored as it was found.
+"""Owner of the process's garbage collector: changes it for several fits at once, and restores it afterwards.
 
 There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
 Automatic collection is off while any lease wants it off. Objects stay frozen while any lease is held. Fits may end in
 any order: the last lease that is released restores everything. Fits that alternate share one schedule: a collection by
 any fit counts for all of them.
 
-Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. So if other code calls
-`gc.disable()` during a fit, as `timeit` does, both changes are independent, and the end of a fit needs no guess.
+Automatic collection is turned off by setting the first threshold to 0, not by `gc.disable()`. So this change doesn't
+interfere with other code that calls `gc.disable()` during a fit, as `timeit` does.
 """
 
 import gc
@@ -23,32 +23,34 @@ if TYPE_CHECKING:
     from perf_callbacks.kernel.process.gc_observer import GcObserver
 
 OWN_FROZEN = 1000
-"""Most objects that an interpreter freezes by itself. A program with more frozen objects froze them on purpose."""
+"""Largest number of objects that Python freezes by itself. If more are frozen, the program froze them on purpose."""
 
 FULL = 2
-"""Generation whose collection includes all others."""
+"""The oldest generation. Collecting this generation collects all generations."""
 
 LEAST_PATIENCE = 5.0
-"""Least number of seconds without the end of a step after which a fit counts as abandoned."""
+"""A fit counts as abandoned only if no step ended for at least this many seconds."""
 
 PATIENCE_STEPS = 20
-"""A fit counts as abandoned if, in addition, no step ends for this multiple of the fit's longest step."""
+"""A fit counts as abandoned only if no step ended for at least this many times the duration of its longest step."""
 
 ASIDE_PATIENCE = 6
-"""Factor by which both limits are longer within an evaluation or a checkpoint."""
+"""Factor that multiplies `LEAST_PATIENCE` and `PATIENCE_STEPS` during an evaluation or a checkpoint."""
 
 _FREEZING = object()
-"""Placeholder for a freeze that was interrupted."""
+"""Value of `Collector._frozen` during a freeze. If an interrupt strikes during the freeze, this value stays."""
 
 
 Progress = Callable[[], tuple[int, float] | None]
-"""Returns the number of steps of a fit, and the seconds of its longest step. None: the fit no longer exists."""
+"""Function that returns a fit's number of steps and the seconds of its longest step. The function returns None if the
+fit no longer exists."""
 
 
 def generational() -> bool:
-    """Return True if young objects can be collected separately: not in free-threaded and incremental interpreters.
+    """Return True if young objects can be collected separately. Free-threaded and incremental collectors can't.
 
-    Bugfix releases of Python added and removed the incremental collector, so its thresholds decide, not the version.
+    Bugfix releases of Python added and removed the incremental collector, so this function checks the thresholds, not
+    the version.
     """
     return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -66,7 +68,8 @@ class Lease:
         self.aside = False
         """True: an evaluation or a checkpoint is under way."""
         self.abandoned = False
-        """True: no step ended for so long that the collector was released. The next step may claim it again."""
+        """True: no step ended for so long that the collector was released. The next step may claim the collector again.
+        """
 
     @property
     def off(self) -> bool:
@@ -97,7 +100,7 @@ class Lease:
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect by the schedule, unless another fit has made this collection since this fit's last collection."""
+        """Collect garbage by the schedule, unless another fit has done so since this fit's last collection."""
         owner, found = self._owner, 0
         if not self._behind(generation):
             owner.collections += 1
@@ -107,11 +110,11 @@ class Lease:
         return found
 
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect, independent of other fits. Return the number of garbage objects.
+        """Collect garbage, even if another fit has just collected. Return the number of garbage objects found.
 
-        During the collection, the observers' callbacks are removed. The reason: if a signal comes during a collection,
-        Python runs the signal's handler in the first Python function after the collection. If this is a callback of the
-        collector, Python swallows the handler's exception. So observers time the collection from here, where the
+        If a signal arrives during a collection, Python runs its handler in the first Python function after the
+        collection. If this function is a callback in `gc.callbacks`, Python swallows the handler's exception. So our
+        observers' callbacks are removed during the collection. The observers time the collection from here, where the
         exception reaches the program.
         """
         observers = [*self._owner.observers]
@@ -132,7 +135,7 @@ class Lease:
             self._fulls_seen = self._owner.fulls
 
     def begin(self) -> None:
-        """Start counting collections here."""
+        """Count the collections of other fits from now on."""
         self._catch_up(FULL)
         self._steps, self.abandoned, self.ended = -1, False, False
 
@@ -142,7 +145,10 @@ class Lease:
         self._owner.let_go(self)
 
     def idle(self, now: float) -> bool:
-        """Return True if this fit's steps have stopped ending. The watchdog calls this about once a second."""
+        """Return True if the fit has ended, or if no step of it has ended for long.
+
+        The watchdog calls this about once a second.
+        """
         progress = self._progress() if self._progress is not None else (0, float("inf"))
         if progress is None or self.ended:
             return True
@@ -166,14 +172,14 @@ class Collector(Owner[Lease]):
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
         self._frozen: object | None = None  # a list made after our freeze; a later freeze would freeze the list too
         self.collections = self.fulls = 0
-        """Number of collections by the schedule of any fit so far; `fulls` counts the full collections."""
+        """Number of scheduled collections of all fits so far. `fulls` counts only the full ones."""
         self.reason: str | None = None
         """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[GcObserver] = []
-        """Observers of collections that have a callback in `gc.callbacks`."""
+        """Observers that have a callback in `gc.callbacks`."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
-        """Create the lease of a fit, without any claim yet."""
+        """Create a lease for a fit. The lease makes no claim yet."""
         return Lease(self, progress)
 
     @property
@@ -183,12 +189,12 @@ class Collector(Owner[Lease]):
 
     @property
     def automatic(self) -> bool:
-        """True: the process collects automatically, or would without fits."""
+        """True: automatic collection is on, or would be on if no fit had turned it off."""
         return gc.isenabled() and (self._found is not None or gc.get_threshold()[0] != 0)
 
     @property
     def thresholds(self) -> tuple[int, int, int]:
-        """Thresholds that the process has apart from fits."""
+        """Thresholds of the collector, without the changes by fits."""
         return gc.get_threshold() if self._found is None or self.overruled else self._found
 
     @property
@@ -202,7 +208,7 @@ class Collector(Owner[Lease]):
         return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
 
     def turn_off(self, lease: Lease) -> bool:
-        """Stop automatic collection for a fit."""
+        """Stop automatic collection for a fit. Return False if the program itself has turned collection off."""
         with self._lock:
             if not self.automatic:
                 return False
@@ -226,7 +232,7 @@ class Collector(Owner[Lease]):
 
     @contextmanager
     def collecting(self, why: str) -> Iterator[None]:
-        """Mark the collections in this block as ours."""
+        """Set `reason` to `why` in this block, so that observers recognize our collections."""
         before, self.reason = self.reason, why
         try:
             yield
@@ -283,11 +289,11 @@ class Collector(Owner[Lease]):
         self._frozen = None
 
     def _forked(self) -> None:
-        """Reset in a child, which is part of no fit. Frozen objects stay frozen, because their pages are shared."""
+        """Reset the state in a forked child. Frozen objects stay frozen, because their pages are shared."""
         super()._forked()
         self._resume()
         self._clear()
 
 
 COLLECTOR = Collector()
-"""The collector of this process."""
+"""The one `Collector` of this process."""

@@ -1,4 +1,4 @@
-"""Compilations of torch.compile in this process, as torch records them: the last 64, each with its time and reason."""
+"""Read torch's own record of compilations by torch.compile: the last 64, each with its time and reason."""
 
 import sys
 from typing import Any, NamedTuple
@@ -10,13 +10,13 @@ class Compilations(NamedTuple):
     """Compilations since a moment."""
 
     number: int
-    """Compilations of a forward. The compilation of its backward doesn't count, but its time does."""
+    """Number of compiled forwards. Compiled backwards are not counted, but `seconds` includes them."""
     seconds: float
-    """Time in which at least one compilation ran."""
+    """Seconds in which at least one compilation ran."""
     repeated: int
-    """Number of compilations of code that was compiled before: a guard has failed."""
+    """Number of recompilations, each after a guard of earlier compiled code failed."""
     reason: str
-    """First line of the newest reason why code was compiled again; empty if unknown."""
+    """First line of torch's reason for the newest recompilation; empty if unknown."""
 
 
 def since(moment: float) -> Compilations:
@@ -37,7 +37,7 @@ def since(moment: float) -> Compilations:
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
-    """Return the length of the union of time spans. A compilation may run within another.
+    """Return the length of the union of time spans. Spans overlap, because a compilation may run within another.
 
     >>> _union([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0

@@ -1,8 +1,8 @@
-"""Stance of torch's compiler, which holds for the whole process: eager while a count runs.
+"""Owner of the stance of torch's compiler (`torch.compiler.set_stance`): eager while FLOPs are counted.
 
 torch keeps the stance in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found
-(in torch 2.6 to 2.13). So if two calls overlap without nesting, the stance of the first call stays for good. One owner
-of the stance, here, prevents this.
+(in torch 2.6 to 2.13). So if two calls overlap without nesting, the stance of the first call stays for good. A single
+owner of the stance prevents this.
 """
 
 import re
@@ -14,16 +14,16 @@ from typing import Any
 from perf_callbacks.kernel.process.owner import Owner
 
 GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
-"""Warning of compiled modules about hooks on all modules, which don't affect compiled modules."""
+"""Pattern of torch's warning that global module hooks don't affect compiled modules."""
 
 
 class EagerStance(Owner[None]):
-    """Makes compiled code run eagerly while it has a holder. A stance that other code sets meanwhile stays."""
+    """Makes compiled code run eagerly while any object holds this stance. A stance that other code sets stays."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ours: Any = None
-        """Stance in force for the holders; None without holders."""
+        """Eager stance that is in force; None if no object holds it."""
         self._before: Any = None
 
     def hold(self, holder: object) -> None:
@@ -63,15 +63,15 @@ class EagerStance(Owner[None]):
 
 
 STANCE = EagerStance()
-"""The stance of this process."""
+"""The one `EagerStance` of this process."""
 
 
 def in_compiled_call() -> bool:
     """Return True if a call of compiled code is under way in this thread, even if the code runs eagerly.
 
-    When such a call ends, torch restores the thread's dispatch keys, which also decide if modes are active. If a mode
-    was pushed during the call, it then becomes inactive. If a mode was popped during the call, every operation then
-    fails.
+    When such a call ends, torch restores the thread's dispatch keys, which also decide whether a `TorchDispatchMode` is
+    active. If a mode was pushed during the call, the mode becomes inactive at the end of the call. If a mode was popped
+    during the call, every operation fails after the call.
     """
     eval_frame = _eval_frame()
     if eval_frame is None:

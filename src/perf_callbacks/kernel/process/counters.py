@@ -1,4 +1,4 @@
-"""Hardware counters of a device, the same for all vendors. Only NVIDIA GPUs have them today, by NVML (`nvml.py`)."""
+"""Hardware counters of a device, in one form for all vendors. Today only `nvml.py` reads such counters."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,22 +11,24 @@ DRIVER_HEAT, HARDWARE_HEAT = "heat, by the driver", "heat, by the hardware"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
-    """Use of a device by all its processes. None: unknown."""
+    """Use of a device by all processes on it. None: unknown."""
 
     utilization: float | None = None
     """From 0 to 1."""
     memory_bytes: int | None = None
     own_bytes: int | None = None
-    """Memory of this process. Unknown in many containers, where the driver has other process ids."""
+    """Memory of this process on the device. This is unknown in many containers, because the driver has other process
+    ids there."""
     processes: int | None = None
-    """Number of processes that compute on the device. In a container, some may be hidden."""
+    """Number of processes that compute on the device. In a container, the driver may hide some processes."""
     watts: float | None = None
     limit_watts: float | None = None
     """Power limit in force."""
     default_limit_watts: float | None = None
-    """Power limit of the device as it is sold."""
+    """Factory setting of the power limit."""
     joules: float | None = None
-    """Energy that the whole device has used since its driver was loaded. Only differences mean something."""
+    """Energy that the whole device has used since its driver was loaded. Only differences between readings are
+    meaningful."""
     sm_mhz: int | None = None
     max_sm_mhz: int | None = None
     celsius: int | None = None
@@ -39,7 +41,7 @@ class DeviceUse:
 
 
 class Counters(Protocol):
-    """Counters of one device. A side thread reads them."""
+    """Counters of one device. A side thread reads these counters."""
 
     def read(self) -> DeviceUse:
         """Read all values that the device supports, without waiting for the device."""

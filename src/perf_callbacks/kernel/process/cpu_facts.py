@@ -1,4 +1,4 @@
-"""Facts by which the CPUs of this process are chosen: its mask, its machine, its GPU, the ranks beside it."""
+"""Read the facts that the choice of CPUs needs: CPU mask, machine, GPU, and number of ranks on the machine."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -16,10 +16,9 @@ LOCAL_RANKS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
 )
-"""Variables by which launchers pass a rank's place on its machine, and the number of ranks there.
+"""Environment variables by which launchers pass the local rank and the number of ranks on the machine.
 
-Slurm's variables are left out, because a batch script itself has them too.
-"""
+Slurm's variables are left out, because Slurm also sets them for the batch script itself, which is no rank."""
 
 
 def read(
@@ -34,19 +33,20 @@ def read(
     environ: Mapping[str, str] = os.environ,
     inventory: Callable[[], Inventory] = nvml.inventory,
 ) -> CpuFacts | None:
-    """Read the facts that this mode needs; "off" needs only the mask. Return None on a system without masks.
+    """Read the facts that this mode needs; "off" needs only the CPU mask. Return None on a system without CPU masks.
 
     Args:
         mode: Setting `affinity`.
-        accelerator: Kind of accelerator that the process trains on. None: the CPU.
-        properties: Returns torch's properties of the device, with the PCI id. The call may start the device. None: the
-            id is unknown.
+        accelerator: Kind of accelerator that the process trains on. None if the process trains on the CPU.
+        properties: Function that returns torch's properties of the device, with the PCI id. Calling this function may
+            start the device. None if the PCI id is unknown.
         devices: Number of devices that the process drives.
-        workers: Number of the loaders' worker processes, as far as known.
-        local: Rank on this machine and number of ranks there, if the integration knows. None: read the environment.
+        workers: Number of worker processes of the DataLoaders, as far as known.
+        local: Local rank and number of ranks on this machine, if the integration knows them. None: read the
+            environment.
         root: Directory that contains `/proc` and `/sys`.
         environ: Variables of the environment.
-        inventory: Lists the GPUs of the machine.
+        inventory: Function that lists the GPUs of the machine.
     """
     mask = AFFINITY.found
     if mask is None:
@@ -78,7 +78,7 @@ def read(
 
 
 def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return a rank's place on its machine and the number of ranks there; None if the environment lacks either."""
+    """Return the local rank and the number of ranks on this machine; None if the environment lacks either."""
     for names in LOCAL_RANKS:
         words = [environ.get(name, "") for name in names]
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
@@ -100,11 +100,11 @@ def _gpu(
     *,
     exclusive: bool,
 ) -> tuple[Gpu | None, str | None]:
-    """Return the location of a GPU by its properties, or the reason why the location is unknown.
+    """Return the location of the GPU with these properties, or the reason why the location is unknown.
 
-    torch gives the PCI id of the device, or else its UUID. So CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter.
-    NVML gives the other devices at the same node, and the PCI id if an older torch gives the UUID alone.
-    If ranks share GPUs, a GPU has no place among the GPUs of its node.
+    The GPU is identified by the PCI id from torch or, with an older torch, by its UUID. So CUDA_VISIBLE_DEVICES and
+    CUDA_DEVICE_ORDER don't matter. NVML lists the other GPUs on the same NUMA node. NVML also gives the PCI id if torch
+    gives only the UUID. If ranks share GPUs, `Gpu.slot` is None.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):

@@ -1,8 +1,9 @@
-"""The CPUs that the process's threads may run on, narrowed for several fits at once and restored at the end.
+"""Owner of the CPU masks of all threads: narrows them for several fits at once, and restores them at the end.
 
-On Linux each thread has its own mask, which new threads and processes inherit. So all threads that share the mask of
-the main thread are moved; a thread that other code pinned elsewhere stays there. Masks stay narrow while any fit is
-bound. When the last fit ends, all masks are restored, including the masks of threads that started meanwhile.
+On Linux each thread has its own mask, which new threads and processes inherit. So the mask changes for all threads that
+have the same mask as the main thread. A thread that other code pinned to other CPUs keeps its mask. Masks stay narrow
+while any fit is bound to CPUs. When the last fit ends, all masks are restored, including the masks of threads that
+started meanwhile.
 """
 
 import os
@@ -15,12 +16,12 @@ from perf_callbacks.kernel.process.owner import Owner
 TASKS = Path("/proc/self/task")
 
 PASSES = 3
-"""Most walks over all threads. There are several walks, because a thread that starts during a walk may inherit the old
-mask."""
+"""Largest number of passes over all threads. One pass may not be enough: a thread that starts meanwhile may inherit the
+old mask."""
 
 
 class Threads:
-    """Threads of this process, by `/proc`. On a system without masks, there are no threads."""
+    """Threads of this process, as `/proc` lists them. On a system without CPU masks, the list is empty."""
 
     def all(self) -> list[int]:
         """Return the ids of all threads, the main thread first."""
@@ -41,7 +42,7 @@ class Threads:
 
 
 class Affinity(Owner[Cpus]):
-    """Owner of the masks of a process's threads. The wish of a fit is a set of CPUs."""
+    """Owner of the CPU masks of a process's threads. The wish of a fit is a set of CPUs."""
 
     def __init__(self, threads: Threads) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class Affinity(Owner[Cpus]):
 
     @property
     def found(self) -> Cpus | None:
-        """CPUs that the process may use while no fit is bound. None: this system has no masks."""
+        """CPUs that the process may use while no fit is bound to CPUs. None if the system has no CPU masks."""
         if self._found is not None:
             return self._found
         main = self._threads.all()[:1]
@@ -65,15 +66,15 @@ class Affinity(Owner[Cpus]):
 
     @property
     def now(self) -> list[tuple[int, Cpus]]:
-        """Mask of each thread, the main thread first."""
+        """Id and CPU mask of each thread, the main thread first."""
         masks = [(thread, self._mask(thread)) for thread in self._threads.all()]
         return [(thread, mask) for thread, mask in masks if mask is not None]
 
     def bind(self, fit: object, cpus: Cpus) -> None:
-        """Narrow the masks for a fit.
+        """Limit all threads to these CPUs for a fit.
 
-        Simultaneous fits get the CPUs that all of their masks have in common, if there are any. Raises `OSError`,
-        without any change, if the system refuses.
+        If several fits are bound, threads get the CPUs that all these fits want, if there are such CPUs. If the system
+        refuses, raise `OSError` and change nothing.
         """
         with self._lock:
             found = self.found
@@ -136,10 +137,10 @@ class Affinity(Owner[Cpus]):
         return None
 
     def _forked(self) -> None:
-        """Forget all fits: a child keeps its mask and belongs to no fit."""
+        """Forget all fits in a forked child, which keeps its mask and belongs to no fit."""
         super()._forked()
         self._clear()
 
 
 AFFINITY = Affinity(Threads())
-"""The masks of this process."""
+"""The one `Affinity` of this process."""

@@ -1,4 +1,4 @@
-"""Choice of the CPUs for a rank: near its GPU, within its current mask, in whole cores where ranks must not share."""
+"""Choose CPUs for a rank: near its GPU, within its current CPU mask, and in whole cores if ranks must not share."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ Cpus = frozenset[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Online CPUs of a machine, grouped. Empty groups are left out."""
+    """Online CPUs of a machine, by NUMA node, socket and core. Groups without CPUs are left out."""
 
     nodes: Mapping[int, Cpus]
     """CPUs of each NUMA node that has CPUs. Empty: unknown."""
     sockets: tuple[Cpus, ...] = ()
     cores: tuple[Cpus, ...] = ()
-    """Hardware threads of each core. A CPU without a known core counts as a core."""
+    """CPUs (hardware threads) of each core. If the core of a CPU is unknown, the CPU counts as a core of its own."""
     quota: float | None = None
     """CPU time that the control group allows, as a number of CPUs. None: no limit is known."""
 
@@ -26,9 +26,10 @@ class Gpu:
 
     pci: str
     node: int | None
-    """NUMA node. None: there are several nodes, and the firmware names none for this GPU."""
+    """NUMA node of the GPU. None if the machine has several nodes and the firmware names none for this GPU."""
     slot: tuple[int, int] | None = None
-    """Place among the GPUs at this node, and the number of these GPUs. None: unknown, or ranks share GPUs."""
+    """Index of the GPU among the GPUs of its NUMA node, and the number of these GPUs. None if the index is unknown or
+    if ranks share GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,24 +37,25 @@ class CpuFacts:
     """Facts by which the CPUs of a process are chosen."""
 
     mask: Cpus
-    """CPUs that the process may run on while no fit is bound."""
+    """CPUs that the process may run on while no fit is bound to CPUs."""
     machine: Machine
     gpu: Gpu | None = None
     gpu_unknown: str | None = None
-    """Reason why the location of the accelerator is unknown. None: known, or training runs on the CPU."""
+    """Reason why the location of the accelerator is unknown. None if the location is known, or if training runs on the
+    CPU."""
     local_rank: int = 0
     local_world_size: int = 1
     ranks_unknown: bool = False
     """True: there are other ranks, and their number on this machine is unknown."""
     workers: int = 0
-    """Number of the loaders' worker processes, as far as known."""
+    """Number of worker processes of the DataLoaders, as far as known."""
     bound: bool = False
-    """True: the process has fewer CPUs than its launcher."""
+    """True: the process may use fewer CPUs than the process that launched it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """CPUs for a process, and the reason."""
+    """CPUs chosen for a process, and the reason for the choice."""
 
     cpus: Cpus | None
     """CPUs within the current mask. Empty: the mask excludes all suitable CPUs. None: there is nothing to choose."""
@@ -101,7 +103,7 @@ def choose(mode: str, facts: CpuFacts) -> Choice:
 
 
 def _nothing(mode: str, facts: CpuFacts) -> str | None:
-    """Return the reason why there is nothing to choose, if any."""
+    """Return the reason why there is no choice of CPUs; None if there is a choice."""
     nodes = len(facts.machine.nodes)
     if nodes == 0:
         return "the system does not show its NUMA nodes"
@@ -113,7 +115,7 @@ def _nothing(mode: str, facts: CpuFacts) -> str | None:
 
 
 def part(items: Sequence[Cpus], place: int, number: int) -> Cpus:
-    """Return the CPUs of part `place` of `number` equal parts.
+    """Divide `items` into `number` parts, and return the CPUs of part `place`, counted from 0.
 
     If there are fewer items than parts, some parts share an item.
 
@@ -170,7 +172,7 @@ def _exclusive(facts: CpuFacts) -> Choice:
 
 
 def _cores(machine: Machine, cpus: Cpus) -> list[Cpus]:
-    """Return the cores that contain any of these CPUs, lowest CPU first."""
+    """Return the cores that contain any of these CPUs, sorted by their lowest CPU."""
     known = {core for core in machine.cores if core & cpus}
     alone = cpus.difference(*known)
     return sorted([*known, *[frozenset({cpu}) for cpu in alone]], key=min)

@@ -1,4 +1,4 @@
-"""CPU time of a thread, its waiting time for a CPU, idle time of CPUs, and time stopped by a quota, as Linux counts."""
+"""Read Linux's counters: CPU time of a thread, its waits for a CPU, idle time of CPUs, and stops by a CPU quota."""
 
 import os
 import threading
@@ -11,26 +11,27 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
-"""Names of the stopped time in the two versions of control groups, with their units in seconds."""
+"""Names of the counter of time stopped by a quota, in control groups of version 2 and 1. Each value is the unit in
+seconds."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""
 
 
 class CpuTime(NamedTuple):
-    """Times of a thread since it began, in seconds."""
+    """Times of a thread, in seconds since the thread began."""
 
     ran: float
     queued: float
     """Time in which the thread was ready to run and waited for a CPU."""
 
     def since(self, before: "CpuTime") -> "CpuTime":
-        """Return the seconds since an earlier reading."""
+        """Return the difference between this reading and an earlier reading."""
         return CpuTime(self.ran - before.ran, self.queued - before.queued)
 
 
 def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
-    """Read the times of the thread with this native id, by default of the caller; None if unavailable."""
+    """Read the times of the thread with this native id (default: the calling thread); None if unavailable."""
     with suppress(OSError, ValueError, IndexError):
         file = root / f"proc/self/task/{thread or threading.get_native_id()}/schedstat"
         ran, queued, *_ = map(int, file.read_text(encoding="ascii").split())
@@ -39,7 +40,7 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
 
 
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
-    """Return the idle seconds of these CPUs, added up; None if unavailable."""
+    """Return the sum of the idle seconds of these CPUs since boot; None if unavailable."""
     found = []
     if not hasattr(os, "sysconf"):  # Windows
         return None

@@ -1,7 +1,7 @@
-"""All knowledge of kinds of devices: a class per kind, and a class for any other accelerator that torch knows.
+"""Device classes: one class per kind of device, and `Device` for any other accelerator that torch knows.
 
-No other file names a kind of accelerator. Importing this file starts no device, and reading facts makes no context,
-except where a docstring says so.
+No other file names a kind of accelerator. Importing this file starts no device. Reading facts makes no context on a
+device, unless a docstring says so.
 """
 
 import os
@@ -23,13 +23,13 @@ EXPANDABLE = "expandable_segments:True"
 
 
 class Device:
-    """A device. The methods of this class work for any accelerator of torch with the usual functions and events."""
+    """Device of any kind. These methods work for every accelerator with torch's usual functions and events."""
 
     words = Words()
     pinned_copies: bool | None = None
-    """True: copies from pinned memory go on beside the device's work. None: unknown, so pinning is only advised."""
+    """True: copies from pinned memory overlap with the device's work. None: unknown, so pinning is only advised."""
     reliable_events = False
-    """True: events that don't complete for seconds only show that the device is busy."""
+    """True: if an event doesn't complete for seconds, the device is busy, and the event isn't broken."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -38,25 +38,25 @@ class Device:
 
     @property
     def module(self) -> Any:
-        """Module of torch for this kind, such as `torch.cuda`. None: there is none."""
+        """Module of torch for this kind of device, such as `torch.cuda`. None if there is no such module."""
         with suppress(RuntimeError):
             return torch.get_device_module(self.place)
         return None
 
     @property
     def name(self) -> str:
-        """The device's own name, or else its kind."""
+        """Name of the device, such as "NVIDIA H200"; its kind if the name is unknown."""
         with suppress(Exception):  # no such function, or a driver that doesn't answer
             return str(self.module.get_device_name(self.place))
         return self.kind
 
     @property
     def untimed(self) -> str | None:
-        """Reason why events must not time this device. None: events may be tried."""
+        """Reason why events must not time this device. None if events may be tried."""
         return None
 
     def timing(self) -> Timing:
-        """Return the clock for a fit on this device. Waits for a trial of events, and makes a missing context."""
+        """Return the clock for a fit on this device. Trying events waits for the device and may make a context."""
         why = self.untimed
         if why is None:
             with guard() as attempt:
@@ -94,7 +94,7 @@ class Device:
         return found
 
     def allocator(self) -> Allocator | None:
-        """Read the statistics of the allocator; None without any. Doesn't wait for the device."""
+        """Read the allocator's statistics without waiting for the device; None if there are none."""
         try:
             module = self.module
             if hasattr(module, "memory_stats_as_nested_dict"):  # seven times as fast as `memory_stats`
@@ -117,7 +117,7 @@ class Device:
             return None
 
     def headroom(self) -> int | None:
-        """Return the bytes that this process may still allocate: free, or held unused by its allocator.
+        """Return the bytes that this process can still allocate: free memory, and unused memory of its allocator.
 
         None: unknown. Call this only if the process has a context on the device.
         """
@@ -138,15 +138,15 @@ class Device:
         return None
 
     def features(self) -> Features:
-        """Return the known features of the device. Makes a context, if the program has not made one."""
+        """Return the known features of the device. The call makes a context if the program has made none."""
         return Features()
 
     def properties(self) -> Callable[[], Any] | None:
-        """Return the function that returns torch's properties with the PCI id. None: there is no PCI id."""
+        """Return a function that returns torch's device properties, with the PCI id. None if there is no PCI id."""
         return None
 
     def refuses(self) -> str | None:
-        """Return the reason why the device doesn't start; None if it starts, or if nothing can be asked."""
+        """Return the reason why the device doesn't start; None if it starts, or if this can't be checked."""
         ask = self.properties()
         with guard() as attempt:
             if ask is not None:
@@ -154,22 +154,22 @@ class Device:
         return attempt.reason or None
 
     def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:  # noqa: ARG002 for other kinds
-        """Return True if products of float32, or convolutions, use TF32."""
+        """Return True if float32 matrix products use TF32; with `convolution`, if float32 convolutions use TF32."""
         return False
 
     @property
     def blocking(self) -> str | None:
-        """Variable that is set, and makes the host wait for each kernel. None: none is set."""
+        """Environment variable that is set and makes the host wait for each kernel; None if none is set."""
         return next((name for name in self.words.blocking if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
-        """Variable that is set, and turns off the cache of device memory. None: none is set."""
+        """Environment variable that is set and turns off the cache of device memory; None if none is set."""
         return next((name for name in self.words.uncached if name in os.environ), None)
 
     @property
     def expandable(self) -> str | None:
-        """Setting that makes segments of memory grow. None: already on, or not available."""
+        """Environment setting that turns on expandable segments of memory; None if they are on or not available."""
         names = self.words.allocator
         if not names or any(EXPANDABLE in os.environ.get(name, "") for name in names):
             return None
@@ -177,7 +177,7 @@ class Device:
 
 
 class Cpu(Device):
-    """The CPU: the host's clock times stages too."""
+    """The CPU. The host's clock times its steps and stages."""
 
     @property
     def name(self) -> str:
@@ -193,7 +193,7 @@ class Cpu(Device):
         return None
 
     def headroom(self) -> int | None:
-        """Return this rank's share of available memory, or the address space left by a limit, whichever is less."""
+        """Return this rank's share of the available memory or, if less, the address space left under `ulimit -v`."""
         _, ranks = local_ranks(os.environ) or (0, 1)
         available = memory_available()
         shared = None if available is None else available // ranks
@@ -213,7 +213,7 @@ class Cuda(Device):
     )
 
     def properties(self) -> Callable[[], Any]:
-        """Return the function that returns torch's properties. Its call makes a context."""
+        """Return a function that returns torch's device properties. Calling this function makes a context."""
         return partial(torch.cuda.get_device_properties, self.place)
 
     def features(self) -> Features:
@@ -239,7 +239,7 @@ class Cuda(Device):
 
 
 class Rocm(Cuda):
-    """An AMD GPU, which torch calls by CUDA's names."""
+    """An AMD GPU. torch calls it "cuda", like an NVIDIA GPU."""
 
     words = Words(
         blocking=("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
@@ -267,7 +267,7 @@ class Xpu(Device):
     pinned_copies = True
 
     def features(self) -> Features:
-        """Return bf16 if the device has matrix engines."""
+        """Return bf16 as the fast 16-bit format if the device has matrix engines."""
         with suppress(Exception):  # as above
             found = torch.xpu.get_device_capability(self.place)
             units = getattr(torch.xpu.get_device_properties(self.place), "max_compute_units", None)
@@ -297,7 +297,7 @@ class Hpu(Device):
 
     @property
     def untimed(self) -> str | None:
-        """Lazy execution, which older versions of torch for Gaudi use unless the program turns it off."""
+        """Reason why a Gaudi can't be timed in lazy mode, the default of older versions of torch for Gaudi."""
         if os.environ.get("PT_HPU_LAZY_MODE") == "0":
             return None
         return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
@@ -310,7 +310,7 @@ class Mps(Device):
 
     @property
     def untimed(self) -> str | None:
-        """Reading an event waits for the device, and may hang the process (reported with torch 2.10)."""
+        """Reason: reading an event of MPS waits for the device, and may hang the process (reported with torch 2.10)."""
         return "reading an event of mps waits for the device"
 
 
@@ -321,25 +321,25 @@ class Xla(Device):
 
     @property
     def untimed(self) -> str | None:
-        """Late computation: marks would time the tracing."""
+        """Reason: XLA computes later, so events would time only the tracing."""
         return "xla only records operations, and computes them later"
 
 
 KINDS: dict[str, type[Device]] = {
     "cpu": Cpu, "cuda": Cuda, "xpu": Xpu, "npu": Npu, "hpu": Hpu, "mps": Mps, "xla": Xla,
 }  # fmt: skip
-"""Kinds with a class of their own."""
+"""Class for each kind of device. Other kinds use `Device`."""
 
 
 def of(place: torch.device) -> Device:
-    """Return a device by its place."""
+    """Return the `Device` for a `torch.device`."""
     if _built_for_rocm() and place.type == "cuda":
         return Rocm(place)
     return KINDS.get(place.type, Device)(place)
 
 
 def may_be_nvidia(place: torch.device) -> bool:
-    """Return True for an NVIDIA GPU, and for a CPU, beside which an NVIDIA GPU may be."""
+    """Return True for an NVIDIA GPU, and for a CPU, because its machine may have an NVIDIA GPU too."""
     return not _built_for_rocm() and place.type in {"cpu", "cuda"}
 
 
@@ -349,7 +349,7 @@ def cuda_version() -> str | None:
 
 
 def default(local_rank: int = 0) -> torch.device:
-    """Return the device that trainers use by default in this rank of the machine."""
+    """Return the device that trainers use by default for this local rank."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return torch.device("cpu")
@@ -357,10 +357,10 @@ def default(local_rank: int = 0) -> torch.device:
 
 
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
-    """Return the devices of a model's parameters that are of the same kind as `place`; `place` itself comes first.
+    """Return `place` and the other devices of the same kind that hold a model's parameters. `place` comes first.
 
-    If the process drives more devices, as with DataParallel, return the first `number` devices. If `place` is not one
-    of these, the other devices are unknown, and only known devices are returned.
+    With DataParallel, a process drives more devices than hold parameters: then return the devices 0 to `number` - 1. If
+    `place` is not one of these, return only `place` and the devices that hold parameters.
     """
     if place.type == "cpu":
         return (of(place),)
@@ -377,7 +377,7 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
 
 
 def allocators(devices: Iterable[Device]) -> Allocator | None:
-    """Return the sums over the allocators of some devices; None if an allocator is unknown."""
+    """Return the sums of the allocators' statistics over these devices; None if any is unknown."""
     found = [device.allocator() for device in devices]
     known = [one for one in found if one is not None]
     return Allocator(*map(sum, zip(*known, strict=True))) if known and len(known) == len(found) else None

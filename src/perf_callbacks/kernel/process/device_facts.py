@@ -10,13 +10,14 @@ class Allocator(NamedTuple):
     """State of a device's allocator, or the sums over several devices."""
 
     peak_bytes: int
-    """Largest sum of all tensors since the program started or reset this value. The callback never resets it."""
+    """Most bytes that tensors held at once since the program started or reset this value. The callback never resets
+    this value."""
     reserved_bytes: int
     """Memory that the allocator holds, used or free."""
     retries: int
-    """Number of times that the device was full, so that the allocator returned memory and tried again."""
+    """Number of times that the device was full, so the allocator gave back cached memory and tried again."""
     allocated_bytes: int
-    """Sum of all tensors now."""
+    """Bytes that tensors hold now."""
 
 
 class Timing(NamedTuple):
@@ -25,13 +26,13 @@ class Timing(NamedTuple):
     timeline: EventTimeline | None = None
     """None: the host's clock."""
     unstaged: str | None = None
-    """Reason why there are no stages: the device computes asynchronously, and can't be timed. None: stages are timed.
-    """
+    """Reason why stages are not timed: the device computes asynchronously, and its events can't be used. None if stages
+    are timed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """Names of the vendor's variables and commands, for advice. None or empty: no such name is known."""
+    """Names of the vendor's environment variables and commands, for advice. None or empty: no name is known."""
 
     blocking: tuple[str, ...] = ()
     """Variables that make the host wait for each kernel."""
@@ -44,12 +45,12 @@ class Words:
 
 
 class Features(NamedTuple):
-    """Features of a device. None: unknown, or not available."""
+    """Features of a device. None means that the feature is unknown or not available."""
 
     half: str | None = None
     """16-bit format that the device multiplies faster than float32: "bf16" or "fp16"."""
     tensor_cores: bool = False
-    """True: the device has NVIDIA's tensor cores, for which sizes of products matter."""
+    """True: the device has NVIDIA's tensor cores, whose speed depends on the sizes of the matrices."""
     tf32: bool = False
     """True: the device can multiply float32 numbers as TF32."""
     multiprocessors: int | None = None
@@ -57,4 +58,4 @@ class Features(NamedTuple):
     uuid: str | None = None
     """UUID for NVML."""
     architecture: str | None = None
-    """Architecture, such as "gfx942", if names of devices may be ambiguous."""
+    """Architecture of an AMD GPU, such as "gfx942". The name of the device alone may be ambiguous."""

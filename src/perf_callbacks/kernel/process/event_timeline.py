@@ -1,4 +1,4 @@
-"""A device's own clock: events on the stream that trains, whose differences are the times of stages."""
+"""Time stages on the device: record events on the training stream, and measure the time between two events."""
 
 import logging
 import math
@@ -15,25 +15,28 @@ from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 CAPACITY = 4096
-"""Most events in flight. A step that needs more is lost."""
+"""Largest number of events in use at once. A step that needs more events is lost, so its duration stays unknown."""
 
 MOST_BEHIND = 1024
-"""Most steps that the device may be behind the host. Earlier steps are lost: maybe their events never complete."""
+"""Number of steps that the device may be behind the host. Steps further behind are lost, because their events may never
+complete."""
 
 MOST_WAITS = 1024
-"""Most waits for other ranks in a step that get events. Later waits stay in the stage around them."""
+"""Largest number of waits for other ranks that are timed with events in one step. Later waits count as part of the
+stage around them."""
 
 SAID_AFTER = 100
 """Number of lost steps in a row that causes a warning."""
 
 PROBE_SECONDS = 2.0
-"""Longest wait for the two events of `why_unusable`."""
+"""Longest time, in seconds, that `why_unusable` waits for its two events."""
 
 LOST: Final = "lost"
-"""Reason of a step that the device gave no time for."""
+"""Reason given for a step whose duration the device did not report."""
 
 CAPTURED: Final = "captured"
-"""Reason of a step in which a graph was captured. A capture may contain neither our events nor queries of them."""
+"""Reason given for a step in which a CUDA graph was captured. During a capture, our events must be neither recorded nor
+queried."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -54,7 +57,7 @@ class Event(Protocol):
 
 
 class EventTimeline:
-    """Steps and stages as differences between neighbouring events on the training stream; the stages sum to the step.
+    """Times stages as differences between successive events on the training stream. The stages sum to the step.
 
     The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
     of the batch. A loader that works while the device is busy adds no data time.
@@ -73,33 +76,35 @@ class EventTimeline:
 
         Args:
             make: Makes an event.
-            record: Records an event on the stream that trains.
-            capturing: Returns True while a graph is captured on that stream.
+            record: Function that records an event on the training stream.
+            capturing: Function that returns True while a graph is captured on the training stream.
             stream: Returns the current stream.
-            capacity: Most events in flight.
+            capacity: Largest number of events in use at once.
         """
         self._make, self._record, self._capacity = make, record, capacity
         self.capturing = capturing
         self._stream = stream
         self._home: object = None
-        """Stream on which the open step began. Waits on other streams, such as FSDP's, are left out."""
+        """Stream on which the current step began. Waits on other streams, such as FSDP's, get no events."""
         self._free: list[Event] = [make() for _ in range(min(64, capacity))]
         self._made = len(self._free)
         self._open: list[tuple[Mark, Event]] = []
         self._broken: str | None = None
-        """Reason why the open step has no time. None: so far it has a time."""
+        """Reason why the duration of the current step is unknown. None: so far, there is no such reason."""
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
-        """Steps that have ended: their events, and the event at the end or the reason why there is no time."""
+        """Steps that have ended. Each entry holds the events of a step, and its end event or the reason why its
+        duration is unknown."""
         self._lost_in_row = 0
         self._failed = False
-        """True: the device raised an error. From then on all steps are lost, and the device is left alone."""
+        """True: the device raised an error. From then on all steps are lost, and no more events are used."""
         self._waits, self._left_out = 0, list[bool]()
-        """Number of waits in the open step. For each `Begin` that awaits its `BACK`: True if both get no event."""
+        """`_waits` is the number of waits in the current step. `_left_out` has an entry for each `Begin` whose `BACK`
+        has not come yet: True if neither of the two marks gets an event."""
 
     def mark(self, mark: Mark) -> None:
         """Begin a stage or step. Work that is queued after this call belongs to this stage or step.
 
-        An error of the device never reaches the caller, which may be any code of torch.
+        An error of the device never reaches the caller, because the caller may be any code of torch.
         """
         try:
             if self._failed:
@@ -115,14 +120,14 @@ class EventTimeline:
             self._miss(mark, LOST)
 
     def _miss(self, mark: Mark, reason: str) -> None:
-        """Give no time to the open step. If the step ends here, the next step begins without an event."""
+        """Leave the current step's duration unknown. If the step ends here, the next step begins without an event."""
         self._broken = reason
         if mark is END:
             self._close(reason)
             self._broken = reason
 
     def _leaves(self, mark: Mark) -> bool:
-        """Return True for a wait on another stream or after the first `MOST_WAITS` of a step, and for its end."""
+        """Return True if the mark begins or ends a wait without events: on another stream, or beyond `MOST_WAITS`."""
         if mark is BACK:
             return self._left_out.pop() if self._left_out else False
         if isinstance(mark, Begin):
@@ -132,7 +137,7 @@ class EventTimeline:
         return False
 
     def fail(self, error: Exception) -> None:
-        """Give no more times after an error of the device. The first error is logged."""
+        """Stop timing after an error of the device. Only the first error is logged."""
         let_pass(error)
         if not self._failed:
             log.warning("perf_callbacks: the device gives no more times, so steps get lost: %s.", describe(error))
@@ -161,7 +166,7 @@ class EventTimeline:
         self._left_out.clear()
 
     def ready(self) -> list[tuple[float, ...] | str]:
-        """Return the stage seconds of the steps that finished since the last call, or the reason why there are none."""
+        """Return, for each step finished since the last call, its seconds by stage, or why they are unknown."""
         done: list[tuple[float, ...] | str] = []
         if self._closed and not self._failed and self._ask(self.capturing):
             return done
@@ -224,7 +229,7 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | str) -> tuple[float, 
 
 
 def _in_order(lengths: list[float]) -> list[float]:
-    """Return lengths of which none is negative, with the same sum. Events of two streams may be out of order.
+    """Return non-negative lengths with the same sum. A length is negative if events of two streams are out of order.
 
     >>> _in_order([4.0, -1.0, 2.0])
     [4.0, 0.0, 1.0]
@@ -243,7 +248,7 @@ def _in_order(lengths: list[float]) -> list[float]:
 def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
     """Return the function that records an event on the current stream of a device.
 
-    Without a stream, an event is recorded on the current device, which may be another device.
+    An event that is recorded without a stream would go to the current device, which may be another device.
 
     Args:
         module: Module of torch for this kind of device.
@@ -265,9 +270,9 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
 def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *, reliable: bool = False) -> str | None:
     """Return the reason why a device's events can't time steps; None if two events show that they can.
 
-    The call waits for the work that is queued on the device, at most two seconds. If the work takes longer, the
-    events count as usable only if they are known to be `reliable`. Ranks that wait for the weights from rank 0 have
-    queued such long work.
+    The call waits at most two seconds for the work that is queued on the device. If the work takes longer, the events
+    count as usable only if they are known to be `reliable`. For example, the work of a rank that waits for rank 0's
+    weights may take longer.
     """
     with guard() as attempt:
         first, second = make(), make()

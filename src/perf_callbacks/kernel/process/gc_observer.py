@@ -1,4 +1,4 @@
-"""Times garbage collections by a callback of the collector."""
+"""Time garbage collections with a callback in `gc.callbacks`."""
 
 import gc
 import os
@@ -12,21 +12,21 @@ from perf_callbacks.kernel.process.collector import COLLECTOR
 from perf_callbacks.kernel.process.stacks import calling_line
 
 MOST_CALLS = 64
-"""Most lines that call `gc.collect()` and are counted separately."""
+"""Largest number of program lines with `gc.collect()` that are counted separately."""
 
 
 class GcObserver:
-    """Times every collection while installed, at no cost between collections.
+    """Times every garbage collection while installed, at no cost between collections.
 
-    A collection is automatic if the youngest generation was over its threshold when it began. A call of
-    `gc.collect()` at that very moment counts as automatic.
+    A collection counts as automatic if the youngest generation exceeded its threshold when the collection began. A
+    `gc.collect()` that the program happens to call at such a moment counts as automatic too.
     """
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
-        """Seconds in `gc.collect()`, by the line of the program that called it. The empty line stands for
+        """Seconds in `gc.collect()`, by the line of the program that called it. The key "" stands for calls by
         frameworks."""
         self._line: str | None = None
         self._start: float | None = None
@@ -51,7 +51,7 @@ class GcObserver:
 
     @contextmanager
     def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
-        """Time a collection that a fit makes, without the callback, which is removed meanwhile."""
+        """Time a collection that a fit makes. The callback in `gc.callbacks` is removed meanwhile."""
         place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
         made, start, reason = gc.get_count()[0], self._clock(), COLLECTOR.reason
 

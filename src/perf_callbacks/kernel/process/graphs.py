@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 Start = tuple[int, int]
-"""Beginning of a model call: the sequence number of the next node, and the number of earlier calls."""
+"""Beginning of a model call: the sequence number of the next autograd node, and the number of earlier calls."""
 
 FIRST: Start = (0, 0)
 
@@ -19,10 +19,10 @@ def next_start(calls: int) -> Start:
 
 
 def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
-    """Return the starts whose calls made nodes of the graph.
+    """Return the starts of the model calls that made nodes of the loss's graph.
 
-    `starts` are in ascending order. A node belongs to the last start before it. A loss without a graph may come from
-    all calls.
+    `starts` must be in ascending order. A node belongs to the last start before the node. For a loss without a graph,
+    all starts are returned.
     """
     each: Iterable[Any] = roots if isinstance(roots, list | tuple) else (roots,)
     nodes = deque([one.grad_fn for one in each if getattr(one, "grad_fn", None) is not None])

@@ -35,7 +35,8 @@ class Inventory:
 
     gpus: tuple[Listed, ...] = ()
     unanswered: tuple[str, ...] = ()
-    """GPUs that NVML counts and that don't answer, each with the reason. They are lost, or closed to this process."""
+    """GPUs that NVML counts but that don't answer, each with the reason. Such a GPU is lost, or this process may not
+    use it."""
     missing: str | None = None
     """Reason why NVML lists no GPU."""
 
@@ -50,7 +51,8 @@ THROTTLES = {
     0x080: counters.POWER_BRAKE,
     0x100: counters.DISPLAY,
 }
-"""Reasons for a lower clock: nvmlClocksThrottleReason* and nvmlClocksEventReason* in nvml.h. Idleness is left out."""
+"""Reasons for a lower clock by their bits, which nvml.h names nvmlClocksThrottleReason* and nvmlClocksEventReason*.
+Idleness is left out."""
 
 
 class Monitor:
@@ -107,7 +109,7 @@ class Monitor:
         )
 
     def close(self) -> None:
-        """Free the sample and close NVML. Idempotent."""
+        """Free the GPM sample and shut NVML down. Idempotent."""
         found, self._nvml = self._nvml, None
         if found is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
             return
@@ -118,9 +120,9 @@ class Monitor:
 
 
 class _Activity:
-    """Activity of tensor cores and memory between two samples of GPM, which Hopper and later chips have.
+    """Activity of tensor cores and memory between two samples of NVML's GPM, which needs Hopper or later.
 
-    At most two samples exist at a time. Each sample is freed, after errors too.
+    At most two samples exist at a time. Each sample is freed, even after errors.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -130,7 +132,7 @@ class _Activity:
         self._supported = support is not None and bool(support.isSupportedDevice)
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return the shares of tensor cores and of memory bandwidth since the last call."""
+        """Return the activity of tensor cores and of memory bandwidth since the last call, from 0 to 1."""
         if not self._supported:
             return None, None
         before, self._before = self._before, _answer(self._sample)
@@ -181,7 +183,7 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 def inventory() -> Inventory:
-    """List the GPUs. A GPU that doesn't answer leaves the other GPUs in the list."""
+    """List the GPUs. If a GPU doesn't answer, the other GPUs are still listed."""
     with guard() as attempt:  # no package, no library, no driver, or versions that don't match
         nvml = _started()
         try:
@@ -224,7 +226,7 @@ def pci_id(domain: int, bus: int, device: int) -> str:
 
 
 def bare(uuid: str) -> str:
-    """Return a UUID without its prefix.
+    """Return a UUID in lower case, without its prefix.
 
     >>> bare("MIG-ab"), bare("GPU-cd"), bare("ef")
     ('ab', 'cd', 'ef')

@@ -20,18 +20,19 @@ class Owner(Generic[Wish]):
     Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right:
 
     - Claims change first. Then `_arrange` derives the state from all claims, whatever the current state is. So fits may
-      end in any order. If an interrupt strikes between any two instructions, the next call finishes the change: an
+      end in any order. If an interrupt strikes between any two instructions, the next call finishes the change. An
       owner that asks for ticks is called once a second.
-    - Claims are weak. The callback of the weak reference releases a fit that was freed without an end. Python swallows
-      an interrupt that strikes in this callback, and never calls it again, so `reconcile` looks for dead claims too.
-    - Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and ask for no more
-      ticks, before the state was restored. Readers need no lock, but they have to make a copy in one call into C:
-      `[*claims]`, `[*claims.values()]` or `claims.copy()`. Iterating over `items()` makes tuples, which may start a
-      collection that frees a fit.
+    - Claims hold their fits by weak references. The callback of a weak reference drops the claim of a fit that was
+      freed without being ended. Python swallows an interrupt that strikes in this callback, and never calls the
+      callback again. So `reconcile` also looks for claims of freed fits.
+    - Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and end its ticks,
+      before the state is restored. Readers need no lock, but they have to make a copy in one call into C: `[*claims]`,
+      `[*claims.values()]` or `claims.copy()`. Iterating over `items()` makes tuples, which may start a collection that
+      frees a fit.
     - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
       finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the holder of
-      our lock waited for that lock, both threads would wait forever. So a finalizer waits for our lock only a moment,
-      and we never call the watchdog, which has a lock too, while we hold ours.
+      our lock waited for that other lock, both threads would wait forever. So a finalizer waits for our lock only a
+      moment, and we never call the watchdog, which has a lock too, while we hold ours.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Owner(Generic[Wish]):
         _OWNERS.add(self)
 
     def _arrange(self) -> None:
-        """Set the state that the claims need, whatever the current state. The caller holds the lock."""
+        """Set the state that the claims need, whatever the current state is. The caller holds the lock."""
         raise NotImplementedError
 
     def _claim(self, fit: object, wish: Wish) -> None:
@@ -74,7 +75,7 @@ class Owner(Generic[Wish]):
             self.reconcile()
 
     def let_go(self, fit: object) -> None:
-        """Drop the claim of a fit. Idempotent, and safe in finalizers: gives up if the lock isn't free soon."""
+        """Drop the claim of a fit. Idempotent. Safe in finalizers: the call gives up if the lock isn't free soon."""
         self._drop(ref(fit), MOMENT_SECONDS)
 
     def _freed(self, reference: Any) -> None:

@@ -8,23 +8,23 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import suppress
 
 MOST_PACKAGES = 200
-"""Most packages whose versions a journal has."""
+"""Largest number of packages whose versions a journal lists."""
 
 FIRST = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "triton", "deepspeed", "flash_attn")
-"""Packages at the head of the list: a short message names these."""
+"""Packages that are listed first, so that a short message names them."""
 
 DRIVERS = {"nvidia_driver": Path("/sys/module/nvidia/version"), "amdgpu_driver": Path("/sys/module/amdgpu/version")}
 """Files in which Linux gives the version of a loaded driver."""
 
 NAMED = frozenset({"perf_callbacks", "python", *FIRST, *DRIVERS})
-"""Names with a line each in a report."""
+"""Names that get a line of their own in a report."""
 
 LONGEST = 60
-"""Most characters of a version."""
+"""Number of characters to which a version is cut."""
 
 
 def loaded() -> dict[str, str]:
-    """Return the versions of loaded packages, without Python's own, by the name that the program imports."""
+    """Return the version of each loaded package by its import name, without Python's standard library."""
     names = [*sys.modules]
     chosen = [*[name for name in FIRST if name in names], *sorted(name for name in names if _is_package(name))]
     found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
@@ -32,7 +32,7 @@ def loaded() -> dict[str, str]:
 
 
 def drivers() -> dict[str, str]:
-    """Return the versions of loaded drivers of GPUs. A driver that is a part of Linux has no version of its own."""
+    """Return the versions of loaded GPU drivers. Drivers that are part of Linux are left out."""
     found: dict[str, str] = {}
     for name, file in DRIVERS.items():
         with suppress(OSError, UnicodeDecodeError):
@@ -48,7 +48,7 @@ def _is_package(name: str) -> bool:
 
 
 def _version(name: str) -> str | None:
-    """Return a version. A module's own attribute is quick to read; the metadata are read from the disk."""
+    """Return the version from the module or, more slowly, from the metadata on the disk."""
     with suppress(Exception):  # any package's code
         found = vars(sys.modules[name]).get("__version__")
         version = found if isinstance(found, str) else _version_on_disk(name)

@@ -1,4 +1,4 @@
-"""Changes to objects of other code, and their undo."""
+"""Change attributes of other code's objects, and undo the changes."""
 
 import functools
 import inspect
@@ -11,11 +11,10 @@ _ABSENT = object()
 
 
 class Replacement:
-    """A replaced attribute of an object, which `put_back` restores.
+    """A replaced attribute of an object. `put_back` restores the attribute.
 
-    If other code has replaced the attribute again, that replacement stays. Our replacement beneath still works, because
-    every replacement passes its calls on. If another fit has replaced the attribute again, that fit restores the
-    original.
+    If other code has replaced the attribute again, that replacement stays. Our replacement, which is called by the
+    newer one, still works then. If another fit has replaced the attribute again, that fit restores the original.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:

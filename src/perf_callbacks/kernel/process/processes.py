@@ -1,7 +1,7 @@
 """CPU time, memory and disk reads of this process and its children, as Linux's `/proc` shows them.
 
-Children that are ranks of the job are left out, with their children: Lightning starts the other ranks of a machine from
-the first, and each rank reads its own use.
+Children that are ranks of the job are left out, with their own children. For example, Lightning starts the other ranks
+of a machine from the first rank. Each rank reads the use of its own processes.
 """
 
 import os
@@ -13,13 +13,14 @@ from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
-"""Beginning of the entry with the local rank in the environment of a process."""
+"""Beginning of the environment entry that holds the local rank of a process."""
 
 DEEPEST = 8
-"""Most generations of children that are read."""
+"""Largest number of generations of child processes that are read."""
 
 UTIME, STIME, CUTIME, CSTIME, STARTTIME = 11, 12, 13, 14, 19
-"""Positions in `/proc/<pid>/stat` after the name, which is in parentheses and may contain anything."""
+"""Positions of fields in `/proc/<pid>/stat`, counted after the process name. The name is in parentheses and may contain
+anything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +31,14 @@ class Processes:
     resident_bytes: int
     """Pages that processes share are counted once per process."""
     anonymous_bytes: int | None
-    """Resident memory without pages of files, which the kernel can take back, and without shared memory, which other
-    processes may hold. None: unavailable."""
+    """Resident memory without file pages and shared memory. The kernel can take file pages back, and other processes
+    may hold shared memory. None: unavailable."""
     read_bytes: int | None
     """Bytes read from disks. None: unavailable."""
 
 
 def age() -> float | None:
-    """Return the seconds since this process began. None: unknown, as on systems other than Linux."""
+    """Return the seconds since this process began. None if unknown, for example on Windows."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
         ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[STARTTIME])
         seconds = seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK")
@@ -46,7 +47,7 @@ def age() -> float | None:
 
 
 def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
-    """Read the totals; None without Linux's `/proc`. Takes about 30 us per process and 10 us per thread."""
+    """Read the totals; None without Linux's `/proc`. This takes about 30 us per process and 10 us per thread."""
     proc = root / "proc"
     try:
         own = os.getpid() if pid is None else pid
@@ -81,14 +82,14 @@ def allowed_cpus() -> int | None:
 
 
 def text(path: Path) -> str | None:
-    """Return the text of a file of the kernel; None if the file is missing."""
+    """Return the text of a file in `/proc` or `/sys`; None if the file is missing."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return None
 
 
 def entry(path: Path, name: str) -> str | None:
-    """Return the text after `name:` in a file of `/proc`. None: the file or its line is missing."""
+    """Return the text after `name:` in a file of `/proc`. None if the file or the line is missing."""
     for line in (text(path) or "").splitlines():
         found, _, value = line.partition(":")
         if found == name:
@@ -97,7 +98,7 @@ def entry(path: Path, name: str) -> str | None:
 
 
 def _local_ranks(process: Path) -> set[bytes]:
-    """Return the entry of the local rank in the environment with which a process started; empty if there is none."""
+    """Return the local-rank entry of the environment with which a process started; empty if there is none."""
     with suppress(OSError):
         return {one for one in (process / "environ").read_bytes().split(b"\0") if one.startswith(LOCAL_RANK)}
     return set()
@@ -106,7 +107,8 @@ def _local_ranks(process: Path) -> set[bytes]:
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
     """Yield a process and its children. Linux lists children by the thread that started each child.
 
-    `own`: entries with the local rank of the first process, at its start and now. Its loader workers inherit either.
+    `own` holds the local-rank entries of the first process, at its start and now. The process's loader workers inherit
+    one of these entries.
     """
     yield pid
     threads = proc / str(pid) / "task"
@@ -123,7 +125,7 @@ def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int
 
 
 def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:
-    """Return the clock ticks of a process, its resident pages, and its pages of files and shared memory.
+    """Return a process's CPU time in clock ticks, its resident pages, and its file and shared-memory pages.
 
     None: the process has just ended.
     """

@@ -1,4 +1,4 @@
-"""Memory that a process uses, and may still use, read from the system."""
+"""Read how much memory a process uses and may still use."""
 
 from collections.abc import Callable, Mapping
 
@@ -25,7 +25,7 @@ def peak_bytes() -> int | None:
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads the host's peak bytes and, by `allocated`, the bytes of an accelerator."""
+    """Return a function that reads the host's peak memory and, with `allocated`, an accelerator's, both in bytes."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}
@@ -35,7 +35,7 @@ def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], 
 
 
 def memory_available(root: Path = Path("/")) -> int | None:
-    """Return the available bytes of host memory, of the machine or of the control group, whichever are fewer."""
+    """Return the available bytes of host memory: what the machine or the control group has left, whichever is less."""
     known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
     return min(known, default=None)
 
@@ -58,7 +58,7 @@ def _group(root: Path) -> int | None:
 
 
 def address_space_left(root: Path = Path("/")) -> int | None:
-    """Return the bytes that a limit on the address space (`ulimit -v`) leaves. None: no limit, or unknown."""
+    """Return the bytes that a limit on the address space (`ulimit -v`) leaves. None if unlimited or unknown."""
     if resource is None or (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == _UNLIMITED:
         return None
     with suppress(OSError, ValueError, IndexError):

@@ -10,26 +10,26 @@ from types import FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
-"""Most frames of a stack that are stored, from the innermost outwards."""
+"""Largest number of frames that are stored of a stack: the innermost ones."""
 
 DEEPEST = 1000
-"""Most frames that a search visits."""
+"""Largest number of frames that a search through a stack visits."""
 
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
-"""Frameworks with their own training loop. While such a framework runs, the program's line that called it doesn't count
-as busy."""
+"""Frameworks with their own training loop. While such a framework runs, the line of the program that called the
+framework doesn't count as busy."""
 _OPERATIONS = "torch._ops"
 _TORCH = "torch."
 _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 """Modules of torch that the program calls for a single operation."""
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
-"""Names of methods and operations in C that wait for other ranks: of `Work`, of `Store`, and of collectives within a
-model. A wait for a thread or process of the same rank has a frame of the standard library, so it doesn't count."""
+"""Names of C methods and operations that wait for other ranks, such as `Work.wait`. A wait for a thread or process of
+the same rank runs in the standard library, so it doesn't count."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
@@ -37,10 +37,10 @@ _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Position of a thread in its code."""
+    """Position of a thread in its Python code."""
 
     frames: tuple[str, ...]
-    """`file:line function`, innermost last, without frames of this package."""
+    """Frames as `file:line function`, the innermost last, without frames of this package."""
     place: str
     """Innermost line of the user's own code and, if different, the innermost line of all."""
     waits: bool
@@ -56,7 +56,7 @@ def callers() -> Iterator[FrameType]:
 
 
 def of_thread(thread: int) -> Stack | None:
-    """Read the stack of a thread. None: the thread runs nothing, or is at a prompt or in a debugger."""
+    """Read the stack of a thread. None if the thread runs no Python code, waits at a prompt, or is in a debugger."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
     frames: list[FrameType] = []
     while frame is not None and len(frames) < DEEPEST:
@@ -78,7 +78,7 @@ def of_thread(thread: int) -> Stack | None:
 
 
 def _waits(frames: list[FrameType]) -> bool:
-    """Return True if the innermost of these frames waits for other ranks, by its module or by the names on its line."""
+    """Return True if the innermost frame waits for other ranks, judged by its module and the names on its line."""
     modules = [_module(one) for one in frames]
     if modules[0].startswith(_COLLECTIVES):
         return True
@@ -89,7 +89,7 @@ def _waits(frames: list[FrameType]) -> bool:
 
 
 def _names(frame: FrameType) -> set[str]:
-    """Return the names that the current line of a frame has loaded so far. No file is read: a disk may hang."""
+    """Return the names that the current line of a frame has loaded so far. No file is read, because a disk may hang."""
     line, last = frame.f_lineno, frame.f_lasti
     spans = [(start, min(stop, last)) for start, stop, at in frame.f_code.co_lines() if at == line and start <= last]
     if not spans:
@@ -114,7 +114,7 @@ class Position(NamedTuple):
 
 
 def position(thread: int) -> Position | None:
-    """Return the position of a thread in the program; None if a framework's own code runs there."""
+    """Return the position of a thread in the program; None if a framework's training loop runs its own code."""
     return _position(sys._current_frames().get(thread))  # noqa: SLF001 as above
 
 
@@ -141,7 +141,7 @@ def _position(frame: FrameType | None) -> Position | None:
 
 
 def _in_model(frame: FrameType | None) -> bool:
-    """Return True if a frame, or a caller of it, is a module's forward or the own update of an optimizer."""
+    """Return True if a frame, or one of its callers, is a module's forward or an optimizer's own update."""
     updates = False
     for _ in range(DEEPEST):
         if frame is None:
@@ -157,7 +157,7 @@ def _in_model(frame: FrameType | None) -> bool:
 
 
 def _person(modules: list[str]) -> bool:
-    """Return True if a debugger waits for input, or a notebook for its next cell."""
+    """Return True if a debugger waits for input, or if a notebook waits for its next cell."""
     if any([module.partition(".")[0] in _DEBUGGERS for module in modules]):
         return True
     return "ipykernel.kernelapp" in modules and "IPython.core.interactiveshell" not in modules

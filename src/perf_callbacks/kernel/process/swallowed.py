@@ -1,9 +1,9 @@
-"""Exceptions of signal handlers that Python would only print, because they occur in a callback of ours.
+"""Save exceptions of signal handlers that occur in our callbacks, where Python would only print them.
 
-Python swallows exceptions in a callback of the collector or of a weak reference, and in a finalizer. If a signal
-arrives during a collection, its handler runs in the first Python function after the collection, which may be such a
-callback of ours. While a fit lasts, `sys.unraisablehook` hands these exceptions to the fit, and the fit raises them at
-the end of its step.
+Python swallows exceptions in a callback in `gc.callbacks`, in a callback of a weak reference, and in a finalizer. If a
+signal arrives during a collection, its handler runs in the first Python function after the collection. That first
+function may be one of our callbacks. While a fit lasts, `sys.unraisablehook` passes such an exception to the fit, and
+the fit raises the exception at the end of its step.
 """
 
 import sys
@@ -15,17 +15,17 @@ from typing import Any
 from perf_callbacks.kernel.foreign_errors import of_handler
 
 Heard = Callable[[BaseException], bool | None]
-"""Receives an exception. True: the fit will raise it later."""
+"""Function that receives an exception. The function returns True if the fit will raise the exception later."""
 
 Hook = Callable[[Any], object]
 
 _OURS = str(Path(__file__).parents[2])
 _STANDARD = ("weakref.py", "_weakrefset.py")
-"""Files of the standard library with callbacks of weak references that this package uses."""
+"""Files of the standard library whose weak-reference callbacks this package uses."""
 
 
 class Swallowed:
-    """Hands exceptions that Python would only print to the last fit that joined."""
+    """Passes exceptions, which Python would otherwise only print, to the last fit that joined."""
 
     def __init__(self) -> None:
         self._fits: list[Heard] = []
@@ -33,14 +33,14 @@ class Swallowed:
         self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Pass these exceptions to `heard` first. The first fit replaces the hook of the process."""
+        """Pass such exceptions to `heard` from now on. The first fit replaces `sys.unraisablehook`."""
         if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
             self._before = sys.unraisablehook
             self._hook = sys.unraisablehook = self._on_top_of(self._before)
         self._fits.append(heard)
 
     def leave(self, heard: Heard) -> None:
-        """Stop passing exceptions to `heard`. The last fit restores the hook found by `join`. Idempotent."""
+        """Stop passing exceptions to `heard`. The last fit restores the hook that `join` found. Idempotent."""
         if heard in self._fits:
             self._fits.remove(heard)
         hook = self._hook
@@ -50,7 +50,7 @@ class Swallowed:
     def _on_top_of(self, before: Hook) -> Hook:
         """Make a hook that calls `before` unless a fit takes the exception.
 
-        A hook that is no longer ours always calls `before`.
+        After the last fit has left, the hook always calls `before`.
         """
 
         def see(unraisable: Any) -> None:

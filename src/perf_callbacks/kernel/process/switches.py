@@ -1,8 +1,8 @@
 """Owner of the interpreter's switch interval, which is shortened while a side thread waits to sample another thread.
 
-By default, a thread that runs Python keeps the interpreter for up to 5 ms after another thread asks for it. In an
-operation of torch, the thread gives the interpreter away at once. So samples would show Python code shorter than 5 ms
-too rarely, and the operation after it too often.
+By default, a thread that runs Python keeps the GIL for up to 5 ms after another thread asks for it. Within an operation
+of torch, the thread releases the GIL at once. So samples would show Python code shorter than 5 ms too rarely, and the
+operation after this code too often.
 """
 
 import os
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHORT_SECONDS = 0.0001
-"""Shortened switch interval. It also is the most by which a sample comes late."""
+"""Shortened switch interval. A sample comes late by at most this time."""
 
 
 class Switches:
-    """Shortens the switch interval for moments, and restores the interval of the program. For a single side thread."""
+    """Shortens the switch interval for moments, and then restores the program's. Only one thread may use this."""
 
     def __init__(self) -> None:
         self._usual: float | None = None  # while the interval is short
@@ -23,7 +23,7 @@ class Switches:
 
     @contextmanager
     def soon(self) -> Iterator[None]:
-        """Get the interpreter soon after a wait in this block."""
+        """Shorten the switch interval in this block, so that the thread gets the GIL soon after a wait."""
         self._usual = sys.getswitchinterval()
         try:
             sys.setswitchinterval(min(SHORT_SECONDS, self._usual))
@@ -43,7 +43,7 @@ class Switches:
 
 
 SWITCHES = Switches()
-"""The switch interval of this process."""
+"""The one `Switches` of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=SWITCHES.restore)

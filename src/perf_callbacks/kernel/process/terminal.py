@@ -1,4 +1,4 @@
-"""The terminal that lines and cards are printed on."""
+"""The terminal on which lines and summary cards are printed."""
 
 import os
 import sys
@@ -8,14 +8,14 @@ from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 COLUMNS = 80
-"""Columns of a card that is piped, or shown on a wide terminal."""
+"""Width, in columns, of a card that is piped or shown on a wide terminal."""
 
 FEWEST = 40
-"""Fewest columns of a card. Narrower terminals break the lines."""
+"""Smallest width of a card, in columns. Narrower terminals break its lines."""
 
 
 def columns() -> int:
-    """Return the columns of the terminal, 80 at most and 40 at least."""
+    """Return the width of the terminal in columns, limited to the range from 40 to 80."""
     found = 0
     with guard(let_pass):  # a stream of the program's own may be anything
         found = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
@@ -23,12 +23,12 @@ def columns() -> int:
 
 
 def show(text: str, write: Callable[..., object] = print) -> None:
-    """Print lines with their end in one write.
+    """Print lines, and the final line end, in a single write.
 
     With two writes, rich's progress bar in a notebook repeats the last line some hundred times.
 
     Args:
         text: The lines.
-        write: `print`, or `tqdm.write`, which leaves a progress bar of tqdm intact.
+        write: Function that prints: `print`, or `tqdm.write`, which leaves a progress bar of tqdm intact.
     """
     write(text + "\n", end="")

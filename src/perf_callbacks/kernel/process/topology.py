@@ -1,6 +1,6 @@
 """CPUs of the machine by core, socket and NUMA node, as `/sys` and `/proc` show them.
 
-Each file may be missing: on other systems, in sandboxes, and for CPUs that are offline.
+Any of these files may be missing: on other systems, in sandboxes, and for CPUs that are offline.
 """
 
 from pathlib import Path
@@ -15,11 +15,11 @@ QUOTAS = (
     ("sys/fs/cgroup/cpu.max",),
     ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
-"""Files of both versions of control groups that hold a quota and its period, in microseconds."""
+"""Files that hold a CPU quota and its period, in microseconds, in control groups of version 2 and 1."""
 
 
 def machine(root: Path, *, cores: bool = False) -> Machine:
-    """Read the CPUs of the machine. Cores are read on request only, because each core takes a file."""
+    """Read the CPUs of the machine. Cores are read only with `cores`, because each core needs a file."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
     nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
     packages: dict[str, Cpus] = {}
@@ -34,7 +34,7 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
 def node(root: Path, pci: str, known: Machine) -> int | None:
     """Return the NUMA node of a PCI device: the only node with CPUs, or the node that the firmware names.
 
-    None: the firmware names no node (-1).
+    None if the firmware names no node (-1).
     """
     if len(known.nodes) == 1:
         return next(iter(known.nodes))

@@ -25,7 +25,8 @@ _BEGINNINGS = (
     (getattr(autograd_profiler, "emit_itt", None), "__enter__"),
     (getattr(getattr(torch.autograd, "profiler_legacy", None), "profile", None), "__enter__"),
 )
-"""Functions by which a program begins a profiler. Each raises an error, or torch crashes, if another profiler runs."""
+"""Functions by which a program begins a profiler. If another profiler runs, these functions raise an error or crash
+torch."""
 
 
 class StepProfiler:
@@ -39,7 +40,8 @@ class StepProfiler:
 
         Args:
             kind: Kind of the device.
-            begin: Called when the recording begins; its patches are undone when the recording ends.
+            begin: Function that is called when the recording begins. The patches that this function makes are undone
+                when the recording ends.
         """
         # Not torch's `profile`, which would count our steps for all profilers of the process.
         from torch.profiler.profiler import _KinetoProfile  # noqa: PLC0415 may not exist in other versions of torch
@@ -55,7 +57,8 @@ class StepProfiler:
         self._stopped = Event()
         self._recording = False
         self.running = False
-        """True: steps are recorded. False: not started, stopped, or the program began its own profiler."""
+        """True: steps are recorded. False: the recording has not started, or has stopped, or the program has begun its
+        own profiler."""
 
     def start(self, step: int) -> None:
         """Begin to record at the beginning of a step."""
@@ -68,7 +71,7 @@ class StepProfiler:
         self.mark(step)
 
     def mark(self, step: int) -> None:
-        """End the recorded step, and begin the next."""
+        """End the current step of the recording, and begin the next step."""
         self._end_step()
         self._step = record_function(f"ProfilerStep#{step}")
         self._step.__enter__()
@@ -86,7 +89,7 @@ class StepProfiler:
                 steps.callback(self._end_step)
 
     def export(self, path: Path) -> None:
-        """Write the trace of a stopped recording, and free its memory. torch logs a full disk, and raises nothing."""
+        """Write the trace of a stopped recording, and free its memory. Raise `OSError` if torch wrote no trace."""
         recorded, self._profiler = self._profiler, None
         partial = path.with_name(f"{path.name}.tmp")  # torch renames the file at the end
         try:
@@ -102,9 +105,9 @@ class StepProfiler:
             step.__exit__(None, None, None)
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that begins a profiler: this recording stops first.
+        """Wrap a function that begins a profiler, so that this recording stops first.
 
-        Only the recording thread can stop the recording, so any other thread waits for this.
+        Only the recording thread can stop the recording, so any other thread waits until the recording has stopped.
         """
 
         def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,8 +127,8 @@ class StepProfiler:
 def foreign() -> bool:
     """Return True if the program's own profiler records in any thread, or may be about to record.
 
-    Only a profiler's own object shows that the profiler warms up. torch crashes if another profiler starts meanwhile.
-    So a profiler that has not ended counts too if its object is not found, as after `gc.freeze`.
+    While a profiler warms up, only its own object shows this, and torch crashes if another profiler starts. If the
+    object can't be found, as after `gc.freeze`, any profiler that has not ended counts as recording.
     """
     from torch._C._autograd import _profiler_enabled  # noqa: PLC0415 torch has no public name
 
@@ -148,7 +151,7 @@ _recording: set[int] = set()
 
 
 def _in_child() -> None:
-    """Record nothing in a forked child, which inherits the recording, and would keep each operation for ever."""
+    """Stop the inherited recording in a forked child, which would otherwise keep each operation for ever."""
     with suppress(Exception):  # our errors must not stop a worker
         if get_ident() in _recording:
             from torch._C._autograd import _enable_record_function  # noqa: PLC0415 torch has no public name

@@ -1,4 +1,4 @@
-"""Owner of the functions in which a thread blocks until other ranks take part in a collective.
+"""Time the functions in which a thread blocks until other ranks take part in a collective.
 
 While a fit of several ranks lasts, each such wait of the training thread becomes two marks on the fit's tape. The
 waiting functions themselves are timed. So all their callers are covered: broadcasts of buffers, gathered metrics,
@@ -7,7 +7,8 @@ sharded parameters, barriers.
 Some waits are not timed: waits in compiled code (see `in_compiled_code`), waits for a file, and waits in libraries
 other than torch. DDP waits in C++ at the end of the backward; `stragglers/gradient_moments.py` covers this wait.
 
-A rank that sends to a single rank, or receives from one, may do other work than other ranks. These calls are counted.
+A rank that sends tensors to one rank, or receives tensors from one rank, may do different work than other ranks. So
+calls that send to a single rank, or receive from one, are counted.
 """
 
 import functools
@@ -28,7 +29,8 @@ from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
-"""No more waits are marked on a tape of this length. A long generation of text fills the tape, because no step ends."""
+"""Number of marks on a tape from which on waits are no longer marked. The tape grows while no step ends, as in a long
+generation of text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
 """Methods of a process group for a transfer between two ranks. torch's functions for transfers call these methods."""
@@ -39,11 +41,11 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait before they return. Since torch 2.8, synchronous calls with NCCL do so: they
-return no `Work`, so there is no call of `Work.wait`."""
+"""Methods of a process group that may wait before they return. Since torch 2.8, synchronous calls with NCCL wait: they
+return no `Work`, so `Work.wait` is never called."""
 
 COMPILED_WAIT = b"wait_tensor.default("
-"""Call of a wait in code that Inductor has generated."""
+"""Text by which a wait for other ranks is found in code that Inductor has generated."""
 
 Claim = tuple[int, Tape | None, Callable[[], float]]
 """Training thread of a fit, its tape, and its clock. Without a tape, waits are not timed."""
@@ -56,7 +58,8 @@ class Waits(Owner[Claim]):
         super().__init__()
         self._patches = Patches()
         self._installed: set[tuple[Any, str]] = set()
-        """Functions that are replaced. After an interrupt, the next call replaces or restores the rest."""
+        """Functions that are replaced now. If an interrupt stops `_arrange`, its next call continues the replacement or
+        the restoration."""
         self._tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
         self.transfers = 0
         """Number of tensors that this process sent to a single rank, or received from one, while a fit lasted."""
@@ -64,7 +67,7 @@ class Waits(Owner[Claim]):
     def watch(self, fit: object, tape: Tape | None, clock: Callable[[], float]) -> Callable[[], object]:
         """Count transfers for a fit and, with a tape, time the waits of the calling thread.
 
-        Return the undo, which doesn't keep the fit alive.
+        Return a function that stops both. The returned function doesn't keep the fit alive.
         """
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
@@ -96,7 +99,7 @@ class Waits(Owner[Claim]):
                 self._installed.add((owner, name))
 
     def _counted(self, transfer: Any) -> Callable[..., Any]:
-        """Return the function that counts each call of `transfer`."""
+        """Return a function that calls `transfer` and counts the call."""
 
         @functools.wraps(transfer)
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -106,13 +109,13 @@ class Waits(Owner[Claim]):
         return counted
 
     def _forked(self) -> None:
-        """Follow no thread in a forked child. The child's main thread has the same number as the parent's thread."""
+        """Time no thread in a forked child, whose main thread has the same id as the thread that forked."""
         super()._forked()
         self._tapes.clear()
 
 
 def _waiting_functions() -> Iterator[tuple[Any, str]]:
-    """Yield the places of the functions in which threads wait for other ranks."""
+    """Yield the owner and the name of each function in which threads wait for other ranks."""
     if not distributed.is_available():
         return
     c10d: Any = sys.modules["torch._C._distributed_c10d"]  # has the classes behind the public names
@@ -155,7 +158,7 @@ def _waits(path: str) -> bool:
 
 
 def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait: Any) -> Callable[..., Any]:
-    """Return the function that writes marks around each call of `wait`, if a fit follows the calling thread."""
+    """Return a function that calls `wait`, and writes marks before and after if a fit times the calling thread."""
     tracing, thread = torch.compiler.is_dynamo_compiling, get_ident
 
     @functools.wraps(wait)
@@ -180,9 +183,9 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
 def _timed_if_waiting(
     tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], collective: Any
 ) -> Callable[..., Any]:
-    """Return the function that times synchronous calls of `collective`, once a synchronous call has returned no `Work`.
+    """Return a function that calls `collective`, and times synchronous calls once such a call has returned no `Work`.
 
-    Before that, `Work.wait` is expected to follow.
+    Until then, the caller is expected to call `Work.wait`, which is timed by itself.
     """
     timed, waits = _timed(tapes, collective), False
 

@@ -1,8 +1,8 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks report the end of a step, but no hook reports that no step ends any more. This happens after an exception that a
-loop swallows, in a fit that is never closed, and in a step that takes minutes. So the watchdog calls every registered
-object once a second. For example, the object then releases process-wide state, or writes records to the disk.
+Hooks report the end of a step, but no hook reports that no step ends any more. Steps stop ending after an exception
+that a loop swallows, in a fit that is never closed, and in a step that takes minutes. So the watchdog calls every
+registered object once a second. For example, an object releases process-wide state, or writes records to the disk.
 """
 
 import atexit
@@ -20,24 +20,25 @@ PERIOD_SECONDS = 1.0
 """Seconds between two ticks."""
 
 EXIT_SECONDS = 1.0
-"""Seconds that the end of the interpreter may wait for a running tick."""
+"""Seconds that the end of the interpreter may wait for a tick that is under way."""
 
 HURRY_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the thread, which ends at once unless the machine is very busy."""
+"""Seconds that the end of a fit may wait for the watchdog's thread. The thread ends at once unless the machine is very
+busy."""
 
 log = logging.getLogger("perf_callbacks")
 
 
 class Watched(Protocol):
-    """Object that the watchdog ticks once a second. The watchdog holds a weak reference only."""
+    """Object whose `tick` the watchdog calls once a second. The watchdog holds a weak reference only."""
 
     def tick(self, now: float) -> bool:
-        """Check the object, on the watchdog's thread and clock. Return False if no more ticks are needed."""
+        """Check the object on the watchdog's thread. Return False if no more ticks are needed."""
         ...
 
 
 class Watchdog:
-    """Ticks all watched objects, on a daemon thread that lives only while objects are watched."""
+    """Calls `tick` of all watched objects, on a daemon thread that lives only while objects are watched."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, *, threaded: bool = True) -> None:
         self._clock = clock
@@ -49,7 +50,7 @@ class Watchdog:
                 os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Watch nothing. A forked child belongs to no fit and has no other thread."""
+        """Forget all watched objects: a forked child belongs to no fit, and has no watchdog thread."""
         self._lock = threading.RLock()  # a garbage collection under the lock may close a fit, which takes the lock
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
@@ -57,7 +58,7 @@ class Watchdog:
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Tick this object once a second until `tick` returns False or the object is freed. Idempotent."""
+        """Call `watched.tick` once a second until it returns False or the object is freed. Idempotent."""
         with self._lock:
             if not any(one() is watched for one in self._watched):
                 self._watched.append(weakref.ref(watched))
@@ -71,7 +72,7 @@ class Watchdog:
                     raise
 
     def tick(self) -> bool:
-        """Tick all watched objects once. Return False if none are left."""
+        """Tick all watched objects once. Return False if no objects are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
@@ -125,4 +126,4 @@ class Watchdog:
 
 
 WATCHDOG = Watchdog()
-"""The watchdog of this process."""
+"""The one `Watchdog` of this process."""

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Replace a file as a whole or not at all."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ def replace(path: Path, data: bytes, mode: int | None = None) -> None:
     Args:
         path: The file.
         data: The new content.
-        mode: Permissions of the file, whatever the process's umask is. None: those of any new file.
+        mode: Permissions of the file, whatever the process's umask is. None: the usual permissions of a new file.
     """
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)  # left by a killed run, or a link to a file of the user

@@ -1,8 +1,8 @@
-"""Encode records as lines of text, for the journal and between ranks, and decode them.
+"""Encode records as lines of text for the journal and for messages between ranks, and decode such lines.
 
-A journal is one JSON object per line, with `type` and `t`. Torn and foreign lines are skipped, and keys that this
-version doesn't know are dropped. A journal may come from anywhere, and readers rely on the types of records. So a line
-is also skipped if a known key has a value of the wrong type.
+Each line of a journal is a JSON object with the keys `type` and `t`. A line that is torn, or that is no record, is
+skipped. A key that this version doesn't know is dropped. A journal may come from anywhere, and readers of a journal
+rely on the types of values. So a line is also skipped if a known key has a value of the wrong type.
 """
 
 import json
@@ -28,13 +28,13 @@ _TYPES: dict[str, type[Record]] = {name: kind for kind, name in NAMES.items()}
 _FIELDS = {kind: [item.name for item in fields(kind)] for kind in _TYPES.values()}
 
 _SPARSE = (Use, Memory, OutOfMemory)
-"""Records whose fields with the value None are not written."""
+"""Classes of records whose fields are not written if their value is None."""
 
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Finds 100 digits in a row: such a line is not read, because the integer could overflow as a float. msgspec reads up
-to 4,300 digits. `_DIGITS` turns all digits into 9."""
+"""Pattern that finds 100 digits in a row, after `_DIGITS` has turned all digits into 9. Such a line is not read:
+msgspec reads integers of up to 4,300 digits, and converting one to a float could overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Head(msgspec.Struct):
 
 
 def encode(entry: Entry) -> str:
-    """Encode an entry as a journal line without line end. Times of steps have a resolution of 0.1 us."""
+    """Encode an entry as a journal line without the line end. Times of steps have a resolution of 0.1 us."""
     record = entry.record
     nothing = ((), None) if isinstance(record, _SPARSE) else ((),)
     parts = [f'"type":"{NAMES[type(record)]}"', f'"t":{entry.t:.6f}']
@@ -94,7 +94,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def decode(line: str) -> Entry | None:
-    """Decode a line; None if the line is torn or foreign, of an unknown type, or has a value of a wrong type."""
+    """Decode a journal line; None if the line is torn, is no known record, or has a value of a wrong type."""
     if "\\ud" in line:
         line = _readable(line)
     head = _read(_Head, line)
@@ -112,7 +112,7 @@ def pack(item: Any) -> str:
 
 
 def unpack(kind: type[T], line: str) -> T | None:
-    """Return the dataclass on a line; None if the line is torn or foreign."""
+    """Decode another rank's line as this dataclass; None if the line is torn or has impossible values."""
     item = _read(kind, line)
     return item if item is not None and possible(item) else None
 
@@ -127,7 +127,7 @@ def _read(kind: type[T], line: str) -> T | None:
 
 
 def _readable(line: str) -> str:
-    """Return a line that msgspec can read: schema 1 wrote the bytes of a path as halves of surrogate pairs."""
+    """Convert a line so that msgspec can read it: schema 1 wrote bytes of a path as halves of surrogate pairs."""
     try:
         return _without_surrogates(json.loads(line))
     except (ValueError, RecursionError):
@@ -141,18 +141,18 @@ def _in_parts(line: str) -> str:
 
 
 def _even(steps: Steps) -> bool:
-    """Return True if all columns are empty or as long as the first."""
+    """Return True if each column of a `Steps` record is empty or as long as the column `step`."""
     columns = [getattr(steps, name) for name in _FIELDS[Steps]]
     return all([len(column) in {0, len(steps.step)} for column in columns]) and len(steps.step) == len(steps.step_time)
 
 
 def entries(lines: Iterable[str]) -> Iterator[Entry]:
-    """Yield the entries of a journal, in order."""
+    """Yield the entries of a journal, in the order of its lines."""
     return (entry for entry in map(decode, lines) if entry is not None)
 
 
 def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
-    """Split a journal into fits and attempts, each from its `Run` on. Entries before the first `Run` are dropped."""
+    """Split a journal into fits and attempts, each of which begins with a `Run`. Other entries are dropped."""
     parts: list[list[Entry]] = []
     for entry in journal:
         if isinstance(entry.record, Run):

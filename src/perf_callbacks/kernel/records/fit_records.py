@@ -1,4 +1,4 @@
-"""Records of a run, frozen.
+"""Records of a run, as frozen dataclasses.
 
 `perf_callbacks.kernel.records.codec` encodes records as lines of a journal.
 """
@@ -38,14 +38,14 @@ Number = int | float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """First record of each fit and attempt: what runs where, with which settings. `t` counts from here."""
+    """First record of each fit and of each resumed attempt: program, machine and settings. `t` counts from here."""
 
     run_id: str
     """Identifies the run: new for each fit, kept when a fit is resumed."""
     attempt: int
     """Number of the attempt: 1 for the first start, plus 1 for each resume."""
     step: int
-    """Optimizer steps done before this attempt."""
+    """Number of optimizer steps done before this attempt."""
     rank: int
     world_size: int
     device: str
@@ -53,11 +53,12 @@ class Run:
     tensor_cores: bool = False
     """True: the device has NVIDIA's tensor cores."""
     devices: int = 1
-    """Number of devices that the rank drives. If there are several, the stages are those of the first."""
+    """Number of devices that the rank drives. If there are several, the stages are timed on the first device."""
     data_parallel: int | None = None
-    """Number of groups of ranks that share their samples. None: unknown, or an older version wrote the journal."""
+    """Number of data-parallel groups: the ranks of a group process the same samples. None if unknown, or if an older
+    version wrote the journal."""
     timeline: str
-    """Clock behind steps and stages: "host" or "device"."""
+    """Clock that times steps and stages: "host" or "device"."""
     unstaged: str | None = None
     """Reason why stages are not timed. None: they are timed."""
     door: str
@@ -69,59 +70,62 @@ class Run:
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
     program: str | None = None
-    """The script, or the module after `-m`. None, here and in the next seven fields: unknown, or an older version wrote
-    the journal."""
+    """The script, or the module after `-m`. This field and the next seven are None if unknown, or if an older version
+    wrote the journal."""
     command_line: str | None = None
     """Program and arguments, at most 4,096 characters. "***" stands for values that look like secrets."""
     directory: str | None = None
     """Working directory at the start."""
     host: str | None = None
     job_id: str | None = None
-    """Id of the job by Slurm, LSF, PBS, Flux or torchrun."""
+    """Id of the job, from Slurm, LSF, PBS, Flux or torchrun."""
     model: str | None = None
     """Class of the model whose FLOPs are counted, without wrappers such as DistributedDataParallel."""
     parameters: int | None = None
-    """Number of parameters of that model, including the shards on other ranks."""
+    """Number of parameters of the model in the field `model`, including the shards on other ranks."""
     batch: int | None = None
-    """Samples per batch, as the loader says."""
+    """Number of samples per batch, as the DataLoader states it."""
     started_unix: float
-    """Wall clock at the start. The time between attempts is computed from this field only without `uptime_seconds`."""
+    """Wall-clock time at this record, in seconds since 1970. The time between attempts is computed from this field only
+    if `uptime_seconds` is unknown."""
     process_seconds: float | None = None
-    """Seconds from the start of the process to this record, in the first fit of a process. None: unknown, as in a
-    notebook."""
+    """Seconds from the start of the process to this record, only in the first fit of a process. None if unknown, as in
+    a notebook."""
     restore_seconds: float | None = None
-    """Seconds in which the framework read the checkpoint, before this record. None: no checkpoint, or unknown."""
+    """Seconds that the framework spent reading the checkpoint before this record. None if there was no checkpoint, or
+    if the time is unknown."""
     boot_id: str | None = None
-    """Id of the machine's boot. None, here and in the next field: the system has none."""
+    """Id that Linux gives to the current boot of the machine. This field and the next are None on other systems."""
     uptime_seconds: float | None = None
-    """Seconds since that boot: the clock that attempts on a machine have in common."""
+    """Seconds from the machine's boot to this record. All attempts since the same boot share this clock."""
     resumed_unix: float | None = None
-    """`started_unix` of the attempt that saved the checkpoint. None: not resumed, or unknown."""
+    """`started_unix` of the attempt that saved the checkpoint. None if the attempt was not resumed, or if the value is
+    unknown."""
     last_sign_unix: float | None = None
-    """Wall clock at the last write to this journal, or to the summary beside it, before this attempt. None: there was
-    no journal."""
+    """Wall-clock time of the last write to this journal, or to the summary beside it, before this attempt. None if
+    there was no journal."""
     schema: int = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checklist:
-    """Item of the startup checklist. An item may have several records, of which the last is valid."""
+    """State of one item of the startup checklist. If an item has several records, the last record is valid."""
 
     item: str
     status: str
     """One of applied, on trial, already so, advised, not applicable, skipped, failed."""
     before: str | None = None
-    """State before the item. None, in this field and the next two: not applicable."""
+    """State before the item was applied. This field and the next two are None if not applicable."""
     after: str | None = None
-    """State after the item, or advised by the item."""
+    """State after the item was applied, or the state that the item advises."""
     why: str | None = None
     saved_seconds: tuple[float, float, float] | None = None
-    """Seconds per mean step that a proven item saves: lower end of the 99.9 % interval, estimate, upper end."""
+    """Seconds that a proven item saves per step, on average: lower end of the 99.9 % interval, estimate, upper end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Amounts:
-    """Amounts that the model processed. None: unknown."""
+    """Number of samples and of tokens that the model processed. None: unknown."""
 
     samples: int | None = 0
     tokens: int | None = 0
@@ -129,11 +133,12 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Up to 256 optimizer steps, as columns of equal length. The column of an unknown stage is empty."""
+    """Up to 256 optimizer steps, as columns of equal length. The column of a stage with unknown times is empty."""
 
     step: tuple[int, ...]
     step_time: tuple[float | None, ...]
-    """Seconds of each step. Here and in the columns of stages, None stands for a step without times of the device."""
+    """Seconds of each step. In this column and in the columns of stages, None means that the device gave no times for
+    the step."""
     data_time: tuple[float | None, ...] = ()
     forward_time: tuple[float | None, ...] = ()
     backward_time: tuple[float | None, ...] = ()
@@ -146,13 +151,13 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost",
-    "captured", "profiled", "interrupted"; None: the step is in a row."""
+    """Reason why a step is left out of all rows of metrics: "first", "restart", "counted", "recounted", "evaluation",
+    "checkpoint", "lost", "captured", "profiled", "interrupted". None if the step is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Metrics that were logged, and their step."""
+    """Row of metrics that were logged, and the step at which they were logged."""
 
     step: int
     metrics: Mapping[str, Number]
@@ -163,23 +168,23 @@ class Gc:
     """One garbage collection."""
 
     step: int
-    """Optimizer step of the collection."""
+    """Optimizer step in which the collection ran."""
     stage: str
-    """Stage of the collection, "aside" in evaluations and checkpoints, or "elsewhere" in other threads."""
+    """Stage in which the collection ran. "aside" means an evaluation or a checkpoint, "elsewhere" another thread."""
     generation: int
     start: float
     seconds: float
     collected: int
     automatic: bool
-    """False: a call of `gc.collect`."""
+    """False: code called `gc.collect`."""
     ours: str | None = None
-    """Reason why the checklist collected: "schedule", or "startup" for its first full collection. None: Python or the
+    """Reason why the checklist collected: "schedule", or "startup" for its first full collection. None if Python or the
     program collected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Evaluation or checkpoint: time that belongs to no step."""
+    """Evaluation or checkpoint. The time of such a span belongs to no step."""
 
     kind: str
     """One of evaluation, checkpoint."""
@@ -191,105 +196,107 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Cause that limits a run, and its remedy. Written at the end of a fit."""
+    """Cause that limits the speed of a run, and its remedy. Findings are written at the end of a fit."""
 
     cause: str
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
     evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
     share: float | None
-    """Part of the fit's wall time after startup that the change could save, from 0 to 1. For the cause startup: time
-    until the callback was set up, as a part of all wall time. None: unknown."""
+    """Share of the fit's wall time after startup that the remedy could save, from 0 to 1. For the cause "startup":
+    share of all wall time that passed until the callback was set up. None: unknown."""
     low: float | None = None
-    """Lower end of `share`, by the variation between steps and the error of estimates. None: unknown, or an older
-    journal."""
+    """Lower end of the interval around `share`, from the variation between steps and the error of estimates. None if
+    unknown, or if an older version wrote the journal."""
     evidence: str
     remedy: str
-    """Line to write, or action to take."""
+    """Line of code to write, or action to take."""
     line: str | None = None
-    """Slowest line of the program, with its function, such as "train.py:55 `Snippets.encode`". None: unknown, or an
-    older journal."""
+    """Slowest line of the program, with its function, such as "train.py:55 `Snippets.encode`". None if unknown, or if
+    an older version wrote the journal."""
     measured: tuple[float, float, float] | None = None
     """Speedup that `perf-callbacks try` measured for the remedy: lower end of the 95 % interval, estimate, upper end.
-    None: no trial of this program is known."""
+    None if no trial of this program is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Optimizer steps of all ranks, combined. In rank 0's journal."""
+    """Amounts of work of all ranks together in a window of optimizer steps. Only rank 0 writes this record."""
 
     first_step: int
     last_step: int
-    """Last step by the trainer's count, inclusive, like `first_step`."""
+    """Last step of the window, inclusive. Like `first_step`, the number is the trainer's count of steps."""
     steps: int
-    """Number of steps that the amounts below cover: the steps of rows, and steps that are in no row only because of a
-    FLOP count after the first count ("recounted")."""
+    """Number of steps that the amounts below cover: the steps in rows of metrics, and the steps that are excluded as
+    "recounted"."""
     ranks: int
     """Number of ranks of the job."""
     missing: int = 0
-    """Number of ranks whose part was late. If above 0, the amounts of the job are unknown."""
+    """Number of ranks whose data came too late. If any rank is missing, the amounts of the job are unknown."""
     missing_ranks: tuple[int, ...] = ()
-    """Late ranks, in order; at most 64."""
+    """Ranks whose data came too late, in ascending order; at most 64 ranks."""
     seconds: float
-    """Time of the slowest rank, which is the time of the job."""
+    """Seconds that the slowest rank took for these steps. The job takes as long as its slowest rank."""
     samples: int | None
     """Samples of all ranks. The next two fields also cover all ranks. None: unknown."""
     tokens: int | None
     useful_tokens: int | None
     model_flops: int | None = None
-    """Sum of the counts of all ranks. `hardware_flops` is such a sum too."""
+    """Model FLOPs of all ranks together. `hardware_flops` also covers all ranks."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """Minimum over ranks of each value that ranks agree on, by name."""
+    """Values that the ranks agree on, by name. Each value is the minimum of the ranks' proposals."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """By name: the step from whose end on all ranks use the agreed value in `asks`."""
+    """For each name in `asks`, the step from whose end on all ranks use the agreed value."""
     job: Mapping[str, float] = field(default_factory=dict)
-    """Use of the machines by all ranks since the previous window, by the names of the metrics `perf/job_…`. Empty:
-    unknown, or an older version wrote the journal."""
+    """Use of the machines by all ranks since the previous window, by the names of the metrics `perf/job_…`. Empty if
+    unknown, or if an older version wrote the journal."""
     by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """The same figures of each rank, by the names of the `use` record, and `cpu_cores`, the CPU cores that a rank keeps
-    busy. In jobs of up to 64 ranks. None: unknown."""
+    """Use of the machine by each rank, in jobs of up to 64 ranks. The names are those of the `use` record, and
+    `cpu_cores`: the number of CPU cores that a rank keeps busy. None: unknown."""
 
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
-"""Fewest measured steps of a fit with a verdict, and fewest seconds of its steps."""
+"""A fit gets a verdict only if it has at least this many measured steps, and if its steps take at least this many
+seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a fit, so far or at its end: common fields, and a part per feature. None: unknown, or feature off."""
+    """Figures of a fit, so far or at its end. The part of a feature is None if unknown or if the feature is off."""
 
     run_id: str
     attempt: int
     step: int
     """The trainer's count of optimizer steps."""
     steps: int
-    """Optimizer steps of this attempt."""
+    """Number of optimizer steps of this attempt."""
     included_steps: int
-    """Steps in rows: all steps without a reason in `Steps.excluded`."""
+    """Number of steps in rows of metrics: all steps without a reason in `Steps.excluded`."""
     lost_steps: int = 0
-    """Steps without a time: their device events were lost, or a graph was captured."""
+    """Number of steps without a time, because their device events were lost or a CUDA graph was captured."""
     included_seconds: float
-    """Duration of the included steps."""
+    """Seconds of all included steps together."""
     stage_seconds: Mapping[str, float]
     """Seconds of each stage in the included steps; empty if unknown."""
     other_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of parts of the stage `other` that TRL's trainers name: generation, rewards."""
+    """Seconds of two parts of the stage `other`, generation and rewards, in TRL's trainers."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time outside of steps, by kind."""
+    """Seconds spent outside of steps, by kind: evaluation, checkpoint."""
     span_counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of evaluations and checkpoints."""
+    """Number of spans outside of steps, by kind: evaluation, checkpoint."""
     wall_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
     own_work, other. The parts sum to the wall time."""
     samples: int | None
-    """Samples of all steps of this attempt. `tokens` counts the same steps."""
+    """Number of samples in all steps of this attempt. `tokens` counts the same steps."""
     tokens: int | None
     included_samples: int | None
-    """Samples of the included steps. This field and the next two are used for rates."""
+    """Number of samples in the included steps. This field and the next two are used for rates."""
     included_tokens: int | None
     included_useful_tokens: int | None
     total_samples: int | None
-    """Samples of all attempts so far. Checkpoints carry this number and `total_tokens` from attempt to attempt."""
+    """Number of samples in all attempts so far. Checkpoints carry this number and `total_tokens` from attempt to
+    attempt."""
     total_tokens: int | None
     proofs: Mapping[str, str] = field(default_factory=dict)
     """Verdicts on the checklist items that were on trial."""
@@ -302,7 +309,8 @@ class Summary:
     stalls: StallSummary | None = None
     memory: MemorySummary | None = None
     energy: EnergySummary | None = None
-    """None: the device counts no energy, several processes share the device, or the fit is short."""
+    """Energy of the device. None if the device has no energy counter, if several processes share the device, or if the
+    fit is short."""
     cpu: CpuSummary | None = None
     stragglers: StragglerSummary | None = None
     profiles: tuple[Profile, ...] = ()
@@ -320,7 +328,7 @@ class Summary:
 
     @property
     def hfu_causal(self) -> float | None:
-        """HFU without the masked part of causal attention. None as in `FlopsSummary.unmasked_share`."""
+        """HFU without the masked part of causal attention; None if the masked part is unknown."""
         return None if self.flops is None else self.flops.hfu_causal
 
     @property

@@ -1,4 +1,4 @@
-"""Record of the FLOPs of a step: counts, coverage, and work that the count can't see."""
+"""Journal record with the FLOPs of a step: counts, coverage, and work that the count can't see."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,13 +20,14 @@ class Flops:
     by_dtype: Mapping[str, int]
     """Model FLOPs by the number format of the operands."""
     source: str
-    """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
-    from the sizes of the weights."""
+    """Origin of the FLOPs. "counted": operations were counted while the step ran. "fake-tensor copy": operations were
+    counted on a copy of the model with fake tensors. "closed form": FLOPs were computed from the sizes of the weights.
+    """
     coverage: float | None
-    """Share of the elements of all matrix weights that counted operations multiplied."""
+    """Share of the matrix weights, by number of elements, that counted operations multiplied."""
     uncounted: Mapping[str, int]
-    """Number of calls that were not counted, by name. The names are those of operations that may multiply matrices but
-    have no formula, and of modules that ran without gradients outside of the forward."""
+    """Number of calls that were not counted, by name. A name stands for an operation that may multiply matrices but has
+    no formula, or for a module that ran without gradients outside of the forward."""
     lower_bound: bool
     """True: the step has more FLOPs than counted."""
     whole_step: bool = True
@@ -39,21 +40,23 @@ class Flops:
     """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
     pairs computes about half."""
     masked_flops: int = 0
-    """Part of `causal_flops` on masked pairs. Only torch's own kernels with as many keys as queries are included."""
+    """Part of `causal_flops` that is spent on masked pairs. Only torch's own kernels with as many keys as queries are
+    included."""
     over_six_n: float | None = None
     """Model FLOPs divided by 6 x tokens x multiplied weights. None without tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
-    """Heaviest products: operation, shapes, number format, FLOPs."""
+    """Matrix products with the most FLOPs. Each entry holds operation, shapes, number format and FLOPs."""
     copies: tuple[tuple[str, str, int], ...] = ()
-    """Largest copies: operation, shape, bytes."""
+    """Largest copies of tensors. Each entry holds operation, shape and number of bytes."""
     reads: Mapping[str, int] = field(default_factory=dict)
     """Number of times that the host waited to read from the device, by line of the program."""
     values_read: Mapping[str, int] = field(default_factory=dict)
-    """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
+    """Number of values that Python read from tensors outside of forward, backward and optimizer, by line of the
+    program."""
     reductions: int = 0
-    """Number of micro-batches whose backward summed tensors over ranks, such as DDP's gradients."""
+    """Number of micro-batches in whose backward tensors, such as DDP's gradients, were summed over ranks."""
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Errors in counting, by operation."""
+    """Number of errors during the count, by operation."""
     modules: tuple[ModuleWork, ...] = ()
-    """Work by module, the heaviest first, at most 40 lines. The FLOPs of all lines sum to the FLOPs above. Empty: not
-    counted by module, or an older version wrote the journal."""
+    """Work of each module, in at most 40 entries, those with most FLOPs first. The FLOPs of all entries sum to the
+    FLOPs of the step. Empty if the work was not counted by module, or if an older version wrote the journal."""

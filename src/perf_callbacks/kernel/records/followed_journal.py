@@ -1,4 +1,4 @@
-"""Journals that are read again and again while they grow. Only new bytes are read."""
+"""Read journals again and again while they grow. Only new bytes are read."""
 
 import os
 from collections.abc import Iterable
@@ -22,17 +22,17 @@ from perf_callbacks.kernel.records.journal_ends import (
 from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, exists, signs_of
 
 Version = tuple[int, int, int, int]
-"""Device, number, size and time of a file."""
+"""Device number, inode number, size and modification time of a file."""
 
 
 class FollowedJournals:
-    """Reads the ends of journals like `journal_ends.read`, and keeps them for the next reading."""
+    """Reads journals like `journal_ends.read`, and keeps the results, so that the next reading reads only new bytes."""
 
     def __init__(self) -> None:
         self._known: dict[Path, FollowedJournal] = {}
 
     def read(self, journal: Path, locks: Locks) -> list[FitEnds]:
-        """Read the ends of the fits in a journal, oldest first. Raise `OSError` if the file can't be read."""
+        """Read the ends of each fit in a journal, the oldest fit first. Raise `OSError` if the file can't be read."""
         followed = self._known.get(journal)
         if followed is None:
             followed = self._known[journal] = FollowedJournal(journal)
@@ -44,7 +44,7 @@ class FollowedJournals:
 
 
 class FollowedJournal:
-    """A journal, as far as it was read."""
+    """One journal, with what was read from it so far. Each further reading reads only new bytes."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
@@ -54,11 +54,11 @@ class FollowedJournal:
         self._beside: Entry | None = None
         self._fits: list[FitEnds] = []
         self._start = 0
-        """Place of the last fit in the file."""
+        """Byte offset at which the last fit begins in the file."""
         self._lines: list[Line] = []
-        """Lines near the end of the last fit."""
+        """Lines near the end of the last fit in the file."""
         self._owner: int | None = None
-        """Process that holds the journal's lock, or held the lock at an earlier reading."""
+        """Id of the process that holds the journal's lock, or that held the lock at an earlier reading."""
 
     def read(self, locks: Locks) -> list[FitEnds]:
         """Read the new bytes of the journal, and return the beginning and end of each fit.
@@ -84,7 +84,7 @@ class FollowedJournal:
         return self._fits
 
     def _live(self, alive: Signs, *, damaged: bool) -> None:
-        """Update the signs of life and the damage of the summary, which change without a new byte in the journal."""
+        """Update what can change without a new byte in the journal: signs of life, and damage of the summary."""
         last = self._fits[-1]
         owner = self._owner if last.final is None else None
         self._owner = alive.pid or owner
@@ -94,7 +94,7 @@ class FollowedJournal:
             self._fits = [*self._fits[:-1], replace(last, signs=alive, damaged_summary=damaged)]
 
     def _read_ends(self) -> None:
-        """Read both ends of each fit."""
+        """Read the beginning and the end of each fit."""
         with self._journal.open("rb") as file:
             reader = EndReader(file, self._journal)
             fits = reader.fits()
@@ -104,7 +104,7 @@ class FollowedJournal:
         self._lines = _without_old_steps(fits[-1].lines, fits[-1].ends) if fits else []
 
     def _grew(self, version: Version) -> bool:
-        """Read the new bytes of the last fit. Return False if the file must be read anew."""
+        """Read the new bytes of the last fit. Return False if the whole file must be read again."""
         start, old = self._start, self._version
         if old is None or not self._lines or version[:2] != old[:2]:
             return False
@@ -128,14 +128,14 @@ class FollowedJournal:
         return True
 
     def _update(self) -> None:
-        """Make the ends of the last fit from its lines and the summary beside the journal."""
+        """Build the `FitEnds` of the last fit from its lines and from the summary beside the journal."""
         if self._fits:
             earlier = [with_summary(ends, self._beside) for ends in self._fits[:-1]]
             self._fits = [*earlier, with_lines(self._fits[-1], self._lines, self._beside)]
 
 
 def _without_old_steps(lines: Iterable[Line], ends: FitEnds) -> list[Line]:
-    """Drop the records that the ends of the fit don't hold: with many journals, these records need much memory."""
+    """Drop the records that `ends` doesn't hold: with many journals, these records would need much memory."""
     held = {id(entry) for entry in ends.latest}
     return [
         line if id(line.entry) in held else replace(line, entry=None, blank=line.entry is not None or line.blank)

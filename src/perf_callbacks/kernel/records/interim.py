@@ -9,14 +9,14 @@ from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 
 MOST_BYTES = 4_000_000
-"""Size of the largest file that is read."""
+"""Size, in bytes, of the largest file that is read."""
 
 SLACK_SECONDS = 60.0
-"""Largest difference between the clocks of a machine and of its file server that is taken into account."""
+"""Largest difference, in seconds, that is expected between the clocks of a machine and its file server."""
 
 
 def path_of(journal: Path) -> Path:
-    """Return the path of the file for a journal.
+    """Return the path of the summary file for a journal.
 
     >>> path_of(Path("out/perf_callbacks/rank3.jsonl")).name, path_of(Path("rank0.2.jsonl")).name
     ('summary3.json', 'summary0.2.json')
@@ -25,12 +25,12 @@ def path_of(journal: Path) -> Path:
 
 
 def write(journal: Path, entry: Entry) -> None:
-    """Replace the file, whole or not at all. Raise `OSError` if writing fails."""
+    """Replace the summary file, as a whole or not at all. Raise `OSError` if writing fails."""
     atomic_file.replace(path_of(journal), f"{encode(entry)}\n".encode())
 
 
 def latest(journal: Path) -> Entry | None:
-    """Return the summary in the file beside a journal; None: there is no file, or the file holds no summary."""
+    """Return the summary in the file beside a journal; None if there is no summary."""
     path, entry = path_of(journal), None
     with suppress(OSError):
         found = path.stat()
@@ -40,9 +40,9 @@ def latest(journal: Path) -> Entry | None:
 
 
 def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of an attempt from the file; None: no summary, or the summary of another attempt.
+    """Return the summary of this attempt from the file beside the journal; None if the file has no such summary.
 
-    All attempts that resume from the same checkpoint have the same number. So a file that was last written before the
+    All attempts that resume from the same checkpoint have the same number. So a file that was last written before this
     attempt began belongs to an earlier attempt.
     """
     entry = latest(journal)

@@ -1,4 +1,4 @@
-"""The two ends of each fit in a journal, read without the steps between them."""
+"""Read the beginning and the end of each fit in a journal, without the steps between them."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ END_BYTES = 65_536
 """Bytes that are read at each end of a fit."""
 
 SEARCH_BYTES = 4_000_000
-"""Bytes at the end of a file that are searched for the beginnings of fits, if the file holds several fits. If no fit
-begins there, the search goes on in the same number of bytes before, and so on."""
+"""Size, in bytes, of the blocks in which a file with several fits is searched for the beginnings of fits. The search
+starts with the last block of the file, and goes backwards until a fit begins in a block."""
 
 MOST_SEARCHED_BYTES = 600_000_000
-"""Most bytes that are searched. Twice the default size of a journal fits in."""
+"""Largest number of bytes that are searched. Twice the default size of a journal is less."""
 
 KEPT_STEPS = 50
-"""Number of steps that are kept from the end of a fit. More would need much memory in a list of many runs."""
+"""Number of steps that are kept from the end of a fit. More steps would need much memory in a list of many runs."""
 
 OPENING = b'\n{"type":"run",'
 """Beginning of a line that opens a fit."""
@@ -43,30 +43,31 @@ class FitEnds:
     first: tuple[Entry, ...]
     """Records before the first steps, such as the checklist."""
     latest: tuple[Entry, ...]
-    """Last records, in order, with about the last `KEPT_STEPS` steps. `first` may contain some of these records."""
+    """Last records, the oldest first, with about the last `KEPT_STEPS` steps. `first` may contain some of these
+    records."""
     interim: Entry | None
-    """Summary in the file beside the journal. None: the file has no summary of this attempt."""
+    """Summary in the file beside the journal. None if the file has no summary of this attempt."""
     unreadable: int
     """Number of lines near the end that hold no record, except a last line that is being written."""
     signs: Signs | None = None
-    """Signs of life of the process. None: a later fit follows in this file."""
+    """Signs of life of the process that writes the journal. None if a later fit follows in this file."""
     damaged_summary: bool = False
     """True: the file beside the journal holds no summary."""
 
     def last(self, kind: type[T]) -> T | None:
-        """Return the last record of a class. None: no such record is near the end."""
+        """Return the last record of a class. None if no such record is near the end."""
         return next((one.record for one in reversed(self.latest) if isinstance(one.record, kind)), None)
 
     @property
     def final(self) -> Summary | None:
-        """Summary at the end of the attempt. None: the attempt goes on, hangs, or was killed."""
+        """Summary at the end of the attempt. None if the attempt goes on, hangs, or was killed."""
         found = self.last(Summary)
         same = found is not None and (found.run_id, found.attempt) == (self.run.run_id, self.run.attempt)
         return found if same else None
 
     @property
     def so_far(self) -> Summary | None:
-        """Summary in the file beside the journal."""
+        """Summary so far, from the file beside the journal. None if the file has none of this attempt."""
         record = None if self.interim is None else self.interim.record
         return record if isinstance(record, Summary) else None
 
@@ -78,7 +79,7 @@ class FitEnds:
 
     @property
     def last_step(self) -> int:
-        """Number of the last step that ended, as far as the disk shows."""
+        """Number of the last step that is known, from the disk, to have ended."""
         steps, summary = self.last(Steps), self.final or self.so_far
         known: list[int] = [self.run.step]
         known += steps.step[-1:] if steps is not None else ()
@@ -97,7 +98,7 @@ class Line:
     """A line near the end of a journal."""
 
     start: int
-    """Place of the line in the file."""
+    """Byte offset of the line in the file."""
     entry: Entry | None
     """None: the line holds no record."""
     blank: bool
@@ -105,17 +106,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class FitLines:
-    """Ends of a fit, and the lines from which its last records are known."""
+    """Ends of a fit, and the lines from which its last records were read."""
 
     start: int
-    """Place of the `run` record in the file."""
+    """Byte offset of the `run` record in the file."""
     ends: FitEnds
     lines: tuple[Line, ...]
     """Lines in the last `END_BYTES` of the fit. The last line may be torn or empty."""
 
 
 def read(journal: Path, locks: Locks) -> list[FitEnds]:
-    """Read the ends of the fits in a journal, oldest first.
+    """Read the beginning and the end of each fit in a journal, the oldest fit first.
 
     Of a large journal with several fits, only the fits that begin near the end are found. Raise `OSError` if the file
     can't be read.
@@ -130,7 +131,7 @@ def read(journal: Path, locks: Locks) -> list[FitEnds]:
 
 
 def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
-    """Return the ends of a fit with other last lines, and with the summary beside the journal."""
+    """Return a copy of `ends` with other last lines, and with the summary beside the journal."""
     return replace(
         ends,
         latest=tuple(_without_old_steps([line.entry for line in lines if line.entry is not None])),
@@ -151,13 +152,13 @@ def _without_old_steps(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def with_summary(ends: FitEnds, beside: Entry | None) -> FitEnds:
-    """Return the ends of a fit with the summary beside the journal, if the summary belongs to the fit."""
+    """Return a copy of `ends` with the summary beside the journal, if the summary belongs to the fit."""
     found = _of_attempt(beside, ends.run)
     return ends if found is ends.interim else replace(ends, interim=found)
 
 
 def lines_of(data: bytes, start: int) -> list[Line]:
-    """Decode lines that begin at the place `start` of the file. The last line may be torn or empty."""
+    """Decode lines of a file, the first of which begins at byte `start`. The last line may be torn or empty."""
     found, place = [], start
     for text in data.split(b"\n"):
         found.append(Line(place, _entry(text), text.strip() == b""))
@@ -174,13 +175,13 @@ class EndReader:
         self.size = file.seek(0, os.SEEK_END)
 
     def fits(self) -> list[FitLines]:
-        """Read the ends of the fits in the journal, oldest first."""
+        """Read the beginning and the end of each fit in the journal, the oldest fit first."""
         starts = self.openings()
         found = [self.fit(*place) for place in pairwise([*starts, self.size])]
         return [fit for fit in found if fit is not None]
 
     def openings(self) -> list[int]:
-        """Return the places at which fits begin, as far as these are found without reading the whole file."""
+        """Return the byte offsets at which fits begin, as far as they are found without reading the whole file."""
         self._file.seek(0)
         opening = _entry(self._file.readline(END_BYTES))
         run = None if opening is None else opening.record
@@ -195,7 +196,7 @@ class EndReader:
         return sorted({*(first if start == 0 or not found else ()), *found})
 
     def fit(self, start: int, end: int) -> FitLines | None:
-        """Read the ends of the fit between two places. None: the `run` record can't be read."""
+        """Read the ends of the fit between two byte offsets; None if its `run` record can't be read."""
         near = max(start, end - END_BYTES)
         tail = self._lines(near, end)
         if near > start and not any([line.entry for line in tail]):  # all bytes belong to a longer line
@@ -223,7 +224,7 @@ class EndReader:
         return _is_of(summaries[-1] if summaries else self.beside, run)
 
     def _search(self, start: int, end: int) -> list[int]:
-        """Return the places of all lines between two places that open a fit."""
+        """Return the byte offsets, between `start` and `end`, of all lines that open a fit."""
         self._file.seek(start)
         data, found = self._file.read(end - start + len(OPENING) - 1), []
         place = data.find(OPENING)
@@ -233,11 +234,14 @@ class EndReader:
         return found
 
     def _lines(self, start: int, end: int) -> list[Line]:
-        """Read the lines between two places, except a line that begins before. The last line may be torn or empty."""
+        """Read the lines between two byte offsets, except a line that begins before.
+
+        The last line may be torn or empty.
+        """
         return lines_of(*self._data(start, end))
 
     def _data(self, start: int, end: int) -> tuple[bytes, int]:
-        """Read the bytes between two places, without a line that begins before. Return the bytes and their place."""
+        """Read the bytes between two offsets, without a line that begins before. Return the bytes and their offset."""
         before = max(0, start - 1)
         self._file.seek(before)
         data = self._file.read(end - before)

@@ -28,17 +28,17 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory, OutOfMemory, Profile)
-"""Rare records, which `write` writes at once."""
+"""Rare classes of records, which `write` writes to the disk at once."""
 
 SPACING_SECONDS = 0.1
-"""Shortest time between two writes for records of other classes, because some loops write a record in every step, for
-example of an evaluation."""
+"""Shortest time, in seconds, between two writes of records that are not in `AT_ONCE`. Some loops write a record in
+every step, for example for an evaluation."""
 
 PENDING = 256
 """Number of held-back records that triggers a write."""
 
 MOST_PENDING = 4096
-"""Most records that are kept while the disk doesn't answer; the oldest are dropped first."""
+"""Largest number of records that are kept while the disk doesn't answer. The oldest records are dropped first."""
 
 CLOSE_SECONDS = 1.0
 """Seconds that the end of a fit may wait for another thread's write."""
@@ -47,7 +47,7 @@ LONG_PAUSE = 0.001
 """Once the journal is full, only collections of at least this many seconds are still written."""
 
 MOST_WRITERS = 1000
-"""Most writers of a rank's journals in a directory."""
+"""A directory has fewer writers than this for the journals of one rank."""
 
 FOLDER = "perf_callbacks"
 """Name of the journals' folder in an output directory."""
@@ -56,7 +56,7 @@ _NAME = re.compile(r"rank(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 
 
 LONGEST_LINE = 4_000_000
-"""Bytes of the longest line that is read. A sparse file may have longer lines, which are no records."""
+"""Length, in bytes, of the longest line that is read. A sparse file may have longer lines, which are no records."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
@@ -65,7 +65,7 @@ class Journal:
     """Destination of records. This base class drops all records."""
 
     path: Path | None = None
-    """Path of the file; None without a file."""
+    """Path of the journal file; None if no file is written."""
 
     def write(self, record: Record) -> None:
         """Accept a record."""
@@ -121,13 +121,13 @@ class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
     One system call writes many whole lines, without a buffer that a forked worker could flush a second time. A file
-    whose last line is torn gets a line end first, so that a later attempt begins on a new line. The file is created
-    with its first record and locked. If another writer holds `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so
-    on.
+    whose last line is torn gets a line end first, so that a later attempt begins on a new line. The file is created and
+    locked when its first record is written. If another writer has locked `rank0.jsonl`, this journal uses
+    `rank0.2.jsonl`, and so on.
 
-    Two threads may write at once, and a garbage collection may write in the middle of a write. So no `write` waits for
-    the lock. A thread that doesn't get the lock leaves its record to the thread that holds the lock, which checks for
-    more records before it returns.
+    Two threads may call `write` at once, and a garbage collection may call `write` while `write` runs. So no `write`
+    waits for the lock. A thread that doesn't get the lock leaves its record to the thread that holds the lock. The
+    thread that holds the lock looks for more records before it returns.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class FileJournal(Journal):
             self.flush()
 
     def flush(self) -> None:
-        """Write the accepted records, unless a write is under way in any thread, this thread included."""
+        """Write the accepted records, unless a write is already under way in this thread or another thread."""
         while (self._pending or self._closing) and not self._done and self._writing.acquire(blocking=False):
             try:
                 self._drain()
@@ -210,7 +210,7 @@ class FileJournal(Journal):
             self._let_go()
 
     def _open(self, wanted: Path) -> None:
-        """Open and lock the first file without another writer."""
+        """Open and lock the first file that no other writer has locked."""
         wanted.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
@@ -237,7 +237,7 @@ class FileJournal(Journal):
             data = data[written:]
 
     def _lasts(self, record: Record) -> bool:
-        """Return True if a record is to be written. A full journal takes no steps and no short collections."""
+        """Return True if a record must be written. A full journal takes no steps and no short collections."""
         if self._size < self._max_bytes:
             return True
         return not isinstance(record, Steps) and not (isinstance(record, Gc) and record.seconds < LONG_PAUSE)
@@ -274,16 +274,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def read(path: Path | str) -> Iterator[Entry]:
-    """Yield the entries of a journal, in order. Lines that are torn, foreign or have wrong types are skipped.
+    """Yield the entries of a journal in file order. Lines that hold no valid record are skipped.
 
     Args:
-        path: A file, or an output directory, whose journals are read rank by rank.
+        path: A journal file, or an output directory. The journals in a directory are read rank by rank.
     """
     return chain.from_iterable(map(_entries, files(Path(path))))
 
 
 def files(path: Path) -> list[Path]:
-    """List the journals in an output directory or its `perf_callbacks`, rank by rank, or just the given file."""
+    """List the journals in an output directory, or in its folder `perf_callbacks`, by rank. Return a file as it is."""
     if not path.is_dir():
         if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError(f"{path}: it is not a regular file")

@@ -1,14 +1,14 @@
-"""Records about the machine: use by a rank, and memory of a step."""
+"""Journal records about the machine: its use by a rank, and the memory of a step."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """Use of the machine by this rank, now or since the previous `use` record. None: unknown, and not in the journal.
+    """Use of the machine by this rank, now or since the previous `use` record. Unknown fields are not written.
 
     GB are 10^9 bytes, MB 10^6. Processes that the rank has started, such as loader workers, are included; memory that
-    processes share is counted once per process. Figures of the GPU cover all processes on it.
+    processes share is counted once per process. Figures of the GPU cover all processes on the GPU.
     """
 
     step: int
@@ -18,7 +18,7 @@ class Use:
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
-    """Part of `resident_gb` without pages of files and shared memory; used to find leaks."""
+    """Part of `resident_gb` without file pages and shared memory. This part is used to find leaks."""
     read_mb: float | None = None
     """Data read from disks, not from the page cache, since the previous record."""
     gpu_utilization: float | None = None
@@ -30,35 +30,38 @@ class Use:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     energy_joules: float | None = None
-    """Energy of the whole GPU since the previous record, by its own counter."""
+    """Energy that the whole GPU has used since the previous record, by the GPU's own counter."""
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
     temperature_celsius: int | None = None
     tensor_activity: float | None = None
-    """Share of time in which tensor cores worked since the previous record, from 0 to 1. Hopper and later chips."""
+    """Share of time in which tensor cores worked since the previous record, from 0 to 1. Only Hopper and later chips
+    report this."""
     memory_bandwidth_activity: float | None = None
-    """Share of the GPU memory's bandwidth that was used since the previous record, from 0 to 1. Hopper and later."""
+    """Share of the GPU memory's bandwidth that was used since the previous record, from 0 to 1. Only Hopper and later
+    chips report this."""
     throttled_by: tuple[str, ...] = ()
-    """Reasons for a lower clock, such as "power cap" or "heat". Empty: not lowered, or unknown."""
+    """Reasons for a lower clock, such as "power cap" or "heat". Empty if the clock is not lowered, or if this is
+    unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Memory of one optimizer step on this rank's device, by what it holds, in GB of 10^9 bytes.
 
-    None: unknown or zero, and not in the journal. Each part is measured at its own maximum during the step, so the
-    sum of the parts may exceed `peak_gb`.
+    Fields that are unknown or zero are None and are not written. Each part is measured at its own maximum during the
+    step, so the sum of the parts may exceed `peak_gb`.
     """
 
     step: int
     device: str
     """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
     source: str | None = None
-    """Source of activations and temporary memory. "operations": the tensors of the counted step were followed.
-    "allocator": only the device's allocator was read, and `activations_gb` includes the temporary memory. None:
-    unknown."""
+    """How activations and temporary memory were measured. "operations": the tensors of the counted step were followed.
+    "allocator": only the device's allocator was read, and `activations_gb` includes the temporary memory. None: neither
+    is known."""
     weights_gb: float | None = None
-    """Parameters and buffers. Here, and for gradients and optimizer state, each storage counts once."""
+    """Memory of parameters and buffers. For weights, gradients and optimizer state, each storage counts once."""
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
     """State of the optimizers."""
@@ -69,25 +72,25 @@ class Memory:
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
-    """Largest sum of all parts at any moment of the step. On a device with an allocator: the allocator's largest sum
-    since the program began."""
+    """Largest sum of all parts at any moment of the step. On a device with an allocator, this is the allocator's
+    largest sum since the program began."""
     micro_batch: int | None = None
-    """Samples of the largest micro-batch of the step."""
+    """Number of samples in the largest micro-batch of the step."""
     micro_batches: int | None = None
     """Number of micro-batches of the step."""
     headroom_gb: float | None = None
-    """Memory that this process could still allocate at the end of the step. On a CPU: of the host."""
+    """Memory that this process could still allocate at the end of the step. On a CPU, this is host memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldMemory:
-    """Memory that tensors of the same kind in a module hold, without submodules. Layers of a list share a path."""
+    """Memory that tensors of one kind hold in a module, without its submodules. Layers of a list share one path."""
 
     path: str
     """Path as in `ModuleWork`."""
     kind: str
-    """One of weights, gradients, optimizer, activations, failed call. Activations were measured in an earlier
-    step. A failed call stands for local variables of the functions in which the allocation failed."""
+    """One of weights, gradients, optimizer, activations, failed call. Activations were measured in an earlier step. The
+    kind "failed call" stands for local variables of the functions in which the allocation failed."""
     gb: float
 
 
@@ -95,7 +98,7 @@ class HeldMemory:
 class OutOfMemory:
     """Failed allocation that ended the fit, and the memory of this rank at that moment, in GB of 10^9 bytes.
 
-    None: unknown, and not in the journal.
+    Fields that are unknown are None and are not written.
     """
 
     step: int
@@ -105,7 +108,7 @@ class OutOfMemory:
     error: str
     """First line of the framework's message."""
     stage: str | None = None
-    """One of forward, backward, optimizer, evaluation. None: the allocation failed outside of these."""
+    """One of forward, backward, optimizer, evaluation. None if the allocation failed outside of these."""
     module: str | None = None
     """Path of the module in whose forward the allocation failed, as in `ModuleWork`."""
     requested_gb: float | None = None
@@ -113,22 +116,26 @@ class OutOfMemory:
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
     other_gb: float | None = None
-    """All other tensors: activations, temporary memory, tensors of the program. None: the device has no allocator with
-    statistics."""
+    """All other tensors: activations, temporary memory, tensors of the program. None if the device has no allocator
+    with statistics."""
     reserved_gb: float | None = None
     """Memory that the device's allocator holds, used or free."""
     largest: tuple[HeldMemory, ...] = ()
-    """The largest amounts, in order."""
+    """The largest amounts of memory, the largest first."""
     micro_batch: int | None = None
-    """Samples of the micro-batch that failed."""
+    """Number of samples in the micro-batch that failed."""
     fitting_micro_batch: int | None = None
-    """Largest micro-batch that would have fitted, by the memory of an earlier step. None: no such step was measured."""
+    """Largest micro-batch that would have fitted, computed from the memory of an earlier step. None if no such step was
+    measured."""
     about_micro_batch: int | None = None
-    """Estimate of the micro-batch that would have fitted, by the layers that had run, if no step was measured. Known
-    only for a failure in the forward, on a device whose allocator has statistics."""
+    """Estimate of the largest micro-batch that would have fitted, from the layers that had run. The estimate is made
+    only if no step was measured, and if the allocation failed in the forward on a device whose allocator has
+    statistics."""
     layers: int | None = None
-    """Number of layers in the list of layers with most activations, or in the list that had run in part."""
+    """Number of layers in the module list whose layers hold the most activations, or in the module list that had run
+    only in part."""
     layers_to_checkpoint: int | None = None
-    """Number of these layers whose checkpointing would have been enough. None: unknown, or all are not enough."""
+    """Number of layers of that module list whose checkpointing would have avoided the failure. None if unknown, or if
+    checkpointing all of them would not have been enough."""
     seconds: float = 0.0
-    """Time that this report took."""
+    """Seconds that making this record took."""

@@ -1,16 +1,16 @@
 """The registry of metrics, each with its unit and meaning. `make tables` writes the registry into `docs/metrics.md`.
 
-Code that computes metrics returns them by name, without prefix. `KEYS` adds the prefix, and has no other names.
+Code that computes metrics returns them by name, without prefix. `KEYS` gives the key with the prefix for each name.
 """
 
 from dataclasses import dataclass
 
 PREFIX = "perf/"
-"""Begins the key of each metric."""
+"""Prefix of the key of each metric."""
 
 RUN = "run/"
-"""Follows the prefix in the key of an average over a whole run, `perf/run/…`. Under the key of a row, a plot would show
-the average as one more step."""
+"""Second part of the key of an average over a whole run, `perf/run/…`. If the average had the key of a row, a plot
+would show the average as one more step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class Metric:
     """Name without prefix."""
     unit: str
     meaning: str
-    """How the metric is computed, in Markdown: for the documentation, the report and its hover texts."""
+    """How the metric is computed, in Markdown. The documentation and the report show this text."""
     left_out: str = ""
     """Work or time that the metric doesn't count, in Markdown."""
     needs: tuple[str, ...] = ()
@@ -30,10 +30,10 @@ class Metric:
     main: bool = False
     """True: consoles show the metric, and loggers get it with `metrics="main"`."""
     constant: bool = False
-    """True: the metric hardly changes in a run. Loggers get it only where it changes."""
+    """True: the metric hardly changes in a run. Loggers get such a metric only in rows in which its value changes."""
     usual: float | None = None
-    """Usual value of a constant: loggers don't get it. None: there is no such value. For the peak, its first value
-    counts as usual."""
+    """Usual value of a constant metric, which loggers don't get. None if there is no usual value. For the peak, the
+    first value counts as usual."""
 
     @property
     def key(self) -> str:
@@ -51,7 +51,8 @@ FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
 GPU, RANKS, SEVERAL_RANKS = "GPU", "several ranks", "rank 0 of several"
 RESUMED, BASELINE = "a resumed run", "`baseline`, a directory or a number"
 JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
-"""Needs of metrics. `MASK` is a mask of integers or booleans; `GC` and `FLOPS` are settings other than "off"."""
+"""Conditions for `Metric.needs`. `MASK` means a mask of integers or booleans. `GC` and `FLOPS` mean that the setting is
+not "off"."""
 
 _STEPS = "excluded steps"
 _FLOPS_LEFT_OUT = (
@@ -71,7 +72,7 @@ METRICS = (
     Metric(
         name="backward_time",
         unit="s",
-        meaning="computing gradients. With several ranks, also waiting for other ranks, whose gradients are summed up",
+        meaning="computing gradients. With several ranks, also waiting for other ranks to sum up the gradients",
     ),
     Metric(
         name="optimizer_time", unit="s", meaning="clipping, gradient scaler, optimizer step, scheduler, `zero_grad`"
@@ -79,61 +80,59 @@ METRICS = (
     Metric(
         name="communication_time",
         unit="s",
-        meaning="blocked in collectives outside of the backward: waiting for other ranks, or exchanging data. Its "
-        "time "
-        "is not part of the stage in which it fell",
+        meaning="time in collectives outside of the backward: waiting for other ranks, or exchanging data. This time "
+        "is subtracted from the stage in which it fell",
         needs=(RANKS,),
     ),
     Metric(
         name="gc_time",
         unit="s",
-        meaning="garbage collection. Its time is not part of the stage in which it ran",
+        meaning="garbage collection. This time is subtracted from the stage in which the collection ran",
         needs=(CLOCK, GC),
     ),
     Metric(
         name="other_time",
         unit="s",
-        meaning="logging, callbacks and the rest. These times sum to the step time",
+        meaning="logging, callbacks and the rest of the step. The times of all stages sum to the step time",
     ),
     Metric(
         name="samples_per_second",
         unit="1/s",
-        meaning="[samples](#what-is-a-sample) of the batches, divided by the time of the steps. With several ranks, "
-        "of "
-        "[all ranks](ranks.md), divided by the time of the slowest rank",
+        meaning="[samples](#what-is-a-sample) of the batches, divided by the time of the steps. With several ranks: "
+        "samples of [all ranks](ranks.md), divided by the time of the slowest rank",
         left_out="excluded steps, evaluations and checkpoints",
         main=True,
     ),
     Metric(
         name="tokens_per_second",
         unit="1/s",
-        meaning="[tokens](#what-is-a-token) of the batches, with padding, divided by the time of the steps; of all "
-        "ranks too",
+        meaning="[tokens](#what-is-a-token) of the batches, with padding, divided by the time of the steps. With "
+        "several ranks: tokens of all ranks, divided by the time of the slowest rank",
         left_out="excluded steps, evaluations and checkpoints",
         main=True,
     ),
     Metric(
         name="useful_tokens_per_second",
         unit="1/s",
-        meaning="tokens that the attention mask keeps, if its values are integers or booleans",
+        meaning="tokens per second that the attention mask keeps, if its values are integers or booleans",
         needs=(MASK,),
     ),
     Metric(
         name="samples_per_second_per_device",
         unit="1/s",
-        meaning="samples of this rank, per device",
+        meaning="samples per second of this rank, per device",
         needs=(DEVICES,),
     ),
     Metric(
         name="tokens_per_second_per_device",
         unit="1/s",
-        meaning="tokens of this rank, per device",
+        meaning="tokens per second of this rank, per device",
         needs=(DEVICES,),
     ),
     Metric(
         name="useful_tokens_per_second_per_device",
         unit="1/s",
-        meaning="tokens of this rank that the attention mask keeps, per device",
+        meaning="tokens per second of this rank that the attention mask keeps, per device",
         needs=(DEVICES, MASK),
     ),
     Metric(
@@ -147,8 +146,8 @@ METRICS = (
     Metric(
         name="hardware_tflops",
         unit="TFLOPS",
-        meaning="the same with all executed FLOPs: also recomputation by checkpointing and fused attention, and the "
-        "optimizer's products",
+        meaning="all executed FLOPs per second and device. They include recomputation, by checkpointing and by fused "
+        "attention, and the optimizer's matrix products",
         left_out=_HARDWARE_LEFT_OUT,
         needs=(FLOPS,),
     ),
@@ -179,15 +178,15 @@ METRICS = (
     Metric(
         name="peak_tflops",
         unit="TFLOPS",
-        meaning="the peak that MFU and HFU are divided by; only in a row in which it changes",
+        meaning="the peak, which is the divisor of MFU and HFU; present only in rows in which it changes",
         needs=(FLOPS, PEAK),
         constant=True,
     ),
     Metric(
         name="flops_coverage",
         unit="0 to 1",
-        meaning="the share of the weights that were seen to be multiplied; only in a row in which it changes, from 1 "
-        "at first",
+        meaning="the share of the weights that counted operations multiplied. It starts as 1, and is present only in "
+        "rows in which it changes",
         needs=(FLOPS,),
         constant=True,
         usual=1.0,
@@ -195,7 +194,8 @@ METRICS = (
     Metric(
         name="flops_known",
         unit="0 to 1",
-        meaning="the share of the row's steps with known FLOPs; only in a row in which it changes, from 1 at first",
+        meaning="the share of the row's steps whose FLOPs are known. It starts as 1, and is present only in rows in "
+        "which it changes",
         needs=(FLOPS,),
         constant=True,
         usual=1.0,
@@ -207,26 +207,28 @@ METRICS = (
         needs=(FLOPS, LOWER_BOUND),
         constant=True,
     ),
-    Metric(name="gc_pause", unit="s", meaning="the longest collection in the row's steps", needs=(GC,)),
+    Metric(name="gc_pause", unit="s", meaning="the longest garbage collection in the row's steps", needs=(GC,)),
     Metric(
         name="gc_loss",
         unit="s",
-        meaning="the sum of the collections in the row's steps",
+        meaning="the time of all garbage collections in the row's steps",
         left_out="collections outside of steps, which the table at the end counts",
         needs=(GC,),
     ),
     Metric(
         name="memory_allocated_peak_gb",
         unit="GB",
-        meaning="the largest sum of all tensors in the run so far",
+        meaning="the most memory that tensors held at once in the run so far",
         left_out="memory outside of torch's allocator: context, libraries, communicators",
         needs=(GPU,),
     ),
-    Metric(name="memory_reserved_gb", unit="GB", meaning="memory that the allocator holds", needs=(GPU,)),
+    Metric(
+        name="memory_reserved_gb", unit="GB", meaning="memory that torch's allocator holds, used or free", needs=(GPU,)
+    ),
     Metric(
         name="allocator_retries",
         unit="count",
-        meaning="how often, in the row, the allocator was full, gave memory back and tried again",
+        meaning="how often in the row's steps the allocator was full, gave memory back and tried again",
         needs=(GPU,),
     ),
     Metric(
@@ -256,8 +258,8 @@ METRICS = (
     Metric(
         name="job_cpu_cores",
         unit="count",
-        meaning="CPU cores that all ranks keep busy, with their loader workers; this and the next five are means or "
-        "maxima of readings every ten seconds, in [the last window](ranks.md)",
+        meaning="CPU cores that all ranks keep busy, with their loader workers. This metric and the next five are "
+        "means or maxima of readings every ten seconds in [the last window](ranks.md)",
         needs=(JOB,),
     ),
     Metric(
@@ -269,7 +271,12 @@ METRICS = (
     Metric(
         name="job_gpu_utilization", unit="0 to 1", meaning="utilization of a GPU, mean of all ranks", needs=(JOB_GPUS,)
     ),
-    Metric(name="job_gpu_utilization_min", unit="0 to 1", meaning="the same, lowest of all ranks", needs=(JOB_GPUS,)),
+    Metric(
+        name="job_gpu_utilization_min",
+        unit="0 to 1",
+        meaning="utilization of a GPU, lowest of all ranks",
+        needs=(JOB_GPUS,),
+    ),
     Metric(name="job_gpu_memory_max_gb", unit="GB", meaning="memory in use on the fullest GPU", needs=(JOB_GPUS,)),
     Metric(
         name="job_power_watts",

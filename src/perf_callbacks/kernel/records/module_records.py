@@ -4,45 +4,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OUTSIDE = "(no module)"
-"""Line of the work outside of all modules of the model, such as a loss."""
+"""Path that stands for work outside of all modules of the model, such as a loss."""
 
 OPTIMIZER = "(optimizer)"
-"""Line of the products in the optimizer's step."""
+"""Path that stands for matrix products in the optimizer's step."""
 
 OTHERS = "(others)"
-"""Line that sums the modules that have no line of their own."""
+"""Path of the entry that sums all modules without an entry of their own."""
 
 ITSELF = "(the model itself)"
-"""Name of the line of the model itself, whose path is empty."""
+"""Name that is shown for the model itself, whose path is empty."""
 
 APART = (OUTSIDE, OPTIMIZER, OTHERS)
-"""Lines that stand for no single place in the model."""
+"""Paths that stand for no single place in the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleWork:
-    """FLOPs, parameters and activations of a module, without its submodules. Layers of a list share a line."""
+    """FLOPs, parameters and activations of a module, without its submodules. Layers of a list share one entry."""
 
     path: str
     """Path in the model, without wrappers such as DistributedDataParallel; "" for the model itself. "*" stands for the
-    numbers of layers in a list, if all of them have the same class. In parentheses: work outside of all modules, the
-    optimizer's work, and the sum of further modules."""
+    numbers of layers in a list, if all of them have the same class. A path in parentheses stands for work outside of
+    all modules, for the optimizer's work, or for the sum of further modules."""
     modules: int = 1
-    """Number of modules on the line; 0 for work that belongs to no module."""
+    """Number of modules that this entry sums; 0 for work that belongs to no module."""
     forward_flops: int = 0
     backward_flops: int = 0
     """FLOPs of the backward of the operations that the module's forward ran."""
     extra_flops: int = 0
-    """Executed FLOPs that are no model FLOPs: recomputation, and products in the optimizer."""
+    """Executed FLOPs that are no model FLOPs: recomputation, and matrix products in the optimizer."""
     parameters: int | None = 0
     """Number of the module's own parameters. A shared parameter counts at its first module. None: unknown."""
     activation_bytes: int | None = None
-    """Bytes of tensors that the module's forward made and that were alive when the backward began. None: no backward
+    """Bytes of tensors that the module's forward made and that were alive when the backward began. None if no backward
     ran."""
 
     @property
     def name(self) -> str:
-        """The path as shown to people."""
+        """Path as reports show it."""
         return self.path or ITSELF
 
     @property
@@ -57,7 +57,7 @@ class ModuleWork:
 
 
 def heaviest(lines: Sequence[ModuleWork], most: int = 3) -> tuple[tuple[str, float], ...]:
-    """Return the modules with most executed FLOPs: name, and share of all executed FLOPs.
+    """Return the modules with the most executed FLOPs, each with its name and its share of all executed FLOPs.
 
     >>> heaviest([ModuleWork(path="", forward_flops=3), ModuleWork(path="(no module)", modules=0, forward_flops=1)])
     (('(the model itself)', 0.75),)

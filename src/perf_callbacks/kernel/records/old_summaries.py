@@ -1,4 +1,4 @@
-"""Summaries of schema 1, which held the figures of all features side by side."""
+"""Convert summaries of schema 1, which had no parts: the figures of all features stood side by side."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "backward_waiting": "backward_waiting",
     },
 }
-"""Fields of each part. Keys are the names in schema 1, values the names of today."""
+"""Fields of each part. The keys are the names in schema 1, and the values are the names in the current schema."""
 
 _OLD = {name for names in _PARTS.values() for name in names} - {*_PARTS}
 

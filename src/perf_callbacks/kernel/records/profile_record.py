@@ -1,4 +1,4 @@
-"""Record of profiled steps."""
+"""Journal record of profiled steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,67 +8,69 @@ from perf_callbacks.kernel.records.module_records import APART
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfiledOperation:
-    """Calls of an operation with equal input shapes."""
+    """All calls of one operation with the same input shapes."""
 
     name: str
-    """Operation of torch, such as "aten::mm". Without a link from kernel to operation: the kernel."""
+    """Operation of torch, such as "aten::mm". If the trace doesn't link the kernel to an operation, this is the name of
+    the kernel."""
     kind: str
     """Class of the operation, as in `Profile.class_seconds`."""
     calls: int
-    """Number of kernels on the device. On a CPU: number of calls of the operation."""
+    """Number of kernels on the device. On a CPU, this is the number of calls of the operation."""
     seconds: float
-    """Part of `Profile.busy_seconds`."""
+    """Seconds of these calls, as a part of `Profile.busy_seconds`."""
     shapes: str | None = None
     """Shapes of the inputs. None: not recorded."""
     flops: float | None = None
-    """FLOPs of all calls, by the shapes of the inputs. None: no formula is known, or the trace has no shapes."""
+    """FLOPs of all calls, computed from the shapes of the inputs. None if no formula is known, or if the trace has no
+    shapes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfiledCopy:
-    """Copies of tensors, by line and kind."""
+    """All copies of tensors of one kind, by one operation, on one line of the program."""
 
     kind: str
-    """"layout" (such as `contiguous`), a change of number format such as "float to bfloat16", "host to device",
-    "device to host" or "device to device"."""
+    """One of "layout" (such as `contiguous`), "host to device", "device to host", "device to device", or a change of
+    number format such as "float to bfloat16"."""
     operation: str
     """Operation that the program called, such as "aten::contiguous"."""
     line: str | None
     """Innermost Python function outside of torch: file, line where the function begins, name. None: not recorded."""
     calls: int
     seconds: float
-    """Part of `Profile.busy_seconds`."""
+    """Seconds of these copies, as a part of `Profile.busy_seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """Reduced trace of some steps.
+    """Reduced trace of some profiled steps.
 
     `busy_seconds` and all `idle_seconds` sum to `span_seconds`. Each moment of busy time is counted once, also if
-    kernels ran on several streams: computation comes before communication, communication before copies by the
-    device's copy engines, and kernels of equal priority share the moment equally.
+    kernels ran on several streams: as computation if any computation ran, else as communication, else as a copy by a
+    copy engine. Kernels of equal priority share the moment equally.
     """
 
     timeline: str
-    """"device": kernels on streams of a device. "cpu": the trace has no device, operations stand for kernels, and
-    threads for streams."""
+    """"device": the trace shows kernels on the streams of a device. "cpu": the trace has no device, so operations stand
+    for kernels, and threads for streams."""
     device: str | None = None
     """Name of the device. None: unknown."""
     devices: int = 1
-    """Number of devices in the trace. The record describes the busiest."""
+    """Number of devices in the trace. The record describes the busiest device."""
     steps: int | None = None
-    """Number of steps. None: the trace does not mark steps, and the span is the whole trace."""
+    """Number of profiled steps. None: the trace does not mark steps, so the record describes the whole trace."""
     first_step: int | None = None
-    """Number of the first step, as the profiler counts. None: the trace does not mark steps."""
+    """Number of the first step, as the profiler counts. None if the trace does not mark steps."""
     span_seconds: float
     """Time from the beginning of the first step to the end of the last step and of the work that the steps launched."""
     busy_seconds: float
     """Time in which the device ran a kernel, a copy or a collective."""
     idle_seconds: Mapping[str, float]
     """Idle time by cause. "data": the host waited for the DataLoader. "communication": the host was in a collective.
-    "sync": the host had waited for the device, and so had queued no work. "host": the host ran Python or dispatched
-    operations. "device": work was queued, but the device had not started the work. "unknown": the trace does not show
-    the host, or work was queued behind work from before the recording."""
+    "sync": the host had queued no work, because it had waited for the device before. "host": the host ran Python or
+    dispatched operations. "device": work was queued, but the device had not started the work yet. "unknown": the trace
+    does not show the host, or work was queued behind work from before the recording."""
     class_seconds: Mapping[str, float]
     """Busy time by class: contraction, attention, normalization, elementwise, copy, communication, optimizer,
     softmax, reduction, indexing, other."""
@@ -77,9 +79,9 @@ class Profile:
     exposed_communication_seconds: float
     """Part of `communication_seconds` in which no computation ran."""
     kernels: int
-    """Number of kernels, copies and collectives. On a CPU: number of operations."""
+    """Number of kernels, copies and collectives. On a CPU, this is the number of operations."""
     sync_seconds: Mapping[str, float]
-    """Idle time of cause "sync", by the innermost Python function outside of torch, or by the operation."""
+    """Seconds of idle time of cause "sync", by the innermost Python function outside of torch, or by the operation."""
     operations: tuple[ProfiledOperation, ...] = ()
     """The ten operations with the most time."""
     flops: float | None = None
@@ -87,18 +89,19 @@ class Profile:
     copies: tuple[ProfiledCopy, ...] = ()
     """The ten copies with the most time."""
     module_seconds: Mapping[str, float] | None = None
-    """Busy time by module path of at most three levels. A path does not include the time of longer paths. In a profile
-    of a run: paths as in `ModuleWork`, such as "model.layers.*.mlp". In a trace with Python's stacks: classes and
-    numbers, such as "Model_0/Block_3/Linear_2". In parentheses: time outside of modules, in the optimizer, and in
-    further modules. None: the trace does not show modules."""
+    """Busy time by module path of at most three levels. The time of a path does not include the time of longer paths.
+    In a profile of a run, paths are those of `ModuleWork`, such as "model.layers.*.mlp". In a trace with Python's
+    stacks, paths consist of classes and numbers, such as "Model_0/Block_3/Linear_2". A path in parentheses stands for
+    time outside of modules, in the optimizer, or in further modules. None if the trace does not show modules."""
     module_backward_seconds: Mapping[str, float] | None = None
-    """Part of `module_seconds` in the backward, with recomputation. Paths without such time are left out."""
+    """Part of `module_seconds` that falls in the backward, with recomputation. Modules without such time are left out.
+    """
     trace: str | None = None
-    """Name of the gzipped trace, in the directory of the journal. None: no trace was kept."""
+    """File name of the gzipped trace in the directory of the journal. None if no trace was kept."""
 
     @property
     def busy_share(self) -> float | None:
-        """Part of the span in which the device was busy, from 0 to 1."""
+        """Share of `span_seconds` in which the device was busy, from 0 to 1."""
         return self.busy_seconds / self.span_seconds if self.span_seconds > 0 else None
 
     @property

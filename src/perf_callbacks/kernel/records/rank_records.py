@@ -1,11 +1,11 @@
-"""Records of ranks that hang, or that other ranks wait for."""
+"""Journal records about ranks that hang, and about ranks that other ranks wait for."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stall:
-    """State of a rank whose steps have stopped ending, at the moment of detection."""
+    """State of a rank when a stall was detected: no step of the rank had ended for a long time."""
 
     step: int
     """Number of the last step that ended."""
@@ -14,23 +14,24 @@ class Stall:
     """Stage that the training thread is in: "data", "forward", "backward", "optimizer", "communication", "other",
     "evaluation" or "checkpoint"."""
     since_seconds: float
-    """Time in this stage."""
+    """Seconds that the thread has been in this stage."""
     stack: tuple[str, ...] = ()
-    """Python stack of the training thread, `file:line function`, innermost last."""
+    """Python stack of the training thread. Each entry is `file:line function`, and the innermost call comes last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """Rank, or set of ranks, that the other ranks waited for. In rank 0's journal."""
+    """Rank, or set of ranks, that the other ranks waited for. Only rank 0 writes this record."""
 
     step: int
     rank: int
-    """The slowest rank of a set."""
+    """The slow rank, or the slowest rank of a set."""
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
     """Seconds by which the cause made the affected steps longer, in total."""
     steps: int = 1
-    """Number of affected steps up to `step`; more than 1 for ranks that are slow for long."""
+    """Number of affected steps up to `step`. The number is above 1 for a rank that is slow for many steps."""
     ranks: tuple[int, ...] = ()
-    """All ranks of a set, in order: the job loses the time as long as one of them is slow. Empty: `rank` alone."""
+    """All ranks of a set, in ascending order: the job loses the time as long as one of them is slow. Empty if only
+    `rank` is slow."""

@@ -1,4 +1,4 @@
-"""Signs of life of the process that writes a journal, taken from files alone."""
+"""Find out, from files alone, if the process that writes a journal is alive."""
 
 import os
 from collections.abc import Mapping
@@ -9,10 +9,12 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records import interim
 
 Locks = Mapping[tuple[int, int, int], int]
-"""Processes that hold a lock, by major and minor number of the device and number of the file."""
+"""Id of the process that holds the lock on a file. The key is the device's major and minor number, and the inode
+number."""
 
 _WORDS = 8
-"""Number of words in a line about a lock that a process holds. If the process waits, the line has one word more."""
+"""Number of words in a line of /proc/locks about a lock that a process holds. If the process waits for the lock, the
+line has one more word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,11 @@ class Signs:
     written_unix: float
     """Time of the last write to the journal or the summary beside the journal."""
     pid: int | None
-    """Living process on this machine that holds the journal's lock, or held the lock at an earlier reading. None:
-    unknown."""
+    """Id of a living process on this machine that holds the journal's lock, or that held it at an earlier reading.
+    None: unknown."""
     gone: int | None = None
-    """Process that held the journal's lock at an earlier reading, and has ended since. None: there is no such process,
-    or the journal was read once."""
+    """Id of a process that held the journal's lock at an earlier reading, and that has ended since. None if there is no
+    such process, or if the journal was read only once."""
 
 
 def signs(journal: Path, locks: Locks) -> Signs:
@@ -38,7 +40,7 @@ def signs(journal: Path, locks: Locks) -> Signs:
 
 
 def signs_of(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
-    """Return the signs of life that a journal and the summary beside it give."""
+    """Return the signs of life from the file status of a journal and of the summary beside it."""
     written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
     if not locks or not hasattr(os, "major"):  # Windows
         return Signs(written, None)
@@ -46,17 +48,17 @@ def signs_of(journal: os.stat_result, summary: os.stat_result | None, locks: Loc
 
 
 def exists(pid: int) -> bool:
-    """Return True if a process runs on this machine, which lists its processes in /proc, and is no zombie."""
+    """Return True if this machine's /proc lists a process with this id that is no zombie."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
     return False
 
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
-    """Return the locks of this machine. Empty: the system doesn't list them.
+    """Return the file locks that processes of this machine hold; empty if the system doesn't list them.
 
-    Taking the lock for a moment would show as much, but a run that starts in this moment would then find its journal in
-    use.
+    Trying to take the lock would show the same. But a run that started at the moment of the try would find its journal
+    in use.
     """
     found: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The glossary: words of the documentation and of the report, each with its meaning.
+"""Glossary of the documentation and the report: words, each with its meaning.
 
-`make tables` writes the glossary into `docs/metrics.md`, and the report shows the meanings beside its words. The words
-for metrics and stages take their meaning from the registry of metrics.
+`make tables` writes the glossary into `docs/metrics.md`, and the report shows the meanings of the words that it uses.
+The words for metrics and stages take their meaning from the registry of metrics.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Term:
 
     name: str
     meaning: str
-    """Meaning in Markdown, without a full stop at the end."""
+    """Meaning of the word in Markdown, without a full stop at the end."""
     forms: tuple[str, ...] = ()
-    """Other forms of the word."""
+    """Other forms of the word, such as plurals."""
 
 
 def _metric(name: str, metric: str, *forms: str) -> Term:
@@ -75,11 +75,11 @@ TERMS = (
     ),
     Term(
         name="model FLOPs",
-        meaning="the forward and the backward, each counted once, even if parts are computed twice",
+        meaning="FLOPs of the forward and the backward, each counted once, even if parts are computed twice",
     ),
     Term(
         name="executed FLOPs",
-        meaning="model FLOPs, and what is computed again: by checkpointing and by fused attention",
+        meaning="model FLOPs, and FLOPs of what is computed again by checkpointing and by fused attention",
         forms=("hardware FLOPs",),
     ),
     Term(
@@ -98,7 +98,7 @@ TERMS = (
     ),
     Term(
         name="could save",
-        meaning="the largest share of the wall time after startup that the change could save. 20 % is 1.25 times as "
+        meaning="the largest share of the wall time after startup that the remedy could save. 20 % is 1.25 times as "
         "fast",
     ),
     Term(
@@ -122,7 +122,7 @@ TERMS = (
         meaning="Python's search for objects that only refer to each other",
         forms=("collection", "collections"),
     ),
-    Term(name="wall time", meaning="the time from the moment at which measuring began"),
+    Term(name="wall time", meaning="all time that has passed since measuring began"),
     Term(name="startup", meaning="the checklist and the rest of the callback's setup, before the first step"),
     Term(
         name="FLOP counting",

@@ -1,4 +1,4 @@
-"""Settings of a user, checked once, with errors in plain words."""
+"""Settings that users choose. Settings are checked once, and errors are in plain words."""
 
 import re
 from dataclasses import dataclass, fields
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def kind(value: object) -> str:
-    """Return a noun for a value of the wrong type.
+    """Return a noun phrase for a value of the wrong type, for messages.
 
     >>> kind({}), kind(dict)
     ('a dict', 'the class dict')
@@ -47,34 +47,37 @@ class PerfConfig:
     """
 
     enabled: bool = True
-    """Measure. False leaves the callback in place without any effect."""
+    """Measure the training. False leaves the callback in place without any effect."""
     flops: Literal["count", "estimate", "off"] = "count"
-    """Source of a step's FLOPs. count: count each operation. estimate: run nothing. off: no FLOPs."""
+    """Source of a step's FLOPs. count: count each operation of some steps. estimate: use a copy of the model on fake
+    tensors, or a formula. off: no FLOPs."""
     peak_tflops: str | None = None
-    """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
+    """Dense peak of the device in TFLOPS, such as "989.5", or by dtype, such as "bf16=989.5,fp32=67". None: use the
+    table of known devices."""
     measure_peak: Literal["auto", "on", "off"] = "auto"
-    """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
+    """Measure the peak with matmuls. auto: measure it on a CPU and on devices that are not in the table of known
+    devices."""
     checklist: Literal["on", "prove", "off"] = "on"
     """on: apply the startup checklist. prove: keep only items that measurably save time. off: no checklist."""
     skip: str = ""
-    """Checklist items to leave out, by slug, comma-separated."""
+    """Comma-separated list of checklist items to leave out: gc, loaders, affinity."""
     gc: Literal["sync", "freeze", "observe", "off"] = "sync"
     """sync: collect garbage on all ranks at the same step. freeze: freeze long-lived objects. observe: only time
     collections. off: do nothing."""
     gc_interval: int = 100
-    """Optimizer steps between young collections."""
+    """Number of optimizer steps between two collections of young objects."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
     """CPUs of a rank. node: the CPUs of its GPU's NUMA node. socket: the CPUs of the GPU's socket. exclusive: cores
     that no other rank uses. auto: like node, if enough CPUs remain for the loaders' workers."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """apply: pin memory and copy without blocking. advise: only advise these changes. off: do nothing."""
     exchange: Literal["on", "off"] = "on"
-    """Exchange the amounts of work between the ranks of a job. This gives rates of the whole job, finds slow ranks, and
-    lets all ranks collect garbage at the same step. Rank 0's setting applies to all ranks."""
+    """Exchange the amounts of work between the ranks of a job. The exchange gives rates of the whole job, finds slow
+    ranks, and lets all ranks collect garbage at the same step. Rank 0's setting applies to all ranks."""
     stragglers: Literal["on", "off"] = "on"
     """Add the times of each step to the exchange, to find slow ranks. Rank 0's setting applies to all ranks."""
     window: int = 50
-    """Optimizer steps between two exchanges."""
+    """Number of optimizer steps between two exchanges."""
     stall_after: str = "auto"
     """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or 20 median
     steps if longer. Evaluations, checkpoints and the first three steps may take ten times as long."""
@@ -89,11 +92,11 @@ class PerfConfig:
     """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
     output_dir: str | None = None
     """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced; `{{` stands for a brace.
-    None: the trainer's output directory; in Lightning, the directory of rank 0's logger; or else the working
-    directory."""
+    None: use the trainer's output directory or, in Lightning, the directory of rank 0's logger. If there is neither,
+    use the working directory."""
     baseline: str | None = None
-    """Runs that this run's first steps are compared with: auto (the last five runs of the same program), a directory of
-    runs, or samples/s per device, such as "1500". None: no comparison."""
+    """Baseline for this run's first steps: auto (the last five runs of the same program), a directory of runs, or
+    samples/s per device, such as "1500". None: no comparison."""
     profile: str = "off"
     """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
     on rank 0. auto: three steps after a confirmed slow step or straggler, on its rank, at most three times. off: no
@@ -128,7 +131,7 @@ def is_huge(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Values that a field accepts, derived from the field's annotation."""
+    """Rule for the values that a field accepts, derived from the field's annotation."""
 
     kind: Literal["choice", "flag", "count", "text"]
     wanted: str
@@ -163,10 +166,10 @@ class Rule:
 
 
 MOST_SHOWN = 200
-"""Most characters of a value in a message."""
+"""Number of characters to which a value in a message is cut."""
 
 MOST_DIGITS = 18
-"""Most digits of a whole number. Python reads 4,300 at most; clocks and files support fewer still."""
+"""Largest number of digits of a whole number. Python parses up to 4,300 digits, but clocks and files support fewer."""
 
 ITEMS = ("gc", "loaders", "affinity")
 """Slugs of the checklist's items."""

@@ -1,7 +1,7 @@
 """Read settings from YAML or JSON files.
 
-YAML is only composed into nodes. No objects are constructed, so a tag can't run code, and aliases are not expanded. A
-value is the text in the file, read by the rules of environment variables: YAML itself would read `off` as False.
+YAML is only composed into nodes. No objects are constructed, so a tag can't run code, and aliases are not expanded. The
+text of a value is parsed like the text of an environment variable, because YAML itself would read `off` as False.
 """
 
 import stat
@@ -13,14 +13,14 @@ from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
-"""Most bytes of a file. PyYAML takes about a second to compose a file of this size."""
+"""Largest size of a file, in bytes. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
-"""A node of PyYAML, which has no type annotations."""
+"""A node of PyYAML. The package has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Return the settings in force, by `config`, the file that `PERF_CALLBACKS_CONFIG` names, and the environment."""
+    """Return the settings in force, from `config`, the file that `PERF_CALLBACKS_CONFIG` names, and the environment."""
     return resolve(config, environ, named(environ))
 
 

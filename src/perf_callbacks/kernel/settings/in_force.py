@@ -1,4 +1,4 @@
-"""Settings in force: a file overrides the code, and the environment overrides both."""
+"""Find the settings in force: a file overrides the code, and the environment overrides both."""
 
 import difflib
 import re
@@ -13,15 +13,15 @@ SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
 
 FILE = "PERF_CALLBACKS_CONFIG"
-"""Variable with the path of a settings file."""
+"""Environment variable with the path of a settings file."""
 
 SECTION = "PERF_CALLBACKS_SECTION"
-"""Variable that lists the fields whose variables `perf-callbacks launch` has set, from accelerate's config."""
+"""Environment variable that lists the fields that `perf-callbacks launch` has set from accelerate's config."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Field that a file sets."""
+    """Setting that a file contains."""
 
     name: str
     text: str
@@ -37,23 +37,23 @@ class Settings:
     config: PerfConfig
     """Settings in force."""
     from_env: tuple[str, ...]
-    """Fields that the environment set, without the fields of accelerate's config."""
+    """Fields that the environment set, except those that come from accelerate's config."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
     remarks: tuple[str, ...]
-    """Sentences for the log about variables that look like a setting, but are none."""
+    """Sentences for the log about environment variables that look like a setting but are none."""
     on_event: tuple[str, ...] = ()
-    """Command for events, with its arguments; empty: none. `config` has no such field, because only the environment can
-    set the command."""
+    """Command that runs at events, with its arguments; empty if there is none. `config` has no such field, because only
+    the environment can set the command."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Values of all settings. The command for events has no arguments here, because arguments may hold secrets."""
+        """Values of all settings. The command for events is without its arguments, which may hold secrets."""
         return asdict(self.config) | {on_event.FIELD: on_event.shown(self.on_event) if self.on_event else None}
 
     @property
     def from_file(self) -> dict[str, str]:
-        """Fields that a file or accelerate's config set, each with its origin."""
+        """Fields that a file or accelerate's config has set, each with its origin."""
         return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
 
 
@@ -136,7 +136,7 @@ def _value(name: str, text: str, where: str) -> object:
 
 
 _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
-"""Likely misspellings of the switch and of the prefix."""
+"""Pattern of likely misspellings of `PERF_CALLBACKS` and of its prefix form."""
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:

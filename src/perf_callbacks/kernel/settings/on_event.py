@@ -1,4 +1,4 @@
-"""The command for events, which the environment alone can set: a file from elsewhere must not run code."""
+"""Read the command for events, which only the environment can set: a file from elsewhere must not run code."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ FIELD = "on_event"
 VARIABLE = "PERF_CALLBACKS_ON_EVENT"
 
 ENVIRONMENT_ALONE = f"{FIELD} is set by the environment alone: {VARIABLE}='python notify.py'"
-"""Error message if code or a file sets the command."""
+"""Error message for code or a file that sets the command."""
 
 _SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
-"""Words that mean something to a shell only."""
+"""Words that only a shell understands, such as a pipe."""
 
 
 def command(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command and its arguments; empty if none is set. Errors don't show the value: it may hold a secret.
+    """Return the command and its arguments; empty if none is set. Errors don't show the value, which may hold a secret.
 
     >>> command({"PERF_CALLBACKS_ON_EVENT": "notify.sh 'my room' --quiet"})
     ('notify.sh', 'my room', '--quiet')

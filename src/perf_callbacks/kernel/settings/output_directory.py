@@ -1,30 +1,30 @@
-"""Placeholders in `output_dir`, which the start of a fit replaces."""
+"""Replace the placeholders in `output_dir` when a fit starts."""
 
 import re
 
 PLACEHOLDERS = ("job", "run", "host")
 
 PATTERN = rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{'|'.join(PLACEHOLDERS)})\}})*"
-"""Directories whose braces are placeholders, or doubled."""
+"""Regular expression for directories. Each brace must belong to a placeholder or be doubled."""
 
 WANTED = "a directory, with {job}, {run} and {host} as placeholders and {{ or }} for a brace, or None"
 
 NO_JOB = "no_job"
-"""Replaces `{job}` in a process without a job id."""
+"""Text that replaces `{job}` in a process without a job id."""
 
 LONGEST = 100
-"""Most characters of a value that replaces a placeholder."""
+"""Largest number of characters of a value that replaces a placeholder."""
 
 _BRACES = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}|\{{\{{|\}}\}}")
 
 
 def filled(template: str, *, job: str | None, run: str | None, host: str | None) -> str:
-    """Replace the placeholders in a directory. No value adds a level of directories.
+    """Replace the placeholders in a directory. Slashes in values are replaced too, so no value adds a directory level.
 
     Args:
-        template: The directory, as in the settings.
-        job: Id of the job. None: the process has none.
-        run: Id of the run. None: the ranks don't share an id, and the job's id replaces `{run}`.
+        template: Directory with placeholders, as in the settings.
+        job: Id of the job. None if the process has no job id.
+        run: Id of the run. None if the ranks don't share an id: then the job's id replaces `{run}`.
         host: Name of the host. None: unknown.
 
     >>> filled("out/{job}/{{{run}}}", job="47[1]", run="../a1", host=None)
@@ -36,5 +36,5 @@ def filled(template: str, *, job: str | None, run: str | None, host: str | None)
 
 
 def _name(value: str) -> str:
-    """Return a value as the name of a file."""
+    """Return a value in a form that is valid as the name of a file."""
     return re.sub(r"[^\w.-]", "_", value[:LONGEST]).lstrip(".") or "_"

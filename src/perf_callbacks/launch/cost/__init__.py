@@ -1,1 +1,1 @@
-"""Cost of the callback on a machine: short trainings with and without the callback, in turns, for each integration."""
+"""Measurement of the callback's cost on this machine, by short trainings with and without the callback."""

@@ -1,4 +1,4 @@
-"""Measure the cost for one integration: `python -m perf_callbacks.launch.cost NAME SECONDS` prints JSON."""
+"""Measure the callback's cost for one integration: `python -m perf_callbacks.launch.cost NAME SECONDS` prints JSON."""
 
 import importlib
 import logging
@@ -15,7 +15,7 @@ from perf_callbacks.launch.cost.turns import Stopwatch, TrainingTurn, measure
 
 
 def main(name: str, seconds: str) -> None:
-    """Measure the cost for an integration, and print it."""
+    """Measure the callback's cost for an integration, and print the result as JSON."""
     logging.disable()
     warnings.simplefilter("ignore")
     train = importlib.import_module(f"perf_callbacks.launch.cost.{name}").train

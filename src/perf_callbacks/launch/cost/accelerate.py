@@ -1,4 +1,4 @@
-"""A turn of a loop with Accelerate."""
+"""Short training loop with Accelerate, with or without the callback."""
 
 from contextlib import nullcontext
 
@@ -12,7 +12,7 @@ from perf_callbacks.launch.cost.turns import STEPS, Stopwatch
 
 
 def train(directory: str, stopwatch: Stopwatch, *, armed: bool) -> None:
-    """Train with a loop of Accelerate."""
+    """Train for `STEPS` steps in a loop with Accelerate. If `armed` is True, the callback measures the training."""
     accelerator, made = Accelerator(), network.Classifier()
     loader = DataLoader(network.Rows(), batch_size=network.BATCH_SIZE)
     model, optimizer, loader = accelerator.prepare(made, network.optimizer_of(made), loader)

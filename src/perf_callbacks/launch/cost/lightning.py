@@ -1,4 +1,4 @@
-"""A turn of the Lightning `Trainer`."""
+"""Short training with the Lightning `Trainer`, with or without the callback."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class _Module(LightningModule):
 
 
 def train(directory: str, stopwatch: Stopwatch, *, armed: bool) -> None:
-    """Train with the Lightning `Trainer`."""
+    """Train for `STEPS` steps with the Lightning `Trainer`. If `armed` is True, the callback measures the training."""
     callbacks: list[Callback] = [PerfCallback(PerfConfig(output_dir=directory))] if armed else []
     trainer = Trainer(
         max_steps=STEPS,

@@ -1,4 +1,4 @@
-"""A turn of a plain loop."""
+"""Short training with a plain PyTorch loop, with or without the callback."""
 
 from contextlib import nullcontext
 
@@ -11,7 +11,7 @@ from perf_callbacks.loop import Measurement, measure
 
 
 def train(directory: str, stopwatch: Stopwatch, *, armed: bool) -> None:
-    """Train with a plain loop."""
+    """Train for `STEPS` steps with a plain PyTorch loop. If `armed` is True, the callback measures the training."""
     model = network.Classifier()
     optimizer, loader = network.optimizer_of(model), DataLoader(network.Rows(), batch_size=network.BATCH_SIZE)
     config = PerfConfig(output_dir=directory)

@@ -1,4 +1,7 @@
-"""Model and data of the trainings. A step takes a fraction of a millisecond, so that the cost of the callback shows."""
+"""Model and data of the short trainings that measure the callback's cost.
+
+A training step takes less than a millisecond, so that the cost is large enough to measure.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ BATCH_SIZE = 4
 
 
 class Classifier(nn.Module):
-    """Embedding and linear layer, with the loss."""
+    """Model with an embedding and a linear layer, which returns its loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +25,7 @@ class Classifier(nn.Module):
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of eight equal tokens, with labels from 0 to 15."""
+    """Dataset whose samples have eight equal tokens and a label from 0 to 15."""
 
     def __len__(self) -> int:
         return 10_000_000

@@ -1,4 +1,4 @@
-"""Cost of the callback for each integration, measured in a process per integration, and its table."""
+"""Measurement of the callback's cost, in one process per integration, and the table of results."""
 
 import os
 import subprocess
@@ -17,13 +17,13 @@ from perf_callbacks.report.units import duration
 INTEGRATIONS = ("loop", "transformers", "lightning", "accelerate")
 
 LONGEST_SECONDS = 300.0
-"""Time limit of a process in seconds, to which ten times the seconds of its turns are added."""
+"""Time limit of a process in seconds, to which ten times its planned training time is added."""
 
 _DROPPED = ("PERF_CALLBACKS", "PERF_CALLBACKS_OUTPUT_DIR", "PERF_CALLBACKS_ON_EVENT")
-"""Settings that would arm the turns without the callback, or have an effect outside of the process."""
+"""Environment variables that would turn the callback on, or have an effect outside of the process."""
 
 _SCHEDULERS = ("SLURM_", "TORCHELASTIC_")
-"""Beginnings of the variables of a job. Lightning refuses a job of several tasks that has one device."""
+"""Prefixes of environment variables of a job, with which Lightning may refuse to train on one device."""
 
 _OVERRIDDEN = {
     "HF_HUB_OFFLINE": "1",
@@ -38,11 +38,11 @@ def installed() -> list[str]:
 
 
 def measure(names: Sequence[str], seconds: float) -> Iterator[Cost]:
-    """Measure the cost for integrations, one after the other. Raise `ConfigError` if a process fails.
+    """Measure the callback's cost for some integrations, one after another. Raise `ConfigError` if a process fails.
 
     Args:
-        names: Integrations.
-        seconds: Seconds of turns per integration.
+        names: Names of the integrations.
+        seconds: Seconds of training per integration.
     """
     for name in names:
         command = [sys.executable, "-m", "perf_callbacks.launch.cost", name, str(seconds)]
@@ -68,7 +68,7 @@ def measure(names: Sequence[str], seconds: float) -> Iterator[Cost]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a process on one device, outside of a job. The variables arm no program."""
+    """Return environment variables for a training on one device, without the variables of a surrounding job."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     kept = {
         name: value
@@ -80,7 +80,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def table(costs: Sequence[Cost]) -> list[str]:
-    """Render a line for each integration below a heading."""
+    """Return the lines of the table of costs: a heading, and then one line per integration."""
     heading = ("", "step", "added to it", "control", "added CPU time", "once per run", "turns")
     rows = [
         (

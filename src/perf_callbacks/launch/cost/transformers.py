@@ -1,4 +1,4 @@
-"""A turn of the Hugging Face `Trainer`."""
+"""Short training with the Hugging Face `Trainer`, with or without the callback."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class _Steps(TrainerCallback):
 
 
 def train(directory: str, stopwatch: Stopwatch, *, armed: bool) -> None:
-    """Train with the Hugging Face `Trainer`."""
+    """Train for `STEPS` steps with the Hugging Face `Trainer`. If `armed` is True, the callback measures."""
     arguments = TrainingArguments(
         output_dir=directory,
         max_steps=STEPS,

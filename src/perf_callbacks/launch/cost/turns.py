@@ -1,4 +1,7 @@
-"""Turns of a training, with and without the callback: seconds that the callback adds to a step and to a run."""
+"""Seconds that the callback adds to a step and to a run, from short trainings with and without the callback.
+
+Each short training is called a turn.
+"""
 
 import itertools
 import random
@@ -7,33 +10,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SETTLING = 320
-"""Steps at the start of a turn that are not compared: the callback counts FLOPs in some of them."""
+"""Number of steps at the start of a training that are not compared. In some of them, the callback counts FLOPs."""
 
 COUNTED = 256
-"""Steps of a turn that are compared. The callback writes its journal and sums up its figures within each 256 steps."""
+"""Number of compared steps of a training. Within 256 steps, the callback writes its journal at least once."""
 
 STEPS = SETTLING + COUNTED
-"""Steps of a turn."""
+"""Number of steps of a training."""
 
 RESAMPLES = 1000
-"""Resamples of the differences, for an interval."""
+"""Number of bootstrap resamples for a confidence interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingTurn:
-    """One turn of a training."""
+    """Times of one short training."""
 
     quiet_seconds: float
-    """Duration of a quiet step: the 10th percentile of the compared steps, because other programs disturb it least."""
+    """Seconds of a quiet step: the 10th percentile of the compared steps, which other programs disturb least."""
     cpu_seconds: float
-    """CPU time of the mean compared step."""
+    """Mean CPU time of a compared step, in seconds."""
     other_seconds: float
-    """Duration of the rest of the turn: the beginning, the steps that are not compared, and the end."""
+    """Seconds of the training outside of the compared steps: the beginning, the first 320 steps, and the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedianInterval:
-    """Median of the turns, with its 95 % interval."""
+    """Median of a value over several trainings, with its 95 % confidence interval."""
 
     median: float
     low: float
@@ -46,21 +49,21 @@ class Cost:
 
     integration: str
     turns: int
-    """Turns with the callback."""
+    """Number of trainings with the callback."""
     step_seconds: float
-    """Duration of a quiet step without the callback."""
+    """Seconds of a quiet step without the callback."""
     step: MedianInterval
     """Seconds that the callback adds to a quiet step."""
     control: MedianInterval
-    """Difference between two turns without the callback. Zero is inside, unless other programs disturb."""
+    """Difference in seconds between two trainings without the callback. The interval should contain zero."""
     cpu: MedianInterval
-    """Seconds of CPU time that the callback adds to the mean step, including work in every 64th or 256th step."""
+    """Mean CPU time in seconds that the callback adds to a step, including work in every 64th or 256th step."""
     run: MedianInterval
     """Seconds that the callback adds once per run: at the start, in the first 320 steps, and at the end."""
 
 
 class Stopwatch:
-    """Times the steps of one turn."""
+    """Measures the times of all steps of one training."""
 
     def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
         self._clock, self._cpu_clock = clock, cpu_clock
@@ -69,13 +72,13 @@ class Stopwatch:
         self._cpu: list[float] = []
 
     def step_ended(self) -> None:
-        """Take the time at the end of a step."""
+        """Record the time at the end of a step."""
         self._ends.append(self._clock())
         if len(self._ends) in {SETTLING, STEPS}:
             self._cpu.append(self._cpu_clock())
 
     def turn(self) -> TrainingTurn:
-        """Return the times of the turn."""
+        """Return the times of the finished training."""
         ends, (start, end) = self._ends[SETTLING - 1 : STEPS], self._cpu
         steps = sorted([after - before for before, after in itertools.pairwise(ends)])
         return TrainingTurn(
@@ -86,13 +89,13 @@ class Stopwatch:
 
 
 def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float, clock: Callable[[], float]) -> Cost:
-    """Take turns without, with and without the callback for some seconds; at least three turns with the callback.
+    """Train alternately without and with the callback for some seconds, at least three times with the callback.
 
     Args:
         integration: Name of the integration.
-        turn: Takes a turn, with the callback if `armed`.
-        seconds: Time for all turns.
-        clock: Clock that limits the turns.
+        turn: Function that runs one short training, with the callback if `armed` is True, and returns its times.
+        seconds: Seconds for all trainings together.
+        clock: Clock by which these seconds are measured.
     """
     turn(armed=True)  # a first turn pays for imports and caches
     end = clock() + seconds
@@ -115,13 +118,13 @@ def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float,
 def _added(
     plain: Sequence[TrainingTurn], armed: Sequence[TrainingTurn], part: Callable[[TrainingTurn], float]
 ) -> MedianInterval:
-    """Return the difference between each turn with the callback and the mean of the turns before and after."""
+    """Return the difference between a training with the callback and the mean of two trainings without."""
     pairs = zip(armed, plain[::2], plain[1::2], strict=False)
     return interval([part(ours) - (part(before) + part(after)) / 2 for ours, before, after in pairs])
 
 
 def interval(values: Sequence[float]) -> MedianInterval:
-    """Return the median of values with its 95 % bootstrap interval."""
+    """Return the median of the values, with its 95 % bootstrap interval."""
     draw = random.Random(0)  # noqa: S311 resamples are no secret
     medians = sorted([statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)])
     return MedianInterval(

@@ -1,1 +1,1 @@
-"""Demo: a small training with a hidden fault, its verdict, and the same training with the remedy of the verdict."""
+"""Demo: trains with a hidden fault, shows the verdict, and trains again with the remedy that the verdict names."""

@@ -1,4 +1,4 @@
-"""Train a small GPT on the source code of torch. A fault is hidden here, and the verdict of a run names the fault.
+"""Train a small GPT on the source code of torch. This program hides a fault, which a run's verdict names.
 
 python train.py --seconds 24 --out as_it_is
 """
@@ -25,11 +25,11 @@ Batch = dict[str, Tensor]
 SNIPPETS, CHARACTERS, TOKENS, VOCABULARY = 512, 256, 64, 1024
 BATCH, WIDTH, LAYERS = 16, 128, 2
 SETTLED, TIMED, LINES = 12, 24, 8
-"""Steps before the pace is measured, steps after which the pace is known, and printed lines about the training."""
+"""Step after which the pace is measured, step after which the pace is known, and number of printed lines."""
 
 
 class Snippets(Dataset[Batch]):
-    """Snippets of source code, as tokens."""
+    """Dataset of source code snippets, as tokens."""
 
     def __init__(self) -> None:
         files = sorted(Path(nn.__file__).parent.rglob("*.py"))
@@ -117,7 +117,7 @@ def train(rank: int, options: argparse.Namespace, store: str) -> None:
 
 
 def planned(ends: list[float], options: argparse.Namespace) -> int:
-    """Return the number of steps for the wanted seconds, at the pace of the steps so far on rank 0."""
+    """Return how many steps fit into `--seconds`, at the pace of rank 0 so far."""
     done, spent = len(ends) - 1, ends[-1] - ends[SETTLED]
     left = math.ceil((options.seconds - spent) * (done - SETTLED) / spent)
     steps = torch.tensor(max(TIMED + 2 * LINES, done + max(0, left)))
@@ -127,7 +127,7 @@ def planned(ends: list[float], options: argparse.Namespace) -> int:
 
 
 def show(step: int, steps: int, loss: float, row: dict[str, float]) -> None:
-    """Print a line about the steps since the last line. On a terminal, the next line replaces this line."""
+    """Print a line of progress. On a terminal, each line replaces the line before."""
     parts = [f"step {step:>4} of {steps}", f"loss {loss:.2f}"]
     if "perf/tokens_per_second" in row:  # of all ranks, as soon as they have exchanged their figures
         parts.append(f"{row['perf/tokens_per_second']:,.0f} tokens/s")

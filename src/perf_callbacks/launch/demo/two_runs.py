@@ -1,4 +1,4 @@
-"""Two runs of the demo's program: as it is, and for as many steps with the remedy that the verdict names."""
+"""Two runs of the demo's program: without changes, and with the remedy that the first run's verdict names."""
 
 import os
 import re
@@ -19,72 +19,72 @@ from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
 
 PROGRAM = Path(__file__).with_name("train.py")
-"""The program. A run uses a copy, because the verdict names no line of an installed package."""
+"""Path of the demo's program. Each run uses a copy, because the verdict names no line of an installed package."""
 
 AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
-"""Directories of the two runs."""
+"""Names of the directories of the two runs."""
 
 BUSY = 0.1
-"""The demo mentions the share of a run that passed without a CPU, if the share is at least this large."""
+"""The demo mentions the time without a CPU only if it is at least this share of a run."""
 
 POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
-"""Time between two looks at the program, and time that the program gets to end after SIGTERM."""
+"""Seconds between two checks of the program's end, and seconds that the program gets to end after SIGTERM."""
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-"""Network interface for ranks on one machine."""
+"""Name of the network interface for ranks on one machine, by platform."""
 
 ONE_RANK = "train.py tokenizes each sample in the training process, in plain Python (`Snippets.encode`)."
 SLOW_RANK = "the samples of rank {} were not tokenized before the training, as those of all other ranks were."
 
 
 class StoppedError(Exception):
-    """The user wants the demo to end."""
+    """Raised if the user wants the demo to end."""
 
 
 class UnfinishedError(Exception):
-    """The demo can't go on, and says why."""
+    """Raised with a reason if the demo can't go on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoRun:
-    """A run that has ended."""
+    """Finished run of the demo's program."""
 
     directory: Path
     options: Sequence[str]
-    """Options of the program."""
+    """Command-line options of the program."""
     summary: Summary
 
     @property
     def step_seconds(self) -> float:
-        """Mean seconds of a measured step."""
+        """Mean duration of a measured step, in seconds."""
         return self.summary.step_time or 0.0
 
     @property
     def no_cpu_share(self) -> float:
-        """Share of the run in which the training thread had to wait for a CPU, as far as known."""
+        """Share of the run in which the training thread had to wait for a CPU, or 0 if unknown."""
         return (self.summary.cpu.no_cpu_share if self.summary.cpu is not None else None) or 0.0
 
 
 @dataclass(kw_only=True, slots=True)
 class TwoRuns:
-    """Both runs of a demo, as far as the demo has got."""
+    """Results of a demo so far."""
 
     directory: Path
     ranks: int
     runs: list[DemoRun] = field(default_factory=list)
     finding: Finding | None = None
-    """The finding about the hidden fault."""
+    """Finding of the first run about the hidden fault."""
     report: Path | None = None
-    """Report of both runs."""
+    """Path of the report about both runs."""
 
     @property
     def fault(self) -> str:
-        """The hidden fault, in words."""
+        """Sentence that describes the hidden fault."""
         return ONE_RANK if self.ranks == 1 else SLOW_RANK.format(self.ranks - 1)
 
     @property
     def gain(self) -> float | None:
-        """Step time without the remedy, divided by the step time with the remedy. None: not known."""
+        """Step time without the remedy, divided by the step time with the remedy. None means unknown."""
         if len(self.runs) < 2 or not self.runs[1].step_seconds:  # noqa: PLR2004 without and with the remedy
             return None
         return self.runs[0].step_seconds / self.runs[1].step_seconds
@@ -99,15 +99,15 @@ def run_both(
     train: Callable[[Sequence[str]], int],
     say: Say,
 ) -> None:
-    """Run the program as it is, read the verdict, and run the program with the remedy.
+    """Run the program without changes, read the verdict, and run the program again with the remedy.
 
     Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault.
 
     Args:
-        found: Receives the runs and the finding.
-        seconds: Seconds of the first run's steps.
-        train: Runs the program with these options, and returns its exit status.
-        say: Prints a paragraph.
+        found: Object to which the runs and the finding are added.
+        seconds: Duration of the first run in seconds.
+        train: Function that runs the program with given options, and returns its exit status.
+        say: Function that prints a paragraph.
     """
     ranks = found.ranks
     several = ["--ranks", str(ranks)] if ranks > 1 else []
@@ -128,9 +128,9 @@ def run_both(
 
 
 def about_fault(summary: Summary, ranks: int) -> Finding | None:
-    """Return the finding about the hidden fault, if possible with a remedy for it. None: there is no such finding.
+    """Return the finding about the hidden fault, or None. A finding with a remedy that the demo can apply comes first.
 
-    In a job, the fault shows as waiting for the slow rank, or as waiting for data on that rank alone.
+    With several ranks, the finding is either a wait for the slow rank, or a wait for data on the slow rank.
     """
     causes = {"data"} if ranks == 1 else {"data", "straggler"}
     found = [one for one in summary.findings if one.cause in causes and one.share is not None]
@@ -138,7 +138,7 @@ def about_fault(summary: Summary, ranks: int) -> Finding | None:
 
 
 def options_of(remedy: str, ranks: int) -> list[str]:
-    """Translate a remedy into options of the program. Empty: the program has no such option.
+    """Translate a remedy into command-line options of the program. Return [] if the program has no such option.
 
     >>> options_of("DataLoader(num_workers=2)", 1), options_of("caching prepared samples, or cheaper transforms", 2)
     (['--workers', '2'], ['--prepared', '0', '1'])
@@ -152,7 +152,7 @@ def options_of(remedy: str, ranks: int) -> list[str]:
 
 
 def write_report(found: TwoRuns) -> Path:
-    """Write the report of the first run, with the second run beside, and return its path."""
+    """Write a report that compares the first run with the second run, and return the path of the report."""
     first, second = [report_file.fits(one.directory) for one in found.runs]
     path = found.report = found.directory / report_file.NAME
     report_file.write(first, 0, path, None, second[-1])
@@ -160,7 +160,7 @@ def write_report(found: TwoRuns) -> Path:
 
 
 def conclusion(found: TwoRuns) -> Iterable[str]:
-    """Yield the sentences at the end: gain, promise, fault, and the time without a CPU."""
+    """Yield the demo's closing sentences about the gain, the hidden fault, and the time without a free CPU."""
     gain, finding = found.gain, found.finding
     if gain is None or finding is None:
         return
@@ -178,13 +178,13 @@ def conclusion(found: TwoRuns) -> Iterable[str]:
 
 
 def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
-    """Run the program, and return its exit status. If the user wants an end, end all ranks and raise `StoppedError`.
+    """Run the program, and return its exit status. If the user wants to stop, end all ranks and raise `StoppedError`.
 
     Args:
-        directory: Directory with the program, and working directory.
-        options: Options of the program.
-        stopped: Returns True once the user wants an end.
-        output: File descriptor of the output. None: the output of this process.
+        directory: Directory that contains the program, and in which the program runs.
+        options: Command-line options of the program.
+        stopped: Function that returns True once the user wants to stop.
+        output: File descriptor for the program's output. If None, the output of this process is used.
     """
     kept = {name: value for name, value in environment(os.environ).items() if not name.startswith("PERF_CALLBACKS")}
     own = {

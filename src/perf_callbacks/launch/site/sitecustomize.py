@@ -1,7 +1,7 @@
-"""Arm this Python process, then import the `sitecustomize` that this file hides.
+"""Measure all trainers of this Python process, and import the `sitecustomize` that this file hides.
 
-`perf-callbacks run` puts the directory of this file on PYTHONPATH. So interpreters of any version may import this file,
-even interpreters without this package.
+`perf-callbacks run` puts the directory of this file on PYTHONPATH. So interpreters of any Python version may import
+this file, even interpreters without this package.
 """
 
 import os
