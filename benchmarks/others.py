@@ -24,9 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PERF = [sys.executable, "-m", "perf_callbacks"]
-REMEDIES = "loader,optimizer,attention,gc,logging,recompute"
+REMEDIES = "loader,optimizer,attention,gc,logging,recompute,threads"
 TRL = "--per_device_train_batch_size 4 --max_steps 400 --report_to none --bf16 False"
 SMALL = "--device=cpu --compile=False --dtype=float32 --eval_iters=1 --gradient_accumulation_steps=1"
+
+
+LETTERS = (
+    "train.py config/train_shakespeare_char.py --device=cpu --compile=False --dtype=float32 --eval_iters=20 "
+    "--log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --lr_decay_iters=2000 "
+    "--dropout=0.0"
+)
+"""The command for a CPU in nanoGPT's README, without its number of steps."""
 
 
 @dataclass
@@ -90,11 +98,7 @@ PROGRAMS = {
         *NANOGPT_AT,
         f"train.py --dataset=local {SMALL} --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128",
     ),
-    "nanoGPT, resumed": Program(
-        *NANOGPT_AT,
-        f"train.py --dataset=local {SMALL} --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 "
-        "--init_from=resume --max_iters=100000",
-    ),
+    "nanoGPT, resumed": Program(*NANOGPT_AT, f"{LETTERS} --init_from=resume --max_iters=100000"),
 }
 
 
@@ -228,10 +232,9 @@ def make_checkpoint(folder):
     make_letters_of_shakespeare(folder)
     for name in ("train.bin", "val.bin"):
         make_tokens(folder / "data/local" / name, 300_000)
-    if not (folder / "out/ckpt.pt").exists():
-        fresh = PROGRAMS["nanoGPT, resumed"].command.partition(" --init_from")[0]
+    if not (folder / "out-shakespeare-char/ckpt.pt").exists():
         options = "--max_iters=2 --eval_interval=1 --always_save_checkpoint=True"
-        subprocess.run(f"{sys.executable} {fresh} {options}", shell=True, cwd=folder, check=True, capture_output=True)
+        subprocess.run(f"{sys.executable} {LETTERS} {options}", shell=True, cwd=folder, check=True, capture_output=True)
 
 
 def files(folder):

@@ -122,7 +122,7 @@ class Startup(Observer):
         return asks
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Pass on to the items the values that all ranks adopt at the end of step `step`."""
+        """Give the items the values that all ranks adopt at the end of step `step`."""
         self._each(lambda item: item.agreed(least, step))
 
     def step_ended(self, step: int) -> None:
@@ -260,7 +260,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Leave the time of the block out of the step. Metrics still include the step."""
+    """Leave the time of the `with` block out of the step's time. Metrics still include the step."""
     recorder = reference()
     began = 0.0
     if recorder is not None:

@@ -95,7 +95,7 @@ __all__ = [
 
 
 def columns(path: Path | str) -> dict[str, list[Any]]:
-    """Return the steps of all fits, attempts and ranks as columns, by name. Each column has one value per step.
+    """Return the steps of all fits, attempts and ranks, as a dictionary of columns. Each column has one value per step.
 
     The columns `run_id`, `attempt` and `rank` come from the `Run` record before the steps. The other columns are the
     fields of `Steps`. None stands for an unknown value. If the beginning of a journal was cut off, its steps have no

@@ -15,9 +15,9 @@ __all__ = ["PerfCallback"]
 class PerfCallback(LightningHooks, Callback):
     """Measures the stages of each optimizer step, such as forward and backward, and logs their times beside the loss.
 
-    Every `log_every_n_steps` steps, all loggers of the trainer get metrics named `perf/*`, at the step of the loss.
-    `perf/step_time` also goes to the progress bar. The metrics cover the steps since the previous log. The first step
-    of the fit is left out, and so is every step with a validation or a checkpoint. Under manual optimization, each
+    Every `log_every_n_steps` steps, all loggers of the trainer get metrics named `perf/*`, with the step number of the
+    loss. `perf/step_time` also goes to the progress bar. The metrics cover the steps since the previous log. The first
+    step of the fit is left out, and so is every step with a validation or a checkpoint. Under manual optimization, each
     batch counts as a step.
 
     The stage `data` is the wait for the loader, plus the time in `batch_to_device`. The stage `forward` is the time in

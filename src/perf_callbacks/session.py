@@ -68,7 +68,7 @@ class Watch(Protocol):
     """Hooks and wrappers by which an integration sees the stages and steps of a fit."""
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all of them."""
+        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
 
 
 W = TypeVar("W", bound=Watch)
@@ -85,8 +85,9 @@ def checked(
     """Check the arguments that the user passed to an integration, and return `config`.
 
     Args:
-        config: Value of the argument `config`. `ConfigError` is raised unless it is a `PerfConfig` or None.
-        strays: Unknown keyword arguments. For these, an error shows how to pass settings in a `PerfConfig`.
+        config: Value of the argument `config`. If the value is neither a `PerfConfig` nor None, `ConfigError` is
+            raised.
+        strays: Unknown keyword arguments. If there are any, an error shows how to pass settings in a `PerfConfig`.
         call: Example call for the error message, with `{}` in place of the settings.
     """
     fields = [name for name in strays if name in rules()]
@@ -151,7 +152,8 @@ class Session:
     ) -> W:
         """Begin a fit: make the recorder, apply the checklist, watch calls, make the observers, show the opening card.
 
-        The checklist replaces methods before the watch wraps them. When the fit ends, the watch is removed first.
+        The checklist comes first: if it replaces a method, the watch wraps the replacement. When the fit ends, the
+        watch's wrappers are removed first, and then the changes of the checklist.
 
         Args:
             place: Device, rank and output directory of the fit.
@@ -247,7 +249,10 @@ class _Hinting(type):
     elsewhere: str
 
     def __getattr__(cls, name: str) -> Any:
-        """Raise an `AttributeError`. For a hook of another framework, the error names the right callback."""
+        """Raise an `AttributeError`.
+
+        If `name` is a hook of another framework, the error names the callback for that framework.
+        """
         raise AttributeError(_lacking(cls, name))
 
 
@@ -256,12 +261,16 @@ class CallbackBase(metaclass=_Hinting):
 
     _session: Session
     armed = False
-    """True means that a launcher added this callback, which does nothing if the program adds its own callback."""
+    """True means that a launcher added this callback. If the program adds its own callback, this callback does
+    nothing."""
     elsewhere: ClassVar[str]
     """Hint for error messages, which names another framework and the callback for it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an `AttributeError`. For a hook of another framework, the error names the right callback."""
+        """Raise an `AttributeError`.
+
+        If `name` is a hook of another framework, the error names the callback for that framework.
+        """
         raise AttributeError(_lacking(type(self), name))
 
     @property

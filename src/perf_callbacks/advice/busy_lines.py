@@ -32,24 +32,28 @@ LEAST_LASTING = 0.25
 """A function counts as slow only if at least this part of its samples is slow code. Less may be chance."""
 
 MOST_LINES = 256
-"""Largest number of distinct lines that are counted per stage. If a stage has more busy lines, no line stands out."""
+"""Largest number of distinct lines that are counted per stage. Samples at further lines are dropped."""
 
 LOOKS = 4
 """Number of samples in each tick of the watchdog."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
-"""Seconds of the shortest wait before a sample, and of the difference between the longest and the shortest wait.
+"""Shortest wait before a sample in seconds, and how many seconds longer a wait may be.
 
 The waits vary, so that samples fall anywhere in a step.
 """
 
 GOLDEN = 0.618
-"""Difference between two consecutive waits, divided by `SPREAD_SECONDS`. The golden ratio spreads the waits evenly."""
+"""Each wait is longer than the last wait by this part of `SPREAD_SECONDS`, modulo `SPREAD_SECONDS`.
+
+The golden ratio spreads the waits evenly.
+"""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
-"""Seconds for which the sampling thread holds the GIL: first until Python in the training thread stops, then to watch.
+"""Seconds for which the sampling thread holds the GIL: first without a look, then to look at the training thread.
 
-Meanwhile, a large operation of torch goes on, because it has released the GIL. Small operations stop soon.
+Python in the training thread stops before the look. A small operation of torch stops too. A large operation goes on,
+because it has released the GIL.
 """
 
 AGAIN_SECONDS = 0.0001
@@ -168,7 +172,7 @@ class BusyLines(Observer):
         }
 
     def _look(self) -> Look | None:
-        """Return the current state of the training thread, or None if the current step doesn't count."""
+        """Return the current state of the training thread, or None if samples of the current step don't count."""
         engine, began = self._engine, perf_counter()
         if engine.excluded is not None and engine.excluded not in BEGINNING:
             return None
@@ -209,9 +213,9 @@ class BusyLines(Observer):
         """Return True if the program's code keeps the training thread longer than a few small operations would.
 
         - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
-        - In a sleep or a loop over small operations, the second look finds the same function again. This doesn't count
-          in modules and optimizers, which consist of small operations. It also doesn't count on a device, where the
-          host spends little time on each operation.
+        - In a sleep or a loop over small operations, the second look finds the same function again. Modules and
+          optimizers consist of small operations, so such a second look says nothing about them. On a device, the host
+          spends little time on each operation, so the second look says nothing there either.
         """
         position = look.position
         if position is None or position.in_torch or look.computes:
@@ -263,7 +267,7 @@ class BusyLines(Observer):
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
-"""If one of these marks is the next mark after a backward, the time in between belongs to the stage optimizer."""
+"""If the next mark after a backward is one of these, the time until this mark belongs to the stage optimizer."""
 
 
 def _by_function(lines: Counter[str | None]) -> Counter[str]:

@@ -15,7 +15,7 @@ FUSIBLE = 0.15
 
 LAYOUT = "layout"
 WITHIN = frozenset({LAYOUT, "device to device"})
-"""Kinds of copies whose source and target are in the same memory, of a CPU or of a device."""
+"""Kinds of copies that stay in one memory: in the memory of the host, or in the memory of a device."""
 
 TRANSFERS = {
     "host to device": (
@@ -27,13 +27,16 @@ TRANSFERS = {
 """For each kind of copy between host and device: the words for its direction, and the remedy."""
 
 FEW, MANY = 3, 20
-"""With at most `FEW` collectives per step, DDP overlaps little. With `MANY` or more, starting them may take long."""
+"""With at most `FEW` collectives per step, DDP hides little communication.
+
+With at least `MANY`, the start of the collectives may take long.
+"""
 
 SHORT_SECONDS = 200e-6
-"""If the mean collective takes less than this many seconds, starting it takes most of the time."""
+"""If collectives take less than this many seconds on average, their start takes most of this time."""
 
 BUCKETS, LARGE_BUCKET_MB = 8, 100
-"""Number of gradient buckets with which DDP overlaps well, and size of a large bucket in megabytes."""
+"""Number of gradient buckets with which DDP hides much communication, and size of a large bucket in megabytes."""
 
 GRADIENT_MB = 4e-6
 """Size of one float32 element of a gradient in megabytes."""
@@ -52,8 +55,8 @@ MOSTLY = 0.5
 def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile on a device, because it fuses element-wise operations and casts.
 
-    The rules `attention` and `recompute` count the time that they can save, so this rule subtracts that time. On a CPU,
-    compilation saved little or nothing: see `benchmarks/fusing.py`.
+    The rules `attention` and `recompute` report the time that they can save. This rule subtracts that time from its own
+    saving. On a CPU, compilation saved little or nothing: see `benchmarks/fusing.py`.
     """
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:
@@ -105,7 +108,7 @@ def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which collectives run and nothing computes, without the time that slow ranks cost."""
+    """Report the time in which only collectives run, minus the time that slow ranks and uneven work cost."""
     steps = profiled(machine, facts, measured)
     if steps is None:
         return None
@@ -138,7 +141,7 @@ def _seconds(found: list[ProfiledCopy]) -> float:
 
 
 def _lost_to_ranks(measured: Measured) -> float:
-    """Return the share of the run that slow ranks and uneven work cost, as far as the comparison of ranks shows."""
+    """Return the share of the run that slow ranks and uneven work cost, according to the comparison of ranks."""
     lost = measured.summary.stragglers
     if lost is None or not lost.seconds:
         return 0.0
@@ -155,7 +158,7 @@ def _collectives_per_step(steps: ProfiledSteps) -> float:
 def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:
     """Return the largest part of the exposed communication that can be saved, and the remedy.
 
-    Communication can hide only beside computation that has no communication beside it yet.
+    Communication can be hidden only behind computation during which no other communication runs.
     """
     profile, work = steps.profile, facts.work
     exposed, running = profile.exposed_communication_seconds, profile.communication_seconds
@@ -176,7 +179,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return the largest part that can be saved, and the remedy, for DDP with too few or too small gradient buckets."""
+    """Return the largest part of DDP's exposed communication that can be saved, and the remedy."""
     size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:

@@ -9,10 +9,13 @@ THREADS = "threads"
 """Cause of the finding that operations use more threads than there are CPUs."""
 
 LEAST = 0.05
-"""The rule reports a lack of CPUs from this share of the run on. Less is usual on a machine with other programs."""
+"""The rule reports a lack of CPUs that costs at least this share of the run.
+
+On a machine with other programs, smaller shares are usual.
+"""
 
 LARGE = 0.25
-"""The finding `cpu` precedes the findings of `INFLATED` if its share is at least this part of their largest share."""
+"""`cpu` comes before the findings in `INFLATED` if its share is at least this part of the largest share among them."""
 
 INFLATED = frozenset(
     {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
@@ -35,7 +38,7 @@ def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding 
 def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | None:
     """Return evidence and remedy if an operation uses more threads than the process has CPUs, or else None.
 
-    If it is known how many CPUs other programs use, these CPUs are subtracted.
+    CPUs that other programs use don't count, if their number is known.
     """
     cpus = machine.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))

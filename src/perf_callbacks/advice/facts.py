@@ -22,14 +22,15 @@ WORTH = 0.01
 """A finding is reported only if its remedy could save at least this share of the run."""
 
 INTERRUPTED = (0.75, 1.4)
-"""Least and most saving if evaluations, logging or similar code run rarely, relative to the time of that code.
+"""Least and most time saved if code such as evaluations or logging runs rarely, divided by the time of this code.
 
-Steps that follow such an interruption are slower, too. In `benchmarks/promises.py`, 39 of 42 programs saved 0.77 to
-1.39 times the time of the code. The other programs saved 0.45, 0.47 and 2.3 times: see `docs/verdict-evidence.md`.
+The steps after such code are slower too, so the saving may exceed the time of the code. In `benchmarks/promises.py`, 39
+of 42 programs saved 0.77 to 1.39 times the time of the code. The other programs saved 0.45, 0.47 and 2.3 times: see
+`docs/verdict-evidence.md`.
 """
 
 DEVIATIONS = 1.96
-"""Number of standard errors in half a 95 % confidence interval."""
+"""Half the width of a 95 % confidence interval, in standard errors."""
 
 
 class MachineFacts(Protocol):
@@ -115,13 +116,16 @@ class Facts:
     batch_lengths: int = 0
     """Number of distinct sequence lengths of batches, or 0 if unknown."""
     calm_share: float | None = None
-    """Share of the groups of steps that hardly waited for data. A group has as many steps as there are workers."""
+    """Share of calm groups of steps: groups that hardly waited for data.
+
+    A group has as many steps as there are workers.
+    """
     burst_seconds: float = 0.0
-    """Mean seconds for which a group of steps waits for data. Only groups that wait much count."""
+    """Mean seconds for which a group of steps that isn't calm waits for data."""
     persistent: bool = False
     """True: the workers persist from epoch to epoch."""
     epochs: int = 0
-    """Number of epochs whose first step was measured, without the fit's first epoch."""
+    """Number of epochs whose first step was measured. The fit's first epoch doesn't count."""
     epoch_wait_seconds: float = 0.0
     """Total wait for the first batches of the epochs in `epochs`, divided by the number of all steps of the fit."""
     epoch_wait_in_rows: float = 0.0
@@ -147,7 +151,7 @@ class Facts:
     optimizer: str | None = None
     """Class name of an optimizer of torch. None for other optimizers, and for SGD without momentum."""
     fused: bool = False
-    """True: the optimizer updates many tensors at once, by `fused` or `foreach`."""
+    """True: the optimizer updates many tensors at once, because `fused` or `foreach` is set."""
     tensors: int = 0
     """Number of tensors that the optimizer updates."""
     elements: float = 0.0
@@ -201,7 +205,10 @@ class Facts:
     free_cpus: float | None = None
     """Mean number of idle CPUs among the CPUs that the process may keep busy."""
     left_cpus: float | None = None
-    """Number of the process's CPUs that other programs leave free. CPU time for which they wait counts as used."""
+    """Number of the process's CPUs that other programs leave free.
+
+    CPU time that these programs wait for counts as used.
+    """
     idle_share: float | None = None
     """Share of the fit in which the training thread waited for a disk, a device or a process, and needed no CPU."""
     starved_share: float | None = None
@@ -215,7 +222,7 @@ class Facts:
     drift: Drift | None = None
     """Growth of the step time in the course of the fit, or None if steps didn't become longer."""
     widths: Mapping[str, float] = field(default_factory=dict)
-    """Half the width of the 95 % interval of each stage's share of the step time, divided by this share."""
+    """Relative error of each stage's share of the step time: half the 95 % interval's width, divided by the share."""
     work: Flops | None = None
     """FLOPs of the last counted step."""
     profiles: tuple[Profile, ...] = ()
@@ -249,12 +256,12 @@ class Measured:
         return self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
 
     def model(self, name: str) -> float:
-        """Return the mean seconds per step of a stage, without the time of slow code, which another rule reports."""
+        """Return the mean seconds per step of a stage without its slow code. Another rule reports the slow code."""
         slow = self._facts.slow_code.get(name)
         return self.stage(name) * (1 - slow.part if slow is not None else 1.0)
 
     def with_cpu(self, share: float) -> float:
-        """Estimate how large a share of the run would be if the training thread had always had a CPU."""
+        """Estimate the share of the run that would remain if the training thread had always had a CPU."""
         if not self._facts.starved_share or not self.summary.included_seconds or not self.steps_seconds:
             return share
         waits = WAITING if self._facts.workers else {"communication"}  # without workers, the thread loads batches
@@ -265,7 +272,7 @@ class Measured:
     def low(self, share: float, *stages: str) -> float | None:
         """Return the lower end of the 95 % interval of a share, or None after too few steps.
 
-        `stages` are the stages whose time the share is a part of.
+        The share is a part of the time of `stages`.
         """
         widths = self._facts.widths
         return share * max(0.0, 1 - max([widths[name] for name in stages])) if widths else None

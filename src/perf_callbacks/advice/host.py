@@ -10,7 +10,7 @@ from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
-"""The mean use of the device needs at least this many readings. The callback takes a reading every ten seconds."""
+"""A finding needs at least this many readings of the device's use. The callback takes a reading every ten seconds."""
 
 LARGE = 0.1
 """Readings of the device's use are coarse, so a finding from them must reach this share of the run."""
@@ -25,7 +25,7 @@ TRAINERS = frozenset({"transformers", "lightning"})
 
 @timed
 def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time within steps in which Python code outside of loader, model and optimizer runs.
+    """Report the time of Python code in steps, outside of loader, model and optimizer.
 
     A trainer also runs code of its own in this time, and the user can't change that code. So with a trainer, the rule
     reports the time only if it knows a line of the user's program.
@@ -70,8 +70,8 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The idle share of the run is a lower bound, because the rule counts all busy time of the device as time in these
-    stages. Busy time outside of them and kernels of other processes are included.
+    The rule subtracts all busy time of the device from the time of these stages, even busy time outside of the stages
+    and kernels of other processes. So the reported idle share is a lower bound.
     """
     use = facts.memory
     if machine.accelerator is None or use is None or use.gpu_busy is None or on_device(machine, facts, measured):

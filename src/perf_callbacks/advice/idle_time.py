@@ -1,4 +1,4 @@
-"""Rules about the device's idle time in a profile, while the host loads data, launches kernels or has just waited."""
+"""Rules about a device's idle time in a profile, which is due to loading, to kernel launches or to waits."""
 
 import re
 
@@ -10,12 +10,12 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
 LARGE = 0.1
-"""The rule `launches` reports idle time from this share of the run on, because some idle time is usual."""
+"""The rule `launches` reports idle time of at least this share of the run, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
-"""Most seconds per kernel if kernel launches limit the steps. A launch takes some 5 to 50 us.
+"""If a step takes more seconds per kernel than this, the host does other work than launching kernels.
 
-If more time passes per kernel, the host does other work.
+A launch takes some 5 to 50 us.
 """
 
 KEEPING = "keeping values on the device until they are logged"

@@ -2,7 +2,7 @@
 
 Each rank writes its findings as a note into a channel between ranks. A rank writes its last note when its exchange
 ends. Rank 0 waits a moment for the last notes. If a rank's last note is missing, the verdict uses an earlier note of
-this rank, or lacks its findings.
+this rank. If there is no earlier note, the verdict lacks the findings of this rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""For each cause that rank 0 measures for a slow rank: causes of the slow rank's own findings that explain it."""
+"""For each cause that rank 0 measures for a slow rank: matching causes in the findings of the slow rank itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,10 @@ class FindingNotes(ChannelHandler):
         self._reading = False
 
     def round(self, channel: Channel, now: float) -> float | None:  # noqa: ARG002 notes have no time
-        """Write new findings of this rank. On rank 0, read the notes of all ranks instead if `set` asked for them."""
+        """Write new findings of this rank.
+
+        Rank 0 writes nothing: it reads the notes of all ranks if `set` or `gather` asked for them.
+        """
         asked, self._asked = self._asked or self._reading, False
         if channel.rank:
             if self.mine != self._written and channel.world_size <= FEW:
@@ -104,7 +107,7 @@ def verdict(
     Args:
         own: Findings of rank 0.
         others: Findings of other ranks, by rank. If rank 0 found the same cause, only rank 0's finding is returned.
-        stragglers: Comparison of ranks, which names the ranks that cost the job most and their cause.
+        stragglers: Comparison of ranks, which names the slow ranks that cost the job most, and why they are slow.
     """
     slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
     found, causes = [*own], {one.cause for one in own}

@@ -25,8 +25,11 @@ LARGE = 0.1
 """A cause must take at least this share of a window to be shown during training."""
 
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
-"""Causes that are not shown during training. Stalls have log lines of their own. The facts about all other causes here
-cover the whole fit, not the last minute."""
+"""Causes that are not shown during training.
+
+Stalls have log lines of their own. The facts about the other causes in this set cover the whole fit, not the last
+minute.
+"""
 
 MOST_STEPS = 10_000
 """Most steps between two readings of the clock."""
@@ -85,7 +88,7 @@ class LiveAdvice(Observer):
 
 
 def between(before: Summary, after: Summary) -> Summary:
-    """Return the summary of the time between two summaries of a fit, in the fields that rules read."""
+    """Return a copy of `after` in which the fields that rules read cover only the time since `before`."""
     return replace(
         after,
         steps=after.steps - before.steps,

@@ -8,9 +8,10 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 
 STARVED = 0.15
-"""Workers are too slow if steps wait for data for at least this share of their time.
+"""Workers are too slow if waits for data take at least this share of the steps' time.
 
-A shorter wait is only the time to receive a batch. On a busy machine, it is 9 to 15 ms even with a fast loader.
+A shorter wait is only the time to receive a batch. On a busy machine, receiving a batch takes 9 to 15 ms, even from a
+fast loader.
 """
 
 FEWEST_GROUPS = 8

@@ -20,9 +20,9 @@ per tensor, so larger tensors hardly take longer.
 """
 
 CONTENTION = 0.1
-"""Seconds that training loses per second in which a worker computes, because CPUs share caches and clocks.
+"""For each second in which a worker computes, training loses this many seconds. CPUs share caches and clocks.
 
-In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s per second.
+In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s per second of a worker.
 """
 
 WORKER_BYTES = 40e6
@@ -43,7 +43,7 @@ LOW, HIGH = 0.7, 1.4
 """Least and largest gain from workers, relative to the estimate: see `docs/verdict.md` for 32 pairs of runs."""
 
 MOST_UNLOADED = 1.25
-"""Largest gain on a CPU if workers load the batches instead of the training thread, relative to the waits for data."""
+"""Largest gain on a CPU if workers take over loading from the training thread, divided by the waits for data."""
 
 MOST_RESTARTED = 1.6
 """Largest gain from persistent workers, relative to the waits for the start of workers.
@@ -141,7 +141,8 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     """Advise persistent workers if the wait for an epoch's first batch exceeds the time to load a batch.
 
     If n workers keep up with training, loading one batch takes at most the time of n steps. A longer wait for the first
-    batch is due to the start of the workers. The steps after a start are slower too, so the gain may exceed the wait.
+    batch is due to the start of the workers. The steps after the start of workers are slower too, so the gain may
+    exceed the wait.
     """
     workers = facts.workers or 0
     if not workers or facts.persistent or not facts.epochs:
@@ -161,10 +162,10 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
-    """Predict the seconds of a step with workers. Computing, loading, or all CPUs together may limit the step.
+    """Predict the seconds of a step with workers.
 
-    CPUs that other programs use don't count. A worker on such a CPU would save no time, because training would lose as
-    much.
+    A step takes as long as the slowest of three: computing, loading, and both together on all CPUs. CPUs that other
+    programs use don't count. A worker on such a CPU would save no time, because training would lose as much.
 
     Args:
         load: Seconds that a batch takes to load.
@@ -172,7 +173,8 @@ def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *,
         workers: Number of workers.
         cpus: Number of CPUs that the process uses or that are free.
         threads: Number of CPUs that a step without loading keeps busy.
-        computed: Part of `load` in which a CPU computes. Otherwise the loader waits, for example for a disk.
+        computed: Part of `load` in which a CPU computes. In the rest of `load`, the loader waits, for example for a
+            disk.
 
     >>> faster(load=0.5, busy=1.0, workers=1, cpus=8, threads=1)
     1.0

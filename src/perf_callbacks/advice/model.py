@@ -11,13 +11,13 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 MOST_REASON = 120
-"""Most characters of torch's reason for a compilation that a finding shows."""
+"""Largest number of characters that a finding quotes of torch's reason for a compilation."""
 
 SHAPED = ("size", "stride", "shape")
 """If a new shape caused a compilation, torch's reason for it contains one of these words."""
 
 LOW = 0.3
-"""Least HFU during forward, backward and optimizer that counts as good without torch.compile."""
+"""The rule `compiling` advises torch.compile only if HFU in forward, backward and optimizer is below this value."""
 
 RECOMPUTED = (0.75, 1.65)
 """Least and most time of a recomputation, relative to its estimate from FLOPs. Operations without FLOPs run again too.
@@ -30,7 +30,7 @@ FORWARDS = 1.4
 """Most time of a recomputation, relative to the time of all forwards. Recomputing also builds the autograd graph."""
 
 FUSED = (0.5, 1.5)
-"""Least and most time that fused attention saves, relative to the time of attention by its FLOPs.
+"""Least and most time that fused attention saves, divided by attention's time as estimated from its FLOPs.
 
 The values were measured on a CPU, for attention heads of size 16 and 32. Nothing was measured on an accelerator.
 """
@@ -47,7 +47,7 @@ SAVED = {
     "Adagrad": (0.65, 0.6, 0.46),
     "SGD": (0.6, 0.5, 0.28),
 }
-"""Share of the update's time that `fused=True` saves on a CPU, by optimizer and by mean size of tensors (`SIZES`).
+"""For each optimizer: the share of the update's time that `fused=True` saves on a CPU, for each mean size in `SIZES`.
 
 `benchmarks/optimizers.py` measured the shares with torch 2.13 on one thread, for 10 to 400 tensors of 64 to 262,144
 elements. SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
@@ -75,13 +75,13 @@ Small batches take longer per token, and some padding stays. In `benchmarks/prom
 """
 
 MUCH_PADDING = 0.1
-"""Least share of the tokens that counts as much padding."""
+"""The rule `padded` reports padding only if at least this share of the tokens is padding."""
 
 SIZES = (1024, 16_384, math.inf)
 """For each share in `SAVED`: the largest mean number of elements per tensor for which the share holds."""
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
-"""Least assumed parts of the peak that products reach in float32 and in a faster format.
+"""Matrix products are assumed to reach at least these parts of the peak: in float32, and in a faster format.
 
 GPT-2 small in the Hugging Face `Trainer` reached 0.59 of the peak of float32 on an H200, over whole steps.
 """
@@ -128,7 +128,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report padding, which the model computes although the mask leaves it out."""
+    """Report padding: the model computes padding tokens, although the mask hides them."""
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
     if part < MUCH_PADDING:
@@ -260,9 +260,9 @@ def _faster_products(
 ) -> tuple[float | None, float | None]:
     """Return the largest and the least share of the run that a format with a higher peak saves.
 
-    At least, products take the time of their FLOPs at the peak. At most, they take all of forward and backward. A
-    16-bit format also halves the bytes that other operations move. None means that the run is too short, or that a
-    peak is unknown.
+    The products take at least the time of their FLOPs at the peak, and at most all of forward and backward. A 16-bit
+    format also halves the bytes that other operations move. None means that the run is too short, or that a peak is
+    unknown.
     """
     peaks = facts.peaks
     old, new = (None if peaks is None else peaks.peak_flops_per_second(name) for name in (before, after))
@@ -284,7 +284,10 @@ def saved_by_fused(optimizer: str | None, elements: float) -> float:
 
 
 def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report deterministic algorithms. On an accelerator, they are slower, and torch fills uninitialized memory."""
+    """Report deterministic algorithms.
+
+    On an accelerator, such algorithms are slower, and torch fills uninitialized memory.
+    """
     if not facts.deterministic or machine.accelerator is None:
         return None
     remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")

@@ -41,7 +41,7 @@ EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention supports."""
 
 QUOTA_PART = 0.5
-"""Advice blames the CPU quota if the quota stopped threads for more than this part of the time without a CPU."""
+"""Advice blames the CPU quota only if the quota caused more than this part of the time without a CPU."""
 
 MOST_WANTED = 3.0
 """Other programs are assumed to need at most this many times the CPU time that they had."""
@@ -203,7 +203,7 @@ class _Since:
 
         Args:
             cpus: Number of CPUs that this process may keep busy.
-            sharing: Number of ranks that share the CPUs in the mask of this process.
+            sharing: Number of ranks that share the CPUs on which this process may run.
         """
         self._own = cpus
         self._sharing = sharing
@@ -255,7 +255,7 @@ class _Since:
     def _left(self, seconds: float, wanted: float) -> float | None:
         """Return the number of the process's CPUs that other programs leave free.
 
-        CPU time counts as used by other programs if it is not idle and not used by this process, its workers or the
+        Other programs are assumed to use the CPU time that is neither idle nor used by this process, its workers or the
         ranks that share its CPUs. The estimate assumes that all ranks are alike. If the training thread waits for a
         CPU, other programs wait too. `wanted` is the time for which the thread needed a CPU, divided by the time for
         which it had one.
@@ -292,7 +292,7 @@ def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
 
 
 def _text(config: Any) -> Any:
-    """Return the language model's part of a configuration, or the whole configuration without such a part."""
+    """Return the part of a configuration for the language model, or the whole configuration if it has no such part."""
     with suppress(Exception):
         return config.get_text_config()
     return config

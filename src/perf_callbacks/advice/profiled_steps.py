@@ -1,8 +1,9 @@
 """Estimates for the steps without a profiler, from the profiled steps of the same fit.
 
-The profiler makes steps longer, because it works on the host between operations. So a device's busy time counts in
-full. Its idle time counts only as far as steps without a profiler can be idle too. On a CPU, the operations become
-longer as well. So the rules on a CPU use parts of the profiled steps instead of seconds.
+The profiler makes steps longer, because it works on the host between operations. A device's operations take the usual
+time, so the device's busy time counts in full. The device's idle time counts only up to the idle time that steps
+without a profiler can have. On a CPU, the profiler also makes the operations longer. So on a CPU, the rules use parts
+of the profiled steps instead of seconds.
 """
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
@@ -36,9 +37,9 @@ class ProfiledSteps:
     def idle(self, cause: str) -> tuple[float, float]:
         """Return the least and the largest share of the run for which the device idles due to a cause.
 
-        Only idle time within forward, backward and optimizer counts. The largest share is limited by the time in which
-        the device has no work in steps without a profiler. For the cause "host", the idle time of the cause "sync" is
-        subtracted from this limit. The least share leaves out the time by which the profiler makes steps longer.
+        Only idle time within forward, backward and optimizer counts. The largest share is at most the share of the run
+        in which the device is idle in steps without a profiler. For the cause "host", the idle time of the cause "sync"
+        is subtracted from this limit. The least share leaves out the time by which the profiler makes steps longer.
         """
         measured, shown = self._measured, self.profile.idle_seconds
         room = max(0.0, measured.computing - self.profile.busy_seconds / self.number)
@@ -65,7 +66,7 @@ def profiled(machine: MachineFacts, facts: Facts, measured: Measured) -> Profile
 
 
 def on_device(machine: MachineFacts, facts: Facts, measured: Measured | None) -> bool:
-    """Return True if a profile shows what the fit's device did. Rules that only guess then find nothing."""
+    """Return True if a profile shows what the fit's device did. If so, rules that only guess find nothing."""
     return machine.accelerator is not None and measured is not None and profiled(machine, facts, measured) is not None
 
 

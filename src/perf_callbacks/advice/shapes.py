@@ -9,7 +9,10 @@ MATTERS = 0.1
 
 
 def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the size with the most FLOPs that is no multiple of 8. Advise a better size, and name its cost."""
+    """Of the sizes that are no multiple of 8, report the size with the most FLOPs.
+
+    Advise a better size, and name its cost.
+    """
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)

@@ -5,7 +5,10 @@ from perf_callbacks.advice.profiled_steps import slow_code_share
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LARGE = 0.1
-"""On a device, slow code is reported from this part of all samples on. It costs less if the host runs ahead."""
+"""On a device, slow code is reported if at least this part of all samples shows it.
+
+Slow code costs less if the host runs ahead.
+"""
 
 BESIDE = 1.2
 """Largest saving, relative to the time of the slow code. Other code runs faster without the slow code."""

@@ -12,8 +12,9 @@ ENOUGH = 0.05
 MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
 """Largest gain from rarer evaluations or checkpoints, relative to the time of those that are left out.
 
-After a checkpoint, the operating system still writes to the disk. In `benchmarks/promises.py`, rarer checkpoints saved
-0.97 to 1.52 times their own time in ten of eleven programs, and 1.93 times in one program.
+After a checkpoint, the operating system still writes to the disk. With rarer checkpoints, ten of eleven programs of
+`benchmarks/promises.py` saved 0.97 to 1.52 times the time of the checkpoints that were left out. One program saved 1.93
+times this time.
 """
 
 _OFTEN = {

@@ -7,10 +7,13 @@ from perf_callbacks.kernel.records.fit_records import Finding
 CAUSE = "startup"
 
 LEAST = 0.25
-"""Startup or the first step is reported from this part of the run on. Less is usual in a run of a minute."""
+"""Startup or the first step is reported if it takes at least this part of the run.
+
+In a run of a minute, a smaller part is usual.
+"""
 
 LEAST_OWN = 0.1
-"""The callback's own FLOP counts are reported from this share of the run on."""
+"""The callback's own FLOP counts are reported if they take at least this share of the run."""
 
 LONGER = "a longer run"
 

@@ -23,7 +23,7 @@ CHUNK = 2
 """Number of steps in a block when a fit begins."""
 
 DEVIATIONS = 2.1
-"""Number of standard errors in half a 95 % confidence interval, for some 20 blocks."""
+"""Half the width of a 95 % confidence interval, in standard errors, for some 20 blocks."""
 
 QUARTER = 4
 """Drift is looked for only if each quarter of the fit has at least this many blocks."""
@@ -36,7 +36,7 @@ Sums = tuple[float, ...]
 
 AMOUNTS = slice(1, 4)
 FIRST_STAGE = 4
-"""Index of the first stage's seconds in `Sums`. `AMOUNTS` selects tokens, samples and FLOPs there."""
+"""Index of the first stage's seconds in `Sums`. `AMOUNTS` is the slice of `Sums` with tokens, samples and FLOPs."""
 
 GROWN = 0.02
 """Longer steps are no drift if the batches grew by more than this part."""
@@ -47,7 +47,10 @@ class StepBlocks(Observer):
 
     def __init__(self) -> None:
         self._blocks: tuple[list[Sums], int] = [], CHUNK
-        """Blocks, and the number of steps in each block. Another thread reads both, so they are assigned together."""
+        """Blocks, and the number of steps in each block.
+
+        Another thread reads blocks and number, so both are assigned at once.
+        """
         self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block
 
@@ -85,7 +88,9 @@ class StepBlocks(Observer):
 
 
 def widths(blocks: Sequence[Sums]) -> list[float]:
-    """Return half the width of the 95 % interval of each stage's share of step time, divided by this share.
+    """Return the relative error of each stage's share of the step time.
+
+    The error is half the width of the 95 % interval, divided by the share.
 
     >>> [round(width, 2) for width in widths([(10.0, 0, 0, 0, 1.0), (10.0, 0, 0, 0, 3.0)] * 8)]
     [0.27]

@@ -92,8 +92,8 @@ def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
     """Sort findings by share, the largest share first. Findings without a share come last.
 
     A stall that still lasts comes before all other findings. Next come surplus threads, because they slow each
-    operation down. The finding `cpu` comes before all findings whose times the lack of a CPU makes longer, unless its
-    share is much smaller than theirs.
+    operation down. A lack of CPUs makes the times of some other findings longer. The finding `cpu` comes before these
+    findings, unless the largest share of these findings is much larger.
     """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 

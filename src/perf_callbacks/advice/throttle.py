@@ -14,7 +14,7 @@ The callback takes a reading every ten seconds.
 """
 
 MUCH_LOWER = 0.6
-"""A clock that the power limit lowers is reported only if the mean clock is below this part of the maximum.
+"""The rule reports the power limit as the cause only if the mean clock is below this part of the maximum.
 
 At full load, a device often reaches its power limit. A power limit below the default is reported in any case.
 """

@@ -38,7 +38,7 @@ class CpuAffinity:
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the item's status, the state after it is applied, and a text to append to the reason."""
+    """Return the item's status, the state after the item is applied, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:

@@ -36,7 +36,7 @@ LONGEST_LINE = 20_000
 """Size of the longest line that is read or written, in bytes."""
 
 TRIES = 3
-"""Largest number of attempts to open the ledger, because another process may be replacing the file."""
+"""Largest number of attempts to open the ledger. An attempt fails if another process replaces the file."""
 
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 
@@ -52,7 +52,10 @@ class LedgerLine:
     run: RunFigures
     """Figures of the whole run."""
     early: RunFigures | None = None
-    """Figures of the first steps, with which a later run compares its own. None means that the run was too short."""
+    """Figures of the first steps.
+
+    A later run compares its own first steps with these figures. None means that the run was too short.
+    """
 
 
 def path() -> Path:

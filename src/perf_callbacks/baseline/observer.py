@@ -33,7 +33,7 @@ RUNS = 5
 """Largest number of runs that the ledger contributes to a baseline."""
 
 CLOSE_SECONDS = 1.0
-"""Most seconds that the end of a fit waits until the ledger is written."""
+"""Longest time in seconds for which the end of a fit waits for the write to the ledger."""
 
 AUTO = "auto"
 
@@ -101,7 +101,10 @@ class BaselineWatch(Observer):
         return False
 
     def _first_steps(self) -> RunFigures | None:
-        """Return the figures of the first steps, or None if too few steps are measured or can't be read now."""
+        """Return the figures of the first steps.
+
+        Return None if too few steps are measured, or if the steps can't be read now.
+        """
         recorder = self._recorder
         if recorder.step - recorder.run.step <= EARLY_STEPS:
             return None

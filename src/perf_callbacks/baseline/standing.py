@@ -16,7 +16,7 @@ LEAST = 0.05
 """Least relative change of the step time that is reported."""
 
 EXPLAINED = 0.5
-"""A change is not reported if the machine's load explains at least this part of the change, as in `comparison`."""
+"""A change is not reported if the machine's load explains at least this part of the change."""
 
 LARGE_STAGE = 0.2
 """A stage is named if it accounts for at least this part of the change."""
@@ -30,13 +30,16 @@ class Standing:
     """Result for a run that is surely slower or faster than its baseline."""
 
     change: Change
-    """Relative change of the step time, with its 99 % interval. Against a rate, the interval has no width."""
+    """Relative change of the step time, with its 99 % interval.
+
+    If the baseline is a rate, the interval has no width.
+    """
     runs: int
     """Number of runs in the baseline, or 0 if the baseline is a number of samples per second."""
     rate: float | None = None
-    """Samples per second and device of a baseline that is a rate, or else None."""
+    """Samples per second and device if the baseline is such a rate, or else None."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """For each package with a version that no baseline run has: the version of the last baseline run, and now."""
+    """For each package whose version no baseline run has: its version in the last baseline run, and its version now."""
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """For each stage that changed much: its seconds per step in the baseline, and now."""
 
@@ -49,7 +52,8 @@ class Standing:
 def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
     """Compare the first steps of a run with the first steps of earlier runs.
 
-    None means that chance or the load of the machine may explain the difference, or that fewer than two runs are alike.
+    None means that chance or the load of the machine may explain the difference, or that fewer than two undisturbed
+    earlier runs are like this run.
     """
     known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
     if _seconds(run) is None or not known:
@@ -126,7 +130,7 @@ def _seconds(run: RunFigures) -> float | None:
 
 
 SHORTEST, LONGEST = 1e-9, 1e9
-"""Least and largest seconds of a step that are possible."""
+"""Smallest and largest number of seconds that a step can take."""
 
 
 def _estimate(run: RunFigures) -> Estimate:

@@ -1,4 +1,4 @@
-"""`perf-callbacks autoload`: make the variable PERF_CALLBACKS=1 enough to measure every program of this Python."""
+"""`perf-callbacks autoload`: let the variable PERF_CALLBACKS=1 alone measure every program of this Python."""
 
 import argparse
 import os

@@ -151,7 +151,7 @@ def _check(**values: float | None) -> None:
 def _check_shares(results: Iterable[ConventionFigures]) -> None:
     """Raise `ConfigError` if MFU is above 1 by every convention.
 
-    If only some conventions give an MFU above 1, there is no error, because they count work that kernels skip.
+    An MFU above 1 by only some conventions is no error: these conventions count work that kernels skip.
     """
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:

@@ -57,9 +57,10 @@ def add_arguments(group: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Function that estimates the memory of a rank in GB, and facts about the model.
+    """Estimator of a rank's memory for one model.
 
-    `sizes` takes a micro-batch and a number of checkpointed layers. It simulates each pair only once.
+    The function `sizes` takes a micro-batch and a number of checkpointed layers. It returns parts of memory in GB, and
+    simulates the same arguments only once.
     """
 
     sizes: Callable[[int, int], dict[str, float]]
@@ -68,7 +69,7 @@ class Estimator:
 
 
 def estimator(arguments: argparse.Namespace) -> Estimator:
-    """Return the estimator for the model of a config.json. It simulates the model on fake tensors."""
+    """Return the estimator for the model of a config.json. The estimator simulates the model on fake tensors."""
     from perf_callbacks.commands.simulated_model import simulation, unpadded  # noqa: PLC0415 imports torch
 
     config = read_config(arguments.path)

@@ -109,7 +109,10 @@ def _named(path: Path) -> list[Path]:
 
 
 def files_of_lowest_rank(folder: Path) -> list[Path]:
-    """Return the journals of the lowest rank in a directory. There are several if fits wrote at the same time."""
+    """Return the journals of the lowest rank in a directory.
+
+    A directory has several such journals if fits wrote at the same time.
+    """
     try:
         found = [path for path in files(folder) if path.parent == folder]
     except OSError:

@@ -28,7 +28,10 @@ FRAME_SECONDS = 0.5
 """Time between two frames."""
 
 TEXTFILE_SECONDS = 5.0
-"""Time between two replacements of the file for Prometheus. Steps also reach the disk within five seconds."""
+"""Time between two replacements of the file for Prometheus.
+
+New steps reach the journal on the disk within five seconds too.
+"""
 
 NOTEBOOK = "JPY_PARENT_PID"
 """Environment variable that Jupyter sets for its kernels. Shell commands in a notebook inherit the variable."""

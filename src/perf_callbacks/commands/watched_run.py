@@ -45,7 +45,7 @@ class WatchedRun:
         return self._shown
 
     def choose(self, places: int) -> None:
-        """Show the run that is `places` older in the list. A negative number shows a newer run.
+        """Show an older run: the run that is `places` further down the list. If `places` is negative, show a newer run.
 
         If the newest run is shown, a run that starts later will replace it.
         """

@@ -78,7 +78,7 @@ class CountRecords:
         self._recorder = recorder
         self._work = work
         self.apart: dict[str, int] = {}
-        """Number of model calls outside of the training's forward, by name of the model. No count includes them."""
+        """Number of model calls outside of the training's forward, for each name of a model. No count includes them."""
         self._failed = False
 
     def write(self, record: Flops) -> None:

@@ -88,7 +88,7 @@ class CountSchedule:
         """Return the number of completed steps after which a step with uncounted work is expected.
 
         Work is uncounted if a step calls the model in a new way or trains other parameters. If two steps had the same
-        new calls, the schedule expects these calls again after the same number of steps.
+        new calls, the schedule expects these calls to repeat at the same distance.
         """
         work = self._work
         if not self.done or not (work.has_no_count or work.uncounted_calls):

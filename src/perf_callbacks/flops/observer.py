@@ -108,7 +108,7 @@ class Counting(Observer, Listener):
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
-        """Make this observer check after the current step if a count is due."""
+        """Make this observer check after the current step whether a count is due."""
         self._next_after = 0
         self._recorder.observers.look_ahead()
 
@@ -215,7 +215,10 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set the time budget of counts. A job of several ranks has none, because all ranks count the same steps."""
+        """Set the time budget of counts.
+
+        A job of several ranks has no time budget, because all ranks count the same steps.
+        """
         if self._recorder.run.world_size == 1:
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
@@ -281,8 +284,8 @@ class Counting(Observer, Listener):
         - The step trained on no new batch.
         - The count has no matrix products. Without matrix products, a count is useful only for a whole step without a
           backward, after an earlier count with matrix products.
-        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, they are
-          counted from the next step on.
+        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, such
+          forwards and backwards are counted from the next step on.
 
         The first count is over after a step with a backward, or when the budget of counts is used up.
         """

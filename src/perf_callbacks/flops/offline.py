@@ -1,8 +1,8 @@
 """Compute the FLOPs of a model without running a training step.
 
-The FLOPs are computed in this way if the model must not run eagerly, or if the user asks for an estimate. The FLOPs are
-counted on a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, a closed form
-computes the FLOPs from the configuration of the model. The closed form needs a known, unchanged decoder of
+This module is for a model that must not run eagerly, and for an estimate that the user asks for. It counts the FLOPs on
+a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, a closed form computes
+the FLOPs from the configuration of the model. The closed form needs a known, unchanged decoder from the package
 transformers.
 """
 
@@ -23,7 +23,7 @@ from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.settings.config import ConfigError
 
 Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
-"""Shape, dtype and device of each tensor of a batch, by name."""
+"""Maps the name of each tensor of a batch to the tensor's shape, dtype and device."""
 
 
 def example_of(tensors: Mapping[str, Any]) -> Example:
@@ -59,9 +59,9 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 def closed_form(model: nn.Module, example: Example) -> Work | None:
     """Return a lower bound of the FLOPs of a forward and a backward from the model's configuration.
 
-    None means that no lower bound is certain. For each token, a weight counts two FLOPs in the forward, two for the
-    gradient of its input, and two for its own gradient. Attention over the full sequence length is added. In a mixture
-    of experts, only the active experts count. Recomputation and position embeddings are not included.
+    None means that no lower bound is certain. Each weight takes six FLOPs per token: two in the forward, two for the
+    gradient of the input, and two for the gradient of the weight. Attention over the full sequence length is added. In
+    a mixture of experts, only the active experts count. Recomputation and position embeddings are not included.
     """
     model = innermost(model)
     if not _vouched(model, example):
@@ -95,8 +95,8 @@ skip padding tokens."""
 def _vouched(model: nn.Module, example: Example) -> bool:
     """Return True if the closed form can't be too high, because the model is a known, unchanged, fully trained decoder.
 
-    In other models, a custom head may see fewer tokens, or a layer may be skipped. An adapter needs fewer gradients.
-    Layers below the first trained layer need no gradients.
+    In other models, a custom head may see fewer tokens, or a layer may be skipped. A model with an adapter computes
+    fewer gradients. Layers below the first trained layer need no gradients.
     """
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)

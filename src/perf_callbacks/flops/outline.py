@@ -1,4 +1,4 @@
-"""Take the outline of a step, which is the number of multiplications in its modules.
+"""Take the outline of a step: the number of multiplications in the modules that the step runs.
 
 The multiplications are computed from the sizes of outputs and weights. An outline is not a count of FLOPs, because it
 leaves out attention and doesn't observe the backward. But two steps of equal work have equal outlines. An outline needs
@@ -25,8 +25,8 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""After n steps, the next outline comes n / `LOOK_PART` steps later, but at most `LOOK_EVERY` steps later. So a change
-of a step's work is found soon, both in short and in long fits."""
+"""After n steps, the next outline comes n / `LOOK_PART` steps later, but at most `LOOK_EVERY` steps later. So a short
+fit and a long fit both soon notice that a step does other work than earlier steps."""
 
 LOOK_EVERY = 47
 """Largest number of steps between two outlines. The number is prime, so that outlines don't always hit the same step of
@@ -41,7 +41,8 @@ class Outline:
 
     def __init__(self) -> None:
         self.products = 0
-        """Number of multiplications by modules' own weights, times 3 for a module whose output requires gradients."""
+        """Number of multiplications by modules' own weights. A module whose output requires gradients counts three
+        times."""
         self._training: TrainingFilter | None = None
         self._thread = 0
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
@@ -103,7 +104,7 @@ class Outlines:
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
         """Begin the outline of the next step if an outline is due after `steps` completed steps.
 
-        If the next step is also counted, `training` is the filter of its count.
+        If the FLOPs of the next step are also counted, `training` is the filter that the count uses.
         """
         if steps < self.after or not self._recorder.active:
             return

@@ -24,8 +24,8 @@ class TrainingFilter(Filter):
 
     A trainer announces each forward. A plain loop may call a part of the model without an announcement. So in a plain
     loop, a module call is also counted if the module is in training mode and the call builds an autograd graph. Text
-    generation and rewards are not counted. In a plain loop, operations without gradients outside of all modules are not
-    counted, even between a forward and its backward.
+    generation and rewards are not counted. In a plain loop, an operation outside of all modules is not counted while
+    gradients are off, even between a forward and its backward.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
@@ -36,9 +36,9 @@ class TrainingFilter(Filter):
         self.unannounced = False
         """True if a backward ran that the trainer did not announce."""
         self.apart: Counter[str] = Counter()
-        """Number of uncounted model calls, by name. A teacher's call without gradients is an example.
+        """Number of uncounted model calls for each kind of call, such as a teacher's calls without gradients.
 
-        A call is included only if a backward follows before the next batch is fetched.
+        A call is included only if a backward follows the call before the next batch is fetched.
         """
         self._waiting: Counter[str] = Counter()
         """Model calls that move to `apart` if a backward follows."""
@@ -74,7 +74,10 @@ class TrainingFilter(Filter):
         self._waiting[f"{type(module).__name__} without gradients"] += 1
 
     def settle(self) -> None:
-        """Move waiting calls to `apart` if a backward followed. Drop waiting calls if a batch was fetched before it."""
+        """Move waiting calls to `apart` if a backward followed.
+
+        Drop the calls if a batch was fetched before this backward.
+        """
         if self._waiting and self.stage_tracker.calls.backwards > self._backwards:
             if self.stage_tracker.fetches_at_backward == self._fetches:
                 self.apart += self._waiting

@@ -47,7 +47,10 @@ class Unknowns:
         return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
 
     def _cause(self) -> str:
-        """Return the main cause: unreadable batches, else why no step was counted, else the most frequent cause."""
+        """Return the main cause of unknown FLOPs.
+
+        Unreadable batches come first, then the reason why no step was counted, and then the most frequent cause.
+        """
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
             return f"the batch is a {unreadable} whose shapes can't be read"
@@ -82,4 +85,5 @@ UNEVEN = "batches differ in shape and in their calls of the model"
 batches had no backward."""
 
 NEW_SIZE = "batches have shapes that were not counted and don't scale"
-"""Cause of unknown FLOPs: a batch has another size than all counted batches, and its FLOPs can't be scaled safely."""
+"""Cause of unknown FLOPs: a batch has another size than all counted batches, and its FLOPs can't be computed safely
+from the FLOPs of a counted batch."""

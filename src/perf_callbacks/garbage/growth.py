@@ -9,13 +9,14 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
 
 MOST_YOUNG = 500_000
-"""Number of new objects since the last collection above which a rank collects garbage at once."""
+"""A rank collects garbage at once if it has made more than this many new objects since the last collection."""
 
 GROWTH = 0.1
-"""Ratio of memory growth above which a rank collects garbage at once, if memory also grew by `LEAST_GROWTH` bytes."""
+"""A rank collects garbage at once if its memory has grown by more than this share. The growth must also exceed
+`LEAST_GROWTH` bytes."""
 
 LEAST_GROWTH = 256_000_000
-"""Smallest memory growth, in bytes, for which a rank collects garbage at once."""
+"""If memory has grown by this many bytes or less, the growth is no reason to collect garbage at once."""
 
 
 LOOK_SECONDS = 0.25

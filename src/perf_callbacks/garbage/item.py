@@ -78,7 +78,7 @@ def _next(step: int, interval: int) -> int:
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect in the steps after `before` up to `step`, or None if no collection is due.
+    """Return the generation to collect after step `step`, or None if no collection has become due since step `before`.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -91,9 +91,9 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 class ScheduledCollection(ActiveItem):
     """Collects garbage at planned steps, and at once if garbage grows too fast.
 
-    A trial turns this schedule on and off, in turns of 32 steps. Each turn with the schedule ends with a young
-    collection, so that the turn pays for its own garbage. During a trial, no objects are frozen, and full
-    collections run between two turns, in time that belongs to no step.
+    A trial consists of turns of 32 steps. The schedule is on in one turn and off in the next. Each turn with the
+    schedule ends with a young collection, so that the turn includes the cost of its own garbage. During a trial, no
+    objects are frozen, and full collections run between two turns, in time that belongs to no step.
     """
 
     slug, collects = Garbage.slug, True
@@ -143,7 +143,7 @@ class ScheduledCollection(ActiveItem):
         self._last = step
 
     def span_began(self, kind: str, step: int) -> None:
-        """Turn on automatic collection for an evaluation or a checkpoint, when ranks rarely wait for each other."""
+        """Turn on automatic collection for an evaluation or a checkpoint. Ranks rarely wait for each other there."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True

@@ -56,11 +56,11 @@ def summary(attempt: RecordedAttempt) -> Summary | None:
 
 
 def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedAttempt]]:
-    """Sort attempts by their start, and return pairs of a start in unix time and an attempt.
+    """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
 
-    A resumed attempt comes after the attempt that it resumed. Between two boots of a machine, the time since boot
-    orders the attempts, because somebody may change the wall clock. The wall clock of the last attempt before the next
-    boot tells when the machine was booted.
+    A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
+    time since boot, because somebody may change the wall clock. The time of the boot comes from the wall clock at the
+    start of the boot's last attempt.
     """
     found = [*attempts]
     boots: dict[str, Run] = {}
@@ -99,9 +99,9 @@ def _key(run: Run) -> tuple[float, int, int, str]:
 def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
     """Return for each attempt the index of the attempt that it resumed, or None if it began anew.
 
-    Usually the checkpoint names the resumed attempt. If it names no attempt with a journal, the function takes the last
-    earlier attempt that reached the checkpoint's step. If no attempt reached this step, the function takes the last
-    earlier attempt that began before the step.
+    Usually the checkpoint names the resumed attempt. If the named attempt has no journal, or no attempt is named, the
+    function takes the last earlier attempt that reached the checkpoint's step. If no attempt reached this step, the
+    function takes the last earlier attempt that began before this step.
     """
     found: list[int | None] = []
     for place, one in enumerate(ordered):
@@ -123,9 +123,10 @@ def last_step(attempt: RecordedAttempt) -> int:
 
 
 def survivors(ordered: Sequence[RecordedAttempt]) -> list[int]:
-    """Return the number of surviving steps of each attempt: the steps on which the end of the last attempt builds.
+    """Return the number of surviving steps of each attempt.
 
-    All other steps are rolled back, for example steps that a later attempt did again after a crash.
+    The model at the end of the last attempt contains these steps. All other steps are rolled back, for example steps
+    that a later attempt did again after a crash.
     """
     kept = [0] * len(ordered)
     origins = parents(ordered)

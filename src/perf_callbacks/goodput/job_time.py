@@ -30,18 +30,20 @@ class AttemptTime:
 
     run: Run
     origin: int | None
-    """Index of the attempt whose checkpoint this attempt read, or None if this attempt began anew or it is unknown."""
+    """Index of the attempt whose checkpoint this attempt read. None: this attempt began anew, or the index is
+    unknown."""
     began_seconds: float
     """Seconds from the first start of the job to the start of this attempt's process."""
     seconds: Mapping[str, float]
-    """Seconds by kind of time, including the downtime before the attempt. Kinds that were not measured are left out."""
+    """Maps each kind of time to its seconds. The downtime before the attempt is included. Kinds that were not measured
+    are left out."""
     steps: int
     kept_steps: int
     """Number of the attempt's steps that survive."""
     unseen_steps: int
     """Number of steps that the summary counts but the journal lacks."""
     ended: bool | None
-    """True if the attempt ended in order, False if it failed, or None if it was killed, hangs or still runs."""
+    """True if the attempt ended normally, and False if it failed. None if it was killed, hangs or still runs."""
     failure: str | None
     tokens: float | None
     """Number of tokens of all ranks in the surviving steps, or None if unknown."""
@@ -75,17 +77,17 @@ class JobTime:
     overlap_seconds: float
     """Time in which several attempts seem to have run at once. This time counts for each of these attempts.
 
-    The reason is a branch of the job, or a changed clock.
+    Either two attempts have resumed the same attempt, or somebody has changed a clock.
     """
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by kind of time. Kinds that no attempt measured are left out."""
+        """Seconds of each kind of time. Kinds that no attempt measured are left out."""
         return _sums(self.attempts, lambda _: 1)
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """Seconds by kind of time. The seconds of each attempt are multiplied by its number of devices."""
+        """Device seconds of each kind of time: the seconds of each attempt times the attempt's number of devices."""
         return _sums(self.attempts, lambda one: one.devices)
 
     @property
@@ -188,9 +190,9 @@ def _attempt(
 
 
 def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None]:
-    """Return the tokens of the surviving steps: first those of one rank, then those of all ranks.
+    """Return two numbers of tokens in the surviving steps: the tokens of one rank, and the tokens of all ranks.
 
-    The windows of the journal show how the tokens of one rank relate to those of all ranks.
+    The windows in the journal show the ratio of these two numbers.
     """
     column = one.columns["tokens"]
     own = _known_sum([None if isnan(value) else value for value in column[:kept]])

@@ -36,7 +36,7 @@ LOSSES = {
 """For each kind of lost time: the words that `sentence` uses."""
 
 FEW = 256
-"""Number of steps in a block of the journal. A failure may lose one block."""
+"""Number of steps in a block of the journal. If an attempt fails, its last block may be lost."""
 
 
 def sentence(job: JobTime) -> str:

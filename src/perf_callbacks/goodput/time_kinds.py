@@ -24,10 +24,12 @@ KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
 """Kinds of time, in the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
-"""For each reason that excludes a step: the kind of the time by which the step exceeds the median step."""
+"""Maps a reason that excludes a step to a kind of time. If the step takes longer than the median step, the additional
+time is of this kind."""
 
 COPIED_SECONDS = 120.0
-"""A file that was written this many seconds after its last record was copied, or its run hung."""
+"""If a journal file was written this many seconds later than its last record, then the file is a copy, or its run
+hung."""
 
 
 def lasted(attempt: RecordedAttempt) -> float:
@@ -63,7 +65,7 @@ def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, fl
 
     Args:
         attempt: The attempt.
-        kept: Number of the attempt's steps that survive. These are its first steps.
+        kept: Number of the attempt's steps that survive, from its first step on.
         seconds: Duration of the attempt.
     """
     unknown = _unknown(attempt)
@@ -99,8 +101,8 @@ def _unknown(attempt: RecordedAttempt) -> set[str]:
 def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
     """Add the time of all steps to the kinds.
 
-    Surviving steps are split by stage, and other steps count as rolled back. The time by which a special step, such as
-    the first step, exceeds the median step has a kind of its own.
+    Surviving steps are split by stage, and other steps count as rolled back. A special step, such as the first step,
+    may take longer than the median step. The additional time has a kind of its own.
     """
     columns: Mapping[str, Sequence[float]] = attempt.columns
     times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
@@ -133,7 +135,10 @@ def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> 
 
 
 def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
-    """Move the time that slow ranks cost from communication to stragglers, and if needed from productive time too."""
+    """Count the time that slow ranks cost as stragglers.
+
+    The time is taken from communication, and then from productive time.
+    """
     if STRAGGLERS not in parts:
         return
     last = attempt.step[kept - 1] if kept else attempt.run.step

@@ -12,8 +12,8 @@ C = TypeVar("C")
 class LateCallbackList(list[C]):
     """Copy of a trainer's list of callbacks, used while the trainer iterates over the original list.
 
-    Only the original list gets an additional callback at its end, which the trainer then calls last. A callback that is
-    appended during the iteration goes into both lists.
+    One more callback is appended to the original list, but not to the copy. So the trainer calls this callback last. A
+    callback that is appended during the iteration goes into both lists.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -40,7 +40,10 @@ def settled(callbacks: list[C]) -> list[C]:
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:
-    """Move a callback to the front of the same list object, because the trainer may be iterating over the list."""
+    """Move a callback to the front of the list.
+
+    Change the list in place, because the trainer may be iterating over it.
+    """
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
 

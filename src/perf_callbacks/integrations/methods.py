@@ -214,7 +214,8 @@ def exits(
 def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
     """Replace a method by a method, and a plain function on an instance by a plain function.
 
-    Torch's schedulers replace `optimizer.step` by a plain function. A method in its place would be slower.
+    For example, torch's schedulers set `optimizer.step` to a plain function. A method in place of this function would
+    be slower.
     """
     found = getattr(owner, name, None)
     plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)

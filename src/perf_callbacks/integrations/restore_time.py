@@ -22,7 +22,7 @@ class RestoreTime:
         self._freed: weakref.finalize[..., Any] | None = None
 
     def watch(self, owner: Any, *names: str) -> None:
-        """Time the named methods of an object until `take` is called.
+        """Measure the time in the named methods of an object, until `take` is called.
 
         The methods are replaced on the object's class. So copies of the object contain no replacement, and no
         replacement keeps the object alive. Attributes that aren't plain functions, such as static methods, stay as they

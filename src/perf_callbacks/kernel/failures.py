@@ -77,8 +77,9 @@ class guard:  # noqa: N801 named like `contextlib.suppress`
     """Context manager that passes an `Exception` of its block to `handle`. The program goes on after the block.
 
     If a signal handler of the program raised the exception, `handle` must raise it again. The method `fail` and the
-    result of `logs` do so. Any other function must call `let_pass`. Without `handle`, the attribute `reason` describes
-    the error. A guard costs two Python frames, so code that runs for each event of a step has its own `except` instead.
+    handlers from `logs` do this. Any other `handle` must call `let_pass`. Without `handle`, the attribute `reason`
+    describes the error. A guard costs two Python frames, so code that runs for each event of a step has its own
+    `except` instead.
     """
 
     __slots__ = ("_handle", "reason")
@@ -127,7 +128,7 @@ def describe(error: BaseException) -> str:
 
 
 def exit_reason() -> str:
-    """Return why a fit ended at the interpreter's exit, and which exception ended the program, if there was one."""
+    """Return the text that the interpreter exited, with the exception that ended the program, if there was one."""
     error: object = getattr(sys, "last_value", None)
     after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
     return f"the interpreter exited{after}"

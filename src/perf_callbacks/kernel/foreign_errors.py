@@ -17,7 +17,10 @@ _NUMBERS = signal.valid_signals()
 
 
 def let_pass(error: BaseException) -> None:
-    """If a signal handler raised this error, or a cause of it, raise that error. Every guard calls this first."""
+    """If a signal handler raised this error or one of its causes, raise the error of the handler.
+
+    Every guard calls this first.
+    """
     foreign = of_handler(error)
     if foreign is not None:
         raise foreign
@@ -27,9 +30,9 @@ def of_handler(error: BaseException) -> BaseException | None:
     """Return this error, or a cause of this error, if a signal handler raised it. Otherwise return None.
 
     The `__context__` of an error is the exception that was being handled when the error was raised. A `__context__`
-    counts as a cause only if a frame in the error's traceback caught it. For example, `Thread.start` may raise a
-    `KeyError` while it handles the exception of a signal handler. The program may have handled any other `__context__`
-    long ago.
+    counts as a cause only if its exception was caught by a frame in the error's traceback. For example, `Thread.start`
+    may raise a `KeyError` while it handles the exception of a signal handler. The program may have handled any other
+    `__context__` long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
@@ -65,7 +68,7 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
-    """Return True if a function got a signal number, followed by the frame `outer`, as signal handlers do.
+    """Return True if the arguments of `inner` are a signal number and the frame `outer`, as in a signal handler.
 
     The handler may no longer be installed, because many handlers restore the default before they raise.
     """
@@ -79,7 +82,7 @@ def _interrupts(outer: FrameType, inner: FrameType) -> bool:
 def _installed() -> set[CodeType]:
     """Return the code objects of all installed signal handlers.
 
-    They are needed because `_interrupts` misses a handler that has deleted its arguments.
+    The code objects are needed because `_interrupts` misses a handler that has deleted its arguments.
     """
     codes = set[CodeType]()
     for number in _NUMBERS:

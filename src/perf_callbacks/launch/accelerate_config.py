@@ -75,7 +75,7 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a section as environment variables for all ranks.
 
-    Settings that the environment, or the file of `PERF_CALLBACKS_CONFIG`, already sets are left out.
+    The result leaves out settings that are already set by the environment or by the file of `PERF_CALLBACKS_CONFIG`.
     """
     settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)

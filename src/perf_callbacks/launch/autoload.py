@@ -29,7 +29,8 @@ SECTION = "perf_callbacks"
 RUN = "_PERF_CALLBACKS_RUN"
 """Name of an environment variable of `perf-callbacks run`.
 
-Its value is the id of the program's main process, and the path of a file that exists until something is measured.
+Its value has two parts: the id of the program's main process, and the path of a file. The file exists until something
+is measured.
 """
 
 NOTHING_MEASURED = (
@@ -129,7 +130,7 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _let_pass(error: Exception) -> None:
-    """Raise an exception again if it comes from a signal handler of the program."""
+    """Raise an exception again if a signal handler of the program raised it."""
     from perf_callbacks.kernel.foreign_errors import let_pass  # noqa: PLC0415 as above
 
     let_pass(error)
@@ -291,4 +292,4 @@ ACTIONS: dict[str, Callable[[ModuleType], None]] = {
     "accelerate.commands.config.config_args": _arm_accelerate_config,
     "perf_callbacks.session": _found_a_trainer,
 }
-"""Functions to call after the import of a module, by the name of the module."""
+"""For each module name, the function to call after the import of the module."""

@@ -25,11 +25,11 @@ SITE = Path(__file__).parent / "site"
 USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
-"""Directory of the running Python interpreter, into which packages install commands."""
+"""Directory of the running Python interpreter. Packages install their commands there."""
 
 HELP = frozenset({"-h", "--help", "--version"})
 PROFILE, STEPS = "PERF_CALLBACKS_PROFILE", "20:3"
-"""Environment variable of the setting `profile`, and its value for the option `--profile` without a value."""
+"""Environment variable of the setting `profile`, and the setting's value if `--profile` is given without a value."""
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
@@ -100,7 +100,7 @@ def find(words: Sequence[str]) -> list[str]:
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Return the flags in a command line, such as `-u`, between Python and the module, file or code to run.
+    """Return Python's own flags in a command line, such as `-u`. They come before the module, file or code to run.
 
     >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
     ['-u', '-X', 'dev', '-Wignore', '-O']
@@ -143,7 +143,7 @@ def _is_this_python(command: str) -> bool:
 
 
 def isolating(command: Sequence[str]) -> str | None:
-    """Return the Python flag in a command that prevents the import of `sitecustomize.py`, or None if there is none."""
+    """Return the flag by which a command keeps Python from importing `sitecustomize.py`, or None if there is none."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
 

@@ -47,7 +47,7 @@ def _both(first: Action, second: Action) -> Action:
 
 
 def _checked(trial: Turn, act: Action) -> Action:
-    """Wrap an action, so that an error ends the trial. Without its changes, the trial would measure the wrong thing."""
+    """Wrap an action, so that an error ends the trial. A trial without its changes would measure the wrong thing."""
 
     def checked(module: ModuleType) -> None:
         try:
@@ -63,8 +63,9 @@ class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
     The program itself calls some modules, and these call other modules. The model is the largest module that the
-    program itself called and that has a parameter of the optimizer. A compiled module may hide its calls. If
-    no call was seen, the model is the largest module that has such a parameter and is part of no other module.
+    program itself called and that has a parameter of the optimizer. A compiled module may hide its calls. If no call
+    was seen, the candidates are the modules that are part of no other module. The model is then the largest candidate
+    that has a parameter of the optimizer.
     """
 
     def __init__(self, trial: Turn) -> None:

@@ -28,10 +28,10 @@ from perf_callbacks.trials.writes import TRACKERS
 POLL_SECONDS = 0.02
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
-"""A trial counts as hanging after four times the duration of the longest earlier trial, but not before 120 s."""
+"""A trial counts as hanging if it takes four times as long as the longest earlier trial, and at least 120 s."""
 
 LAST_LINES = 3
-"""Number of last lines of the program's output that are shown if a trial fails."""
+"""If a trial fails, this many lines from the end of the program's output are shown."""
 
 TAIL_BYTES = 65536
 """Number of bytes at the end of the program's output that are read to find the last lines."""
@@ -91,7 +91,7 @@ class Tries:
         self._own_callback = False
 
     def run(self) -> None:
-        """Find remedies in a first run, and try them in several rounds. An interrupt keeps the results so far."""
+        """Find remedies in a first run, and try them in several rounds. An interrupt doesn't delete earlier results."""
         flag = run.isolating(self._wish.command)
         if flag is not None:
             raise RefusedError(
@@ -219,7 +219,7 @@ class Tries:
 
 
 def _near() -> str | None:
-    """Return a directory with a short path for temporary directories, or None for the default directory."""
+    """Return /tmp if the path of the default temporary directory is too long, else None for the default directory."""
     return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 

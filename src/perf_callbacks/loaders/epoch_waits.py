@@ -1,4 +1,4 @@
-"""Measurement of the wait for the first batch of each epoch after the first epoch.
+"""Measure how long training waits for the first batch of each epoch, except the first epoch.
 
 Loaders without persistent workers start new workers at the beginning of each epoch.
 """
@@ -14,18 +14,18 @@ from perf_callbacks.kernel.records.fit_records import Gc
 
 
 class EpochWaits(Observer):
-    """Adds up the waits for data in the first step of each epoch after the first epoch."""
+    """Adds up the waits for data in the first step of each epoch, except the first epoch."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._epochs = 0
         self._seconds = self._seconds_in_rows = 0.0
         self._recorder = recorder
         self._last: set[int] = set()
-        """Number of the last step of each epoch whose following step is not measured yet."""
+        """Numbers of the steps that ended an epoch and whose next step is not measured yet."""
 
     @property
     def watching(self) -> bool:
-        """Return True if the first step of an epoch is not measured yet."""
+        """Return True if an epoch has ended and the next step is not measured yet."""
         return bool(self._last)
 
     def loader_left(self, *, exhausted: bool) -> None:

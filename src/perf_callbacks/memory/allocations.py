@@ -41,7 +41,7 @@ class Allocations:
         self._seen = 0  # events processed so far
         self.activation_bytes = 0
         """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards,
-        the largest of their sums counts."""
+        these bytes are added up for each backward, and the largest sum counts."""
 
     @property
     def seen(self) -> bool:
@@ -96,7 +96,7 @@ class Allocations:
         return _peak(self._all)
 
     def high_moments(self) -> list[tuple[int, int]]:
-        """Return the moments of a step that may have the peak memory if gradients are sharded.
+        """Return the moments at which a step may need the most memory if gradients are sharded.
 
         Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made.
         """
@@ -109,7 +109,7 @@ class Allocations:
         self._alive.clear()
 
     def _take_in(self) -> None:
-        """Record which storages were freed, and when. The number of an event serves as its time."""
+        """Record which storages were freed, and when. Events are numbered, and the numbers serve as times."""
         while self._seen < len(self._events):
             one, self._seen = self._events[self._seen], self._seen + 1
             if one is not None:
@@ -118,7 +118,7 @@ class Allocations:
                     del self._alive[one.key]
 
     def _turn(self) -> None:
-        """Mark the storages of the forward that are alive when a backward begins as activations."""
+        """When a backward begins, mark all living storages of the forward as activations."""
         self._take_in()
         saved = [one for one in self._alive.values() if not one.backward]
         for one in saved:
@@ -152,7 +152,7 @@ def _peak(allocations: Iterable[Allocation]) -> int:
 
 
 def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
-    """Yield the bytes of gradients and of all other storages after each allocation and each release."""
+    """Yield two sums after each allocation and release: the bytes of gradients, and the bytes of all other storages."""
     changes = [(one.born, one.size, one.kept) for one in allocations]
     changes += [(one.freed, -one.size, one.kept) for one in allocations if one.freed is not None]
     kept = rest = 0
@@ -162,7 +162,7 @@ def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
 
 
 def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
-    """Return the moments that no other moment exceeds both in gradients and in other storages."""
+    """Drop a moment if another has at least as many bytes of gradients and of other storages. Return all others."""
     found: list[tuple[int, int]] = []
     for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
         if not found or rest > found[-1][1]:

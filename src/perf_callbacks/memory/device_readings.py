@@ -8,7 +8,7 @@ from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 
 FEWEST_STEPS = 20
-"""Smallest number of steps from which the energy per step is computed. A reading may be taken in the middle of a step,
+"""Smallest number of steps for which the energy per step is computed. A reading may be taken in the middle of a step,
 so the number of steps between two readings has an error of up to one step."""
 
 HEAT = "heat"
@@ -21,8 +21,8 @@ CAUSES = {
     counters.BY_HAND: counters.BY_HAND,
     counters.POWER_CAP: counters.POWER_CAP,
 }
-"""Cause of a lower clock, by the reason that the driver reports. The most serious reason comes first. If a reading has
-several reasons, only the most serious reason counts."""
+"""Cause of a lower clock, for each reason that the driver reports. The most serious reason comes first. If a reading
+has several reasons, only the most serious reason counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +31,13 @@ class Lowered:
 
     readings: int
     lost: float
-    """Share of time that the full clock would save, summed over the readings. The speed of all work is assumed to be
-    proportional to the clock. Idle time of the device loses nothing."""
+    """Sum over the readings. Each reading adds the share of time that the full clock would have saved. The speed of all
+    work is assumed to be proportional to the clock. Time in which the device is idle adds nothing."""
     sm_mhz: float
     max_sm_mhz: int
     celsius: float | None
     limit_watts: float | None
-    """Power limit at the last of the readings. `default_limit_watts` comes from the same reading."""
+    """Power limit in the last reading. `default_limit_watts` comes from the same reading."""
     default_limit_watts: float | None
 
 
@@ -68,7 +68,7 @@ class DeviceReadings:
         self.clocked = 0
         """Number of readings in which the clock and the reasons for a lower clock are known."""
         self.lowered: Mapping[str, Lowered] = {}
-        """Summary of the readings with a lowered clock, by cause."""
+        """For each cause, the summary of the readings in which this cause lowered the clock."""
         self._energy = 0.0, 0
         self._shared = False
         self._before: tuple[int, float] | None = None

@@ -19,7 +19,7 @@ SHARDED = {
     "zero2": ("optimizer", "gradients"),
     **dict.fromkeys(FULL, ("optimizer", "gradients", "weights")),
 }
-"""Parts of memory that are divided among the ranks, by the kind of sharding."""
+"""For each kind of sharding, the parts of memory that it divides among the ranks."""
 
 GATHERED_LAYERS = 2
 """With sharded weights, a rank gathers the full weights of two layers: the layer that runs, and the next layer."""
@@ -32,8 +32,8 @@ class SimulatedStep:
     parts: Memory
     """Parts of memory in the form of a `memory` record, like those of a real step."""
     passes: tuple[tuple[int, int], ...]
-    """Moments of forward and backward that may have the peak memory. Each moment is a pair: the bytes of gradients, and
-    the bytes of all other tensors that the step made."""
+    """Moments of forward and backward at which memory may have its peak. Each moment is a pair: the bytes of gradients,
+    and the bytes of all other tensors that the step made."""
     optimizer_temporary: int
     """Peak memory of the tensors that the optimizer makes during its step."""
     weights: int
@@ -136,7 +136,7 @@ def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
 
 
 def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
-    """Return the largest micro-batch that certainly fits, by the memory of a measured step.
+    """Return the largest micro-batch that certainly fits, computed from the memory of a measured step.
 
     0 means that no micro-batch certainly fits. None means unknown.
 
@@ -154,7 +154,7 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 def _fixed_gb(parts: Memory) -> float:
     """Return the GB of gradients and temporary tensors, such as the temporary tensors of an optimizer.
 
-    No more than this part of `growth_gb` is independent of the micro-batch and of checkpointing.
+    At most this part of `growth_gb` stays the same with another micro-batch or with checkpointing.
     """
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 

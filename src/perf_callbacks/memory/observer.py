@@ -43,7 +43,8 @@ PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
 
 TRIES = 3
-"""Largest number of steps to measure until an optimizer steps. A gradient scaler may skip the first optimizer steps."""
+"""If no optimizer steps in a measured step, the next step is measured too, up to this number of steps. A gradient
+scaler may skip the first optimizer steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":

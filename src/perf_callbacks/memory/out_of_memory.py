@@ -34,8 +34,8 @@ MOST_LOOKS = 1000
 """Largest number of objects that are examined at each depth of nested containers."""
 
 _SIGNS = ("defaultcpuallocator", "out of memory", "cublas_status_alloc_failed", "bad_alloc")
-"""Lower-case texts by which the message of a `RuntimeError` shows a failed allocation. The CPU's allocator, for
-example, raises no `MemoryError`."""
+"""Texts in lower case. A `RuntimeError` whose message contains one of them means a failed allocation. For example, the
+CPU's allocator raises a `RuntimeError`, and no `MemoryError`."""
 
 _REQUEST = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 
@@ -44,11 +44,11 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 
 _STAGES = {"torch/autograd/graph.py": "backward", "torch/optim/": "optimizer"}
-"""Stage of a training step, by a part of the path of a torch file. Functions in this file run in this stage."""
+"""For a part of the path of a torch file, the stage of a training step in which the file's functions run."""
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
-    """Return the error of a failed allocation among an error and its causes, or None if no allocation failed.
+    """Search an error and its causes for a failed allocation. Return the error of the allocation, or None.
 
     >>> failed_allocation(ValueError("no")) is None
     True
@@ -80,7 +80,7 @@ class Failure(NamedTuple):
     calls: Sequence[nn.Module]
     """Modules whose calls were running, the outermost first."""
     frames: Sequence[tuple[nn.Module, FrameType]]
-    """Python frames within the call of a module, each with the innermost such module."""
+    """Python frames that ran within a module's call, each with the innermost module whose call was running."""
 
     @property
     def module(self) -> nn.Module | None:
@@ -101,7 +101,7 @@ class Failure(NamedTuple):
 
 
 def place(error: BaseException) -> Failure:
-    """Return the place of a failed allocation, by the frames of the error's traceback.
+    """Find the place of a failed allocation from the frames of the error's traceback.
 
     The report reads local variables only in frames within a module's call. Other frames may catch the exception and go
     on. Up to Python 3.12, reading the variables of such a frame would keep their values alive.
@@ -173,7 +173,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 class Holdings:
-    """Bytes of a model's and its optimizers' tensors on a device, by module and kind. Each storage counts once."""
+    """Bytes of a model and its optimizers on a device, for each module and kind of tensor. Each storage counts once."""
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Any], device: str) -> None:
         self._device = device
@@ -200,7 +200,7 @@ class Holdings:
                 self._bytes[path, kind] += size
 
     def add_failed_call(self, failure: Failure) -> None:
-        """Add the tensors in local variables of the modules' functions in which the allocation failed."""
+        """Add the tensors in local variables of `failure.frames`, the functions that ran within modules' calls."""
         for module, frame in failure.frames:
             self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 
@@ -211,7 +211,7 @@ class Holdings:
     def largest(self, counted: Sequence[ModuleWork]) -> tuple[HeldMemory, ...]:
         """Return the `MOST` largest amounts of memory, the largest first.
 
-        `counted` has the modules of an earlier step. The activations of these modules are included.
+        `counted` lists the modules that ran in an earlier step. The activations of these modules are included.
         """
         found = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
         found += [

@@ -90,8 +90,8 @@ class Simulation:
             batch: Number of sequences in a micro-batch.
             length: Number of tokens in a sequence.
             checkpointed: Number of layers to checkpoint, beginning with the first layer.
-            accumulated: Number of micro-batches. The simulation runs at most two, because each further micro-batch uses
-                as much memory as the second.
+            accumulated: Number of micro-batches. At most two micro-batches are simulated, because each further one
+                uses as much memory as the second.
         """
         for place, (layer, plain) in enumerate(zip(self._layers, self._plain, strict=True)):
             # the forward of a module may be replaced: `nn.Module.__call__` looks it up on the instance
@@ -158,7 +158,8 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
     """Passes the results of operations to `Allocations`, and makes `.item()` work on fake tensors.
 
     Without this class, reading the value of a fake tensor raises an error. With this class, each value is 1 or True.
-    This suits masks without padding, and the step counts of optimizers. No size of a tensor depends on these values.
+    These values are right for masks without padding, and for the step counts of optimizers. No size of a tensor depends
+    on these values.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    """Return the layers of the model's largest `nn.ModuleList` whose modules all have the same class."""
+    """Return the layers of the largest `nn.ModuleList`, among lists in which all layers have the same class."""
     lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
     alike = [one for one in lists if len(one) > 1 and len({type(layer) for layer in one}) == 1]
     return max(alike, key=lambda layers: sum(_bytes(layer) for layer in layers), default=[])

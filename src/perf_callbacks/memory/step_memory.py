@@ -131,7 +131,7 @@ def _gb(size: int | None) -> float | None:
 
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
-    """Return the bytes of each storage that tensors use on a device, by the address of the storage."""
+    """Return the size in bytes of each storage that tensors use on a device. The keys are addresses of storages."""
     storages = _storages(parts, device)
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 

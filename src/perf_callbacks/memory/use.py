@@ -31,11 +31,11 @@ GROUPS = 4
 """Number of equal parts into which a run is cut. With a leak, memory grows from each part to the next."""
 
 STEADY = 0.6
-"""Smallest growth from one part of a run to the next that counts as a leak, relative to the mean growth. Memory that
+"""In a leak, memory grows from each part of a run to the next by at least this share of the mean growth. Memory that
 levels off is therefore not a leak."""
 
 LEAST_RISE = 0.05
-"""Smallest growth from the first part of a run to the last that counts as a leak, relative to the memory in the first
+"""In a leak, memory grows from the first part of a run to the last by at least this share of the memory in the first
 part."""
 
 
@@ -110,7 +110,7 @@ class MemoryUse:
 
 
 def known(parts: Memory) -> dict[str, float]:
-    """Return the GB of each known part of memory, by the name of the part.
+    """Return the GB of each known part of memory. The keys are the names of the parts.
 
     >>> known(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
     {'weights': 0.5, 'peak': 2.0}

@@ -17,7 +17,7 @@ SCHEMA = 1
 STALL, STRAGGLER, DRIFT, END = "stall", "straggler", "drift", "end"
 
 ENDED, FAILED, LOST = "ended", "failed", "lost"
-"""States of a fit at its end. `lost` means that its process was killed or crashed."""
+"""States of a fit at its end. `lost` means that the fit's process was killed or crashed."""
 
 MOST_TEXT, MOST_ITEMS = 500, 20
 """Largest number of characters of a text, and largest number of items of a list."""

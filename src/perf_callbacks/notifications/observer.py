@@ -21,7 +21,8 @@ from perf_callbacks.notifications.event import Origin
 from perf_callbacks.notifications.sender import Sender
 
 AT_ONCE, REFILL_SECONDS = 10, 60.0
-"""Largest number of events in a burst, and seconds until one more event may follow. The fit's end always passes."""
+"""Largest number of events in quick succession, and seconds after which one more event is allowed. The event for the
+end of the fit is always sent."""
 
 STEP_SECONDS = 10.0
 """Seconds between two messages that send the current step to the side process."""

@@ -31,7 +31,7 @@ MOST_UNSENT = 256_000
 EXIT_SECONDS = 3.0
 """Seconds that the exit of the interpreter may wait for the command.
 
-A container or a Slurm step ends with its program, and then kills all its other processes.
+When its program ends, a container or a Slurm step kills all its other processes.
 """
 
 POLL_SECONDS = 0.01

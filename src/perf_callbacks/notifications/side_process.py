@@ -17,7 +17,7 @@ from time import time as unix_time  # noqa: TID251 no module of the package can 
 from typing import IO, Any
 
 MOST_SHOWN = 200
-"""Largest number of bytes that are shown of a failed command's last line."""
+"""If a command fails, at most this many bytes of its last line on stderr are shown."""
 
 READ_SECONDS = 0.5
 """Seconds to wait for the end of stderr. A process that the command left behind may keep stderr open."""

@@ -18,7 +18,7 @@ _WORK = {
     "memset": True,
     "concurrent_kernel": False,
 }
-"""Trace categories of work on a device. The value is True for work of the copy engines."""
+"""Trace categories of work on a device. The value is True if a copy engine does the work."""
 
 _HOST = {"cpu_op": "operation", "operator": "operation", "user_annotation": "annotation", "python_function": "python"}
 
@@ -30,7 +30,7 @@ MOST_MICROSECONDS = 1e18
 
 @dataclass(slots=True, eq=False)
 class DeviceWork:
-    """Kernel, copy or collective on a device. On a CPU, each part of an operation outside of nested operations."""
+    """Kernel, copy or collective on a device. On a CPU: part of an operation in which no nested operation runs."""
 
     start: float
     end: float
@@ -45,7 +45,7 @@ class DeviceWork:
     """True if the work is a part of a CPU operation, but not the first part."""
     kind: str = kernel_classes.OTHER
     share: float = 0.0
-    """Share of the device's busy time that counts for this work, in microseconds."""
+    """Part of the device's busy time that counts as this work's time, in microseconds."""
 
     @property
     def rank(self) -> int:
@@ -54,13 +54,13 @@ class DeviceWork:
 
     @property
     def order(self) -> tuple[float, float, tuple[str, str], str, float]:
-        """Sort key of the work, by start first. Otherwise equal work is sorted by the end of its launching call."""
+        """Sort key of the work. The start comes first, and the end of the launching call comes last."""
         return self.start, self.end, self.stream, self.name, math.inf if self.launch is None else self.launch.end
 
 
 @dataclass(slots=True)
 class Timelines:
-    """Device work by process id and device number, and the calls of host threads."""
+    """Work of each device, and calls of host threads. A device's key is its process id and its number."""
 
     devices: dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -103,7 +103,7 @@ def split(events: Iterable[TraceEvent]) -> Timelines:
 
 
 def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list[DeviceWork]:
-    """Find the class and the launching host call of all work of a device. Return the work, sorted by start."""
+    """Find the class and the launching host call of each piece of device work. Return the work, sorted by start."""
     launches = {call.correlation: call for call in host.calls if call.kind == "runtime" and call.correlation}
     operations = [call for call in host.calls if call.kind == "operation"]
     by_id = {_id(call.arguments.external_id) or 0: call for call in operations}

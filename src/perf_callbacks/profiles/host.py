@@ -87,9 +87,9 @@ class Host:
 
     calls: list[Call]
     origins: dict[int, CallSite] = field(default_factory=dict)
-    """`CallSite` of each call, by `id` of the call. Calls of Python functions are left out."""
+    """`CallSite` of each call, except calls of Python functions. The key is the `id` of the call."""
     self_times: list[tuple[Call, Interval]] = field(default_factory=list)
-    """Time spans of operations and collectives in which no nested operation ran on the same thread."""
+    """Parts of each operation or collective during which no nested operation ran on the same thread."""
     has_modules: bool = False
 
     def of(self, call: Call | None) -> CallSite:
@@ -98,7 +98,7 @@ class Host:
 
 
 class _Forward:
-    """Modules of forward operations, by thread and sequence number.
+    """Modules of each forward operation. An operation is found by its thread and its sequence number.
 
     A forward operation has the same sequence number as the autograd node that it makes. Each thread numbers its own
     operations. If several operations of a thread have the same number, the last of them made the node.
@@ -109,7 +109,7 @@ class _Forward:
         self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
 
     def add(self, call: Call, origin: CallSite, *, again: bool) -> None:
-        """Add a forward operation. `again` is True if it ran within a backward, as in activation checkpointing."""
+        """Add a forward operation. `again` is True if the operation ran within a backward, as in checkpointing."""
         sequence = number(call.arguments.sequence)
         if sequence is not None:
             (self._again if again else self._first)[call.thread][sequence] = origin.modules
@@ -118,7 +118,7 @@ class _Forward:
         """Return the modules of the forward operation that made the autograd node `nodes[0]`.
 
         `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, `thread` may
-        have recomputed the forward of the innermost node within an outer node.
+        have run the forward of the innermost node again, within an outer node.
         """
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
@@ -227,9 +227,10 @@ def _in_function(outer: CallSite, name: str) -> CallSite:
 
 
 def _line(outer: str | None, name: str) -> str | None:
-    """Return the name of a called Python function, with its file and line, or the name `outer` of its caller.
+    """Return the name of a called function, with file and line, or else the name `outer` of its caller.
 
-    `outer` is returned if `name` has no line, or if only `outer` is outside of torch and Python's library.
+    `outer` is returned if `name` has no line. It is also returned if `name` belongs to torch or Python's library, and
+    `outer` doesn't.
     """
     shown, library = _function(name)
     if shown is None or (library and outer is not None and not _LIBRARY.match(outer)):
@@ -257,7 +258,7 @@ class Cover:
         self._ends = [part.end for part in parts]
 
     def within(self, start: float, end: float) -> Iterator[Interval]:
-        """Yield the intervals between `start` and `end`. Intervals that cross these times are cut."""
+        """Yield the intervals between `start` and `end`. Intervals that cross `start` or `end` are cut there."""
         for place in range(bisect_left(self._ends, start), len(self._parts)):
             part = self._parts[place]
             if part.start >= end:

@@ -29,7 +29,7 @@ A longer delay means that the device still ran work from before the recording. T
 
 @dataclass(slots=True)
 class Idle:
-    """Idle time in microseconds by cause. For the cause "sync", the time is also given by source line."""
+    """Idle time of each cause, in microseconds. For the cause "sync", the time of each source line is stored too."""
 
     by_cause: dict[str, float] = field(default_factory=dict)
     by_line: dict[str, float] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Idle:
 
 
 def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host) -> Idle:
-    """Divide the idle gaps between the kernels of a device by cause. `work` must be sorted by start.
+    """Find the cause of each part of the idle gaps between a device's kernels. `work` must be sorted by start.
 
     The launch of the next kernel divides a gap. After the launch, the cause is "device". Before the launch, the device
     waited for the host. Time that the host spent in the DataLoader has the cause "data". Time that the host spent in a
@@ -115,6 +115,6 @@ def _line(call: Call, host: Host) -> str:
 
 
 def _is_collective(call: Call) -> bool:
-    """Return True if a call is a collective. A user's annotation, such as "step with allreduce", is not."""
+    """Return True if a call is a collective. A user's annotation, such as "step with allreduce", is no collective."""
     named = call.kind == "operation" or call.name.startswith(("nccl:", "gloo:", "mpi:", "ucc:"))
     return named and kernel_classes.of_name(call.name) == kernel_classes.COMMUNICATION

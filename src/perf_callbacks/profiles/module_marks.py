@@ -36,7 +36,7 @@ def marks(model: nn.Module | None) -> Callable[[Patches], None]:
 
 
 def names(model: nn.Module) -> dict[int, str]:
-    """Return the name of each module's trace event, by the `id` of the module.
+    """Return the name of each module's trace event. The key is the `id` of the module.
 
     Modules more than `LEVELS` levels deep are left out.
     """
@@ -44,7 +44,7 @@ def names(model: nn.Module) -> dict[int, str]:
 
 
 def levels(path: str) -> int:
-    """Count the levels of a module path. Layer numbers, and the `*` in their place, are not counted.
+    """Count the levels of a module path. Layer numbers don't count, and neither does a `*` in place of one.
 
     >>> levels(""), levels("lm_head"), levels("model.layers.*.mlp"), levels("layer1.0.conv1")
     (0, 1, 3, 2)
@@ -53,7 +53,7 @@ def levels(path: str) -> int:
 
 
 def _marking(called: Mapping[int, str], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of `nn.Module.__call__` that puts an event around each call into the trace.
+    """Return a replacement of `nn.Module.__call__` that adds an event for each call to the trace.
 
     Hooks would be stored in the modules. If the program copied or pickled a module, the copy would contain the hooks.
     Compiled code doesn't call the replacement. While torch.compile traces a module, the replacement makes no event.

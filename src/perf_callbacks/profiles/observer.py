@@ -267,7 +267,7 @@ class ProfileWatch(Observer):
     def _finish(self) -> None:
         """End the recording, and pass the trace to the side process.
 
-        Meanwhile a span is open, so that the stall watch waits longer before it reports a stall.
+        While this method runs, a span is open, so the stall watch waits longer before it reports a stall.
         """
         profiler, self._profiler = self._profiler, None
         if profiler is None or os.getpid() != self._process or threading.get_ident() != self._thread:
@@ -338,7 +338,7 @@ class ProfileWatch(Observer):
             log.warning("perf_callbacks: the trace %s was not kept: %s.", kept.name, answer["unkept"])
 
     def _no_profile(self) -> guard:
-        """Return a context manager that gives the profile up if its block raises an error."""
+        """Return a context manager that gives up the profile if the code in its block raises an error."""
         return guard(self._give_up)
 
     def _give_up(self, error: Exception) -> None:

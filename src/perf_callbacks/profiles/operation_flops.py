@@ -49,15 +49,16 @@ def _product(shapes: Shapes, _: Sequence[object], *, first: int = 0) -> int:
 def _attention(shapes: Shapes, _: Sequence[object], *, first: int = 0, of_key: int = 1, of_value: int = 1) -> int:
     """Return the FLOPs of attention whose operands have the shape [batch, heads, tokens, size].
 
-    `of_key` is the number of products of the size of queries times keys. `of_value` is the number of products of the
-    size of weights times values. Causal attention counts as if no token were masked.
+    `of_key` is the number of matrix products that are as large as queries times keys. `of_value` is the number of
+    matrix products that are as large as attention weights times values. Causal attention counts as if no token were
+    masked.
     """
     query, key, value = shapes[first : first + 3]
     return 2 * prod(query[:-1]) * key[-2] * (of_key * query[-1] + of_value * value[-1])
 
 
 def _convolution(shapes: Shapes, values: Sequence[object]) -> int:
-    """Return the FLOPs of a convolution. Each output element takes a product with the weights of its channel."""
+    """Return the FLOPs of a convolution. Each output element is a dot product with the weights of its channel."""
     image, weight = shapes[0], shapes[1]
     stride, padding, dilation = [json.loads(str(values[place])) for place in (3, 4, 5)]
     if str(values[6]).lower() not in {"false", "0"}:  # transposed: each element of the image
@@ -81,7 +82,7 @@ def _convolution_backward(shapes: Shapes, values: Sequence[object]) -> int:
 
 
 def _at(values: Sequence[int], place: int) -> int:
-    """Return the value for a dimension. The only value of a list of length 1 holds for all dimensions."""
+    """Return the value for a dimension. If the list has only one value, this value is for all dimensions."""
     return values[place] if len(values) > 1 else values[0]
 
 

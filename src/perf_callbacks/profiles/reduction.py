@@ -83,7 +83,7 @@ def _module(work: DeviceWork) -> str:
 
 
 def _by_module(work: Sequence[DeviceWork]) -> list[tuple[str, DeviceWork]]:
-    """Return pairs of a module's name and device work.
+    """Return pairs: the name of a module, and one piece of the module's device work.
 
     The `MOST_MODULES` modules with the most time keep their names. All other modules get the name `OTHERS`.
     """
@@ -101,7 +101,7 @@ def _busy(timelines: Timelines, name: tuple[str, str]) -> float:
 
 
 def _steps(calls: Iterable[Call]) -> list[Call]:
-    """Return the steps that the profiler marked, sorted by start. Drop steps at the end in which no work began."""
+    """Return the steps that the profiler marked, sorted by start. Drop the last steps if no work began in them."""
     calls = [call for call in calls if call.kind in {"operation", "annotation"}]
     steps = [call for call in calls if STEP.match(call.name)]
     starts = [call.start for call in calls if hosts.is_work(call)]
@@ -148,5 +148,5 @@ def _sums(times: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _descending(times: dict[str, float]) -> list[tuple[str, float]]:
-    """Return the names and times of all times above 0, the longest time first."""
+    """Return all names with times above 0, each with its time. The longest time comes first."""
     return sorted([item for item in times.items() if item[1] > 0], key=lambda item: (-item[1], item[0]))

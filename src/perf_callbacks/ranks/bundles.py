@@ -1,7 +1,7 @@
 """Bundles: the data of several ranks for one window, with summed amounts and with the signals of each rank.
 
-The part of a rank is its data for one window. The first rank of a machine bundles the parts of all ranks of the
-machine. So rank 0 handles one bundle per machine instead of one part per rank.
+A rank's part is its data for one window. The first rank of a machine bundles the parts of all ranks of the machine. So
+rank 0 handles one bundle per machine instead of one part per rank.
 """
 
 from array import array
@@ -43,17 +43,18 @@ class Bundle:
     axes: tuple[str, ...]
     """Names of the coordinates of each rank, such as "data". Empty: unknown."""
     places: "array[int]"
-    """Coordinates of the ranks, rank by rank in the order of `axes`."""
+    """Coordinates of the first rank, then of the second rank, and so on. Each rank's coordinates are in the order of
+    `axes`."""
     names: tuple[str, ...]
     """Names of the signals."""
     columns: "array[float]"
-    """Values of the signals, rank by rank and, for each rank, signal by signal. Each signal has `length` values."""
+    """Values of all signals of the first rank, then of the second rank, and so on. Each signal has `length` values."""
     resources: "array[float]"
     """Use of the machine, rank by rank, in the order of `RESOURCES`; `UNKNOWN` if a rank doesn't know a value."""
 
     @classmethod
     def of(cls, part: Part) -> "Bundle":
-        """Make a bundle from one rank's part, whose useful tokens must have been read from the device before."""
+        """Make a bundle from one rank's part. The part's useful tokens must already be read from the device."""
         amounts = part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops
         return cls(
             window=part.window,
@@ -125,7 +126,7 @@ class RankSignals(Mapping[str, "array[float]"]):
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
-    """Merge bundles that agree in window, counts and names. The bundles must be sorted by rank."""
+    """Merge bundles that have the same window, counts and names. The bundles must be sorted by rank."""
     alike: dict[object, list[Bundle]] = {}
     for one in bundles:
         alike.setdefault((*_counting(one), one.attempt, one.axes, one.names), []).append(one)
@@ -149,7 +150,7 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 
 
 class Combination:
-    """Sums the data of all ranks for one window, bit by bit, because thousands of ranks take milliseconds.
+    """Sums the data of all ranks for one window, some ranks at a time. Thousands of ranks at once take milliseconds.
 
     Sums are exact. A sum is unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
     samples, the sum is divided by the number of these ranks. If the quotient isn't a whole number, the ranks counted
@@ -217,7 +218,7 @@ def _counting(one: Bundle) -> tuple[int, int, int, int, int]:
 
 
 def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the smaller value for each name that both mappings have."""
+    """Return the smaller of the two values for each name that is in both mappings."""
     if asks == others:
         return asks
     return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}

@@ -1,4 +1,4 @@
-"""Named channels between ranks: features write notes for other ranks, and the exchange passes the notes on unread.
+"""Named channels between ranks: features write notes, and the exchange passes the notes on without reading them.
 
 A channel has one note per rank and one note that all ranks share. A note is text, which the feature packs and unpacks.
 """

@@ -32,17 +32,17 @@ AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""
 
 CLOSE_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the side thread. The thread ends at once unless the store does not answer.
-"""
+"""Seconds that the end of a fit may wait for the side thread. If the store answers, the thread ends at once."""
 
 EXIT_SECONDS = 1.0
-"""Seconds that the end of the interpreter may wait for a side thread whose call the store does not answer."""
+"""Seconds that the end of the interpreter may wait for a side thread, if the store does not answer the thread's call.
+"""
 
 log = logging.getLogger("perf_callbacks")
 
 
 def meet(place: Place, config: PerfConfig) -> "Exchange | None":
-    """Start the exchange between the ranks of a fit; None for a single rank or without a usable store."""
+    """Start the exchange between the ranks of a fit. Return None for a single rank, or without a usable store."""
     try:
         store = store_room.default_store() if place.world_size > 1 else None
         if store is None:
@@ -83,8 +83,8 @@ def of(recorder: Recorder) -> "Exchange | None":
 class Exchange:
     """One rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
 
-    Rank 0's window length, run id and directory hold for all ranks. The values of other ranks have no effect. If rank
-    0's `window` is None, nothing is exchanged.
+    All ranks use the window length, the run id and the directory of rank 0. If rank 0's `window` is None, nothing is
+    exchanged.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class Exchange:
 
     @property
     def window(self) -> int | None:
-        """Optimizer steps per window. None: the number is not known yet, or nothing is exchanged."""
+        """Number of optimizer steps in a window. None: the number is not known yet, or nothing is exchanged."""
         return self._rounds.job_settings.window if self._rounds.job_settings is not None else None
 
     @property
     def signals(self) -> bool:
-        """True: ranks also exchange signals, such as the times of each step. False: ranks don't, or not yet."""
+        """True: ranks also exchange signals, such as the times of each step. False: no signals, or not yet known."""
         job_settings = self._rounds.job_settings
         return job_settings is not None and job_settings.window is not None and job_settings.signals
 
@@ -261,7 +261,7 @@ class _ExchangeThread:
         self._finish()
 
     def _rest(self, pause: float | None, began: float) -> None:
-        """Sleep until the next round is due or `offer` is called. Windows shorter than `SOON` share a round."""
+        """Sleep until the next round is due or `offer` is called. Windows that end within `SOON` share a round."""
         try:
             self._calls.get(timeout=pause)
         except queue.Empty:
@@ -281,7 +281,7 @@ class _ExchangeThread:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the ranks of this machine if its first rank talks with the store for all. Else return None."""
+    """Return the ranks of this machine if only its first rank talks with the store. Else return None."""
     address = store_room.address(store)
     if address is None:
         return None

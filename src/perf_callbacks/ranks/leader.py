@@ -19,11 +19,11 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""Seconds until rank 0 first looks for the data of a window, in a job of more than `MANY` ranks. There, a look costs
-milliseconds."""
+"""Seconds until rank 0 first looks for the data of a window, in a job of more than `MANY` ranks. In such a job, each
+look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""In a job of more than `MANY` ranks, each further pause between two looks is this many times as long as the wait so
+"""In a job of more than `MANY` ranks, rank 0 pauses between two looks for this many times as long as it has waited so
 far. So rank 0's second look comes after `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
@@ -41,8 +41,9 @@ MOST_READ, MOST_BYTES = 32, 400_000
 """Largest number of notes, and of bytes of signals, that are read at once."""
 
 LATE_SECONDS = 1.0
-"""If rank 0 is late by this many seconds at a deadline, its process was suspended, and so was the store that it serves.
-The window then stays open for this many seconds more, so that the delayed notes of other ranks arrive."""
+"""If rank 0 notices a deadline this many seconds late, its process was suspended. So the store, which this process
+serves, was suspended too. The window then stays open for this many seconds more, so that the delayed notes of other
+ranks arrive."""
 
 MOST_SHOWN = 8
 """Largest number of missing ranks that the warning names."""
@@ -61,7 +62,7 @@ class _Pending:
     deadline: float
     look_at: float
     bundles: dict[int, list[Bundle]] = field(default_factory=dict)
-    """Bundles received so far, by source: the rank whose key holds the bundles."""
+    """Bundles received so far from each source. A source is a rank under whose key the store holds bundles."""
     ranks: set[int] = field(default_factory=set)
     """Ranks whose data `bundles` contains."""
     prolonged: bool = False
@@ -71,9 +72,9 @@ class _Pending:
     the note has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """Replace the bundles of a source, and return True, if the new bundles are valid.
+        """If the new bundles are valid, replace the bundles of a source, and return True. Else return False.
 
-        Valid bundles add ranks, contain the source's earlier ranks, and contain no rank of another source.
+        Valid bundles contain all earlier ranks of the source and at least one new rank, but no rank of another source.
         """
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
@@ -98,8 +99,8 @@ class Leader(Rounds):
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """For each rank, the rank whose key in the store holds the data of the former. Before data arrive, this is a
-        guess from the number of ranks on this machine."""
+        """For each rank, the source of its data: the rank under whose key the store holds the data. Until data arrive,
+        the source is guessed from the number of ranks on this machine."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}
@@ -135,7 +136,7 @@ class Leader(Rounds):
         return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
     def _read(self, board: StoreNotes, window: int, now: float) -> None:
-        """Read the data of a window that are still missing."""
+        """Read those data of a window that have not arrived yet."""
         pending = self._pending[window]
         waited = now - pending.since
         next_look = pause(waited) if self._world_size <= MANY else pause(SELDOM_OF_MANY * waited, SOON_OF_MANY)
@@ -168,7 +169,7 @@ class Leader(Rounds):
         return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
-        """Yield the GIL if the last slice of work took longer than `after`, in a job of more than `MANY` ranks."""
+        """In a job of more than `MANY` ranks, yield the GIL if the last slice of work took longer than `after`."""
         if self._world_size > MANY and perf_counter() - self._breathed > after:
             sleep(BREATH_SECONDS)
             self._breathed = perf_counter()

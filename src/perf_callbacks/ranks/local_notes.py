@@ -1,6 +1,6 @@
-"""Collect notes from all ranks of this machine at its first rank, for a command that a launcher started.
+"""Send notes from all ranks of this machine to its first rank, in a command that a launcher started on each rank.
 
-The ranks meet in the store that the launcher's environment variables point to. There is no process group.
+The ranks meet in the store that the launcher's environment variables point to. The ranks need no process group.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ GATHER_SECONDS = 3.0
 """Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
 
 CLOCK_SECONDS = 0.2
-"""Largest error, in seconds, when a file's time is compared with the start time of a process."""
+"""Largest error, in seconds, of a comparison between a file's time and the start time of a process."""
 
 LOOK_SECONDS = 2.0
 """Seconds after which the first rank looks again for notes of channels."""
@@ -58,17 +58,18 @@ class Node:
 def gathered(
     rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
-    """Return the ranks of this machine if its first rank talks with the store for all. Else return None.
+    """Return the ranks of this machine if only its first rank talks with the store. Else return None.
 
-    The ranks of a machine can't ask each other, because this would take a connection. So each rank must find out by
-    itself, and all must find the same. Launchers number the ranks of a machine one after the other. The result may
-    differ between machines: rank 0 finds the ranks that talk with the store.
+    The ranks of a machine can't ask each other, because they would need a connection. So each rank decides by itself,
+    and all ranks of the machine must come to the same result. Launchers number the ranks of a machine one after the
+    other. Different machines may come to different results. This does no harm, because rank 0 finds out which ranks
+    talk with the store.
 
     Args:
         rank: Rank of this process.
         world_size: Number of ranks of the job.
         local: Local rank and number of ranks on this machine. None: unknown.
-        many: Largest number of ranks in a job in which each rank talks with the store itself.
+        many: Each rank talks with the store itself in a job of at most this many ranks.
         job: Words that distinguish this job from other jobs on the machine.
         attempt: Number of times that the job was restarted. Each attempt has a directory of its own.
     """
@@ -83,7 +84,7 @@ def gathered(
 
 
 class FileNotes:
-    """Notes by key, as files that only this user may read or write. Reading never waits, as with `StoreNotes`."""
+    """Notes in files that only this user may read or write. As in `StoreNotes`, reading never waits."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = PrivateDirectory(directory)
@@ -232,7 +233,7 @@ class Relay:
         return notes
 
     def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts into one note. If it would be too large, make several notes, under the keys of further ranks."""
+        """Bundle parts into one note, or into several if one would be too large. Each has the key of a rank."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
         notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
@@ -252,4 +253,4 @@ class _Open:
     since: float
     deadline: float
     sent: int = -1
-    """Number of parts that were passed on, without `own`. -1: nothing was passed on."""
+    """Number of parts that were passed on, not counting `own`. -1: nothing was passed on."""

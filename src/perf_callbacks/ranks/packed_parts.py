@@ -1,6 +1,6 @@
 """Pack ranks' data of a window into bytes for the store: a header, then columns. Nothing is unpickled.
 
-Bytes that are foreign, incomplete or damaged are dropped, and the other parts stay valid. The byte order is the
+Foreign, incomplete or damaged bytes are dropped. The parts in the other bytes stay valid. The byte order is the
 machine's, because all ranks of a job run on the same kind of machine. The first bytes show if a rank runs another
 version.
 """

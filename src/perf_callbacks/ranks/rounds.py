@@ -1,7 +1,7 @@
-"""Exchange messages between ranks in rounds: rank 0's settings, each rank's data of a window, and windows.
+"""Exchange messages between ranks in rounds: rank 0's settings, each rank's data of a window, and combined windows.
 
 A round does all work that is possible now and returns the seconds until the next round. No function of this module
-reads a clock. A round waits only for numbers of a message that a device is still computing.
+reads a clock. A round waits only if a device is still computing a number of a message.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ MANY = 64
 """In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
 
 FEW = 16
-"""In a job of more ranks than this, a rank reads rank 0's newest window only when it sends its own data of the next
-window. In smaller jobs, the rank also looks for rank 0's window in between."""
+"""In a job of more ranks than this, each rank reads rank 0's newest window only when it sends its own next data. In a
+smaller job, a rank also looks for rank 0's window between two sends."""
 
 KEPT = 8
 """Largest number of windows for which a rank's data are kept, in its process or in the store. If a rank is further
@@ -37,15 +37,15 @@ KEPT_OF_MANY = 4
 """Largest number of windows for which the store keeps a rank's data, in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window closes even if the data of some ranks are missing. If two steps take longer, the window
-stays open for two steps."""
+"""Seconds after which a window closes even if the data of some ranks are missing. If two steps take longer than this,
+the window stays open for the time of two steps."""
 
 FINISHED = 64
 """Largest number of windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds until a rank looks again for missing notes. Each further pause is as long as the whole wait so far, up to
-`SELDOM`."""
+"""Seconds until a rank looks again for missing notes. Each further pause is as long as the whole wait so far, but at
+most `SELDOM` seconds."""
 
 SOON_HERE = 0.5
 """Like `SOON`, but for notes of the other ranks of the machine."""
@@ -147,7 +147,7 @@ class Rounds:
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
-        """Release the store. With `politely`, first withdraw outdated notes, with further calls to the store."""
+        """Release the store. If `politely` is True, first withdraw outdated notes by further calls to the store."""
         try:
             with guard(let_pass):  # the store may be gone
                 if self._board is not None and self.failure is None and politely:
@@ -162,7 +162,7 @@ class Rounds:
             self.agreed.set()
 
     def _leave_node(self) -> None:
-        """Remove this machine's notes if this rank talks with the store, or if the rank that talks has left."""
+        """Leave the machine's directory, and remove notes that no rank reads any more."""
         if self._relay is not None:
             self._relay.folder.leave(talks=True)
         elif isinstance(self._board, FileNotes):
@@ -172,7 +172,7 @@ class Rounds:
         """Withdraw notes from the store. A rank that only sends its data has no notes to withdraw."""
 
     def _drained(self, window: int) -> list[Part]:
-        """Return the parts offered since the last round, except parts of windows of another length."""
+        """Return the parts that were offered since the last round. Drop parts of windows of another length."""
         parts = [self.offers.popleft() for _ in range(len(self.offers))]
         return [
             dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens), role=self.role, attempt=self._attempt)
@@ -253,7 +253,7 @@ class Follower(Rounds):
 
 
 def _settled(amount: Any) -> int | None:
-    """Wait for a number that a device may still be computing; None if there is no number or an error."""
+    """Wait for a number that a device may still be computing. Return None if there is no number, or after an error."""
     with guard(let_pass):  # a device may raise anything
         return None if amount is None else int(amount)
     return None

@@ -86,7 +86,7 @@ class StoreNotes:
         self._store.set(key, note)
 
     def write_all(self, notes: Mapping[str, str | bytes]) -> None:
-        """Write or overwrite several notes, by key."""
+        """Write or overwrite several notes. Each note comes with its key."""
         if self._store.has_extended_api():
             keys = [*notes]
             for start in range(0, len(keys), MOST_WRITTEN):  # the server takes 131,072 keys at once
@@ -124,7 +124,7 @@ class StoreNotes:
     def peek(self, key: str) -> str:
         """Read a note; "" if missing.
 
-        This takes one request. `multi_get` would take two, of which the first waits for the keys.
+        This takes one request. `multi_get` would take two requests, and the first of them waits for the keys.
         """
         return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 

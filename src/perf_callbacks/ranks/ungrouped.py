@@ -56,10 +56,10 @@ def processes(environ: Mapping[str, str]) -> int:
 
 
 class UngroupedWatch(Observer):
-    """Warns once, on rank 0, that each process trains alone: after the first window, or after a shorter fit.
+    """Warns once, on rank 0, that each process trains alone.
 
-    Frameworks form the process group before the first step. A loop may form the group later, so the warning comes only
-    after a window.
+    Frameworks form the process group before the first step. A loop may form the group later. So the warning comes only
+    after the first window, or at the end of a shorter fit.
     """
 
     def __init__(self, recorder: Recorder, number: int) -> None:

@@ -13,7 +13,7 @@ MOST = 24
 
 
 def bars(fit: FitHistory) -> dict[str, Any] | None:
-    """Return a bar for all attempts, and a bar for each attempt. None means a single attempt, or no time."""
+    """Return a bar for all attempts, and a bar for each attempt. None: there is one attempt, or no time passed."""
     if len(fit.first) == 1:
         return None
     job = job_time.of(fit.first)

@@ -17,7 +17,7 @@ FEWEST_BATCHES = 5
 """Smallest number of batches for an estimate. Each batch has at least two steps."""
 
 CONFIDENCE = 0.99
-"""Confidence of the intervals. At a smaller confidence, chance alone would fail too many builds."""
+"""Confidence of the intervals. At a smaller confidence, too many builds would fail by chance alone."""
 
 QUANTILE = 0.05
 """The time of a quick step is this quantile of all step times."""
@@ -92,7 +92,7 @@ def quick(times: Sequence[float]) -> Estimate | None:
 
 
 def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Return an estimate of `sum(above) / sum(below)`, which may be 0.
+    """Return an estimate of `sum(above) / sum(below)`. The first sum may be 0.
 
     `error` is the standard error of the ratio itself, not of its logarithm.
 
@@ -161,7 +161,8 @@ def difference_between_runs(
 
 
 _FEW = {0.99: {1: 63.657, 2: 9.925, 3: 5.841}, 0.95: {1: 12.706, 2: 4.303, 3: 3.182}}
-"""Exact quantiles of Student's t by confidence and degrees of freedom. `_quantile` uses them up to 3 degrees."""
+"""Exact quantiles of Student's t, for each confidence and number of degrees of freedom. `_quantile` uses these values
+for 1, 2 and 3 degrees of freedom."""
 
 
 def _quantile(freedom: float, confidence: float = CONFIDENCE) -> float:

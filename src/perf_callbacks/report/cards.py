@@ -30,10 +30,11 @@ THREADS = "threads"
 is unknown."""
 
 CLEAR = 0.9
-"""A card prints a saving as a range, such as "5% to 9%", if the lower end is below this part of the upper end."""
+"""If the lower end of a saving is below this share of the upper end, a card prints a range, such as "5% to 9%"."""
 
 ENOUGH_COVERED = 0.98
-"""If less than this share of the weights was in counted products, the card gives that as a reason for a lower bound."""
+"""If counted matrix products used less than this share of the weights, the card names this as a reason for a lower
+bound."""
 
 MOST_NAMES = 3
 """A card names at most this many operations without a formula."""
@@ -66,7 +67,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
 
 
 def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
-    """Return the lines of the table at the end of training. They are not yet broken at a width."""
+    """Return the lines of the table at the end of training. Long lines are not broken yet."""
     parts = [
         *_verdict(summary),
         _headline(summary),
@@ -185,7 +186,7 @@ def _nothing_to_win(summary: Summary) -> str:
 
 
 def _too_short(summary: Summary) -> str:
-    """Say why a short run gets no verdict. Empty means another reason, or a run without measured steps."""
+    """Say why a short run gets no verdict. Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
     return f"No verdict: it needs {ENOUGH_STEPS} measured steps, and {ENOUGH_SECONDS:.0f} s of steps."

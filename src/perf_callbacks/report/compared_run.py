@@ -29,7 +29,7 @@ class ComparedRun:
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
     load: Load
-    """Load of the machine, from the rank that lacked a CPU for the largest share of its run."""
+    """Load of the machine, as recorded by the rank that waited for a CPU for the largest share of its run."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
@@ -67,9 +67,9 @@ class ComparedRun:
         return fmean(values) if values else None
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
-        """Return an estimate of the ratio of the sums of two columns.
+        """Estimate a ratio: the sum of one column, divided by the sum of another column.
 
-        Only steps with both values count. The name None stands for a column of ones.
+        Only steps with both values count. If a name is None, each value of this column is 1.
         """
         ones = [1.0] * self.steps
         columns = [ones if name is None else self.columns[name] for name in (above, below)]
@@ -97,7 +97,11 @@ def _tflops(run: ComparedRun) -> Estimate | None:
 
 
 def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
-    """Return an estimator that scales the summary's MFU or HFU to the FLOPs per second of the compared steps."""
+    """Return an estimator of MFU or HFU for the compared steps.
+
+    The estimator takes the summary's MFU or HFU, and multiplies it by a ratio: the FLOPs per second of the compared
+    steps, divided by the FLOPs per second in the summary.
+    """
 
     def estimate(run: ComparedRun) -> Estimate | None:
         flops, found = run.flops, _tflops(run)
@@ -127,7 +131,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
 def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
     """Return the columns of a run's measured steps.
 
-    The time of a step is that of the slowest rank. All other values are means over the ranks.
+    The time of a step is its time on the slowest rank. All other values are means over the ranks.
     """
     common = common_steps(ranks)
     found = {}

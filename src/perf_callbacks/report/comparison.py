@@ -17,7 +17,8 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that decide about a regression. The first one with a verdict decides; `_decider` makes one exception."""
+"""Metrics that can decide whether there is a regression. The first metric that has a verdict decides. For an exception,
+see `_decider`."""
 
 EXPLAINED = 0.5
 """A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
@@ -50,7 +51,8 @@ class Comparison:
     decided_by: ComparedMetric | None
     """The metric that decides about a regression. None means that no verdict is possible."""
     unlike: Values
-    """Properties that must agree for a verdict but differ, such as the batch. Empty means that the runs are alike."""
+    """Properties, such as the batch, whose difference makes a verdict impossible. Empty means that the runs are
+    alike."""
     busier: str | None
     """Side (A or B) whose machine was so busy that the load may explain the result. None means neither side."""
     not_compared: Mapping[str, str]
@@ -66,7 +68,7 @@ class Comparison:
     loads: tuple[Sequence[Load], Sequence[Load]]
     """Load of the machine during each run of side A and of side B, including runs that were left out."""
     fail_over: float
-    """Smallest relative change of a time that counts as worse or better: 0.05 means 5 %."""
+    """Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor better."""
 
     @property
     def regression(self) -> bool:
@@ -75,7 +77,7 @@ class Comparison:
 
     @property
     def several(self) -> bool:
-        """True if a side has several runs. The intervals then cover differences between runs."""
+        """True if a side has several runs. If so, the intervals cover differences between the runs of a side."""
         return max(self.runs) > 1
 
 
@@ -85,10 +87,10 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
     Args:
         first: The old runs, side A.
         second: The new runs, side B.
-        fail_over: Smallest relative change of a time that counts as worse or better: 0.05 means 5 %. A rate counts as
-            worse if it corresponds to a step time that is longer by this share.
+        fail_over: Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor
+            better. A rate is worse if the step time that it implies is longer by at least this share.
 
-    Raise `ArithmeticError` or `ValueError` if the values of a journal yield no finite figure.
+    Raise `ArithmeticError` or `ValueError` if a figure can't be computed from a journal's values, or isn't finite.
     """
     every = [[ComparedRun.of(ranks) for ranks in side] for side in (first, second)]
     loads = ([run.load for run in every[0]], [run.load for run in every[1]])
@@ -138,9 +140,12 @@ def _check(metrics: Sequence[ComparedMetric]) -> None:
 
 
 def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
-    """Return the metric that decides: throughput, or the time of quick steps if only that time shows a regression.
+    """Return the metric that decides about a regression.
 
-    On a machine with other work, throughput may be too uncertain to show a change that quick steps show.
+    This is usually the first metric. But if the verdict on the first metric is "same" or "undecided", and quick steps
+    became slower, the time of quick steps decides.
+
+    If other programs run on the machine, throughput may vary too much to show a change that quick steps show.
     """
     if not known_metrics:
         return None
@@ -165,7 +170,10 @@ def _metric(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], thres
 
 
 def _size(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:
-    """Compare an amount of memory. Each run has one measurement, so two single runs have no interval."""
+    """Compare an amount of memory.
+
+    Each run has a single measurement, so a comparison of one run with one run has no interval.
+    """
     sizes = [[size for run in side if (size := run.memory.get(name)) is not None] for side in (a, b)]
     if not all(sizes) or not all([size for side in sizes for size in side]):
         before, after = [fmean(side) if side else None for side in sizes]

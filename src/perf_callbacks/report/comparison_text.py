@@ -57,7 +57,7 @@ def not_alike(unlike: Values) -> str:
 def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
     """Return the verdict in words.
 
-    With several runs, the words also name a change that is below the threshold but beyond chance.
+    If a side has several runs, the words also name a change that is below the threshold but that chance can't explain.
     """
     if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
         slower = (change.change > 0) == metric.name.endswith("_time")

@@ -18,7 +18,7 @@ MOST = 300
 """Largest number of events per lane. If a lane has more events, the longest events are kept."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
-"""Kinds of events. The report draws one lane per kind, in this order."""
+"""Kinds of events. The report draws one lane for each kind of event, in this order."""
 
 COUNTS = {"counted", "recounted"}
 

@@ -13,7 +13,7 @@ LONGEST = 300
 """Largest number of characters shown of a value from a journal."""
 
 MEANINGS = {form: term.meaning for term in TERMS for form in (term.name, *term.forms)}
-"""Meaning of each word in the glossary, by each form of the word."""
+"""Maps each form of each glossary word to the meaning of the word."""
 
 Value = tuple[str, str]
 """Name and text of a value that a figure is computed from."""
@@ -22,7 +22,7 @@ Value = tuple[str, str]
 def explanation(
     name: str, values: Iterable[Value] = (), *, equation: str = "", uncounted: str = "", headings: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the explanation of a figure. Code in its texts stands between backticks.
+    """Return the explanation of a figure. In the texts of the explanation, code is between backticks.
 
     Args:
         name: The figure's name in the registry.
@@ -49,7 +49,7 @@ def column(figure: PageFigure, heading: str) -> str:
 
 
 def glossary() -> dict[str, str]:
-    """Return the meaning of each word in the glossary, by each form of the word."""
+    """Return a dict that maps each form of each glossary word to the meaning of the word."""
     return {form: without_links(meaning) for form, meaning in MEANINGS.items()}
 
 

@@ -34,7 +34,7 @@ class FigureInputs:
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
         """Return the explanations of charts and tables, by the figure's name.
 
-        If a calculation fails because of a journal's values, the explanation has no inputs.
+        If impossible values in a journal make a calculation fail, the explanation of this figure has no inputs.
 
         Args:
             headings: The column headings of each figure, by the figure's name. A chart has no headings.

@@ -1,4 +1,7 @@
-"""The report's heat map. It shows by how many seconds each rank exceeds the median rank, by stage and steps."""
+"""The report's heat map.
+
+Rows are ranks, and columns are steps. For each stage, a cell shows how much longer the rank takes than the median rank.
+"""
 
 from heapq import nlargest
 from math import isnan
@@ -13,7 +16,8 @@ CELLS = 120
 """Largest number of columns of the heat map."""
 
 CELL_STEPS = 100
-"""The median of a cell covers a sample of at least this many steps, or all steps of the cell if there are fewer."""
+"""The median of a cell is computed from a sample of the cell's steps. The sample has at least this many steps, or all
+steps if there are fewer."""
 
 RANKS = 64
 """Largest number of rows of the heat map."""
@@ -48,7 +52,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return the median seconds of a rank minus those of the median rank, by stage, rank and bucket of steps."""
+    """Return by how many seconds each rank exceeds the median rank, in each stage and bucket of steps."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}

@@ -34,7 +34,7 @@ LARGEST = 2**53
 """Step numbers must be less than this. JavaScript represents all smaller integers exactly."""
 
 MOST = 1e30
-"""Largest time or size that counts as possible. Larger values count as unknown, so that sums stay finite."""
+"""A time or size above this limit counts as unknown, so that sums stay finite."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Attempt:
     run: Run
     step: "array[int]" = field(default_factory=lambda: array("q"))
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
-    """The values of each step, by the names in `STEP_COLUMNS`. NaN means unknown."""
+    """The values of each step. The keys are the names in `STEP_COLUMNS`. NaN means unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
-    """The reason why a step counts in no mean or rate, by the step's number."""
+    """Number and reason of each step that is excluded from means and rates."""
     peak_tflops: float | None = None
     """Peak TFLOPS of the device, from the last logged row that has a peak."""
     entries: list[Entry] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Attempt:
     written_unix: float | None = None
     """Unix time of the last write to the journal before the next attempt began. None means unknown."""
     interim: Summary | None = None
-    """Last interim summary of an attempt without a final summary. The attempt was killed, hangs, or is running."""
+    """Last interim summary, if the attempt has no final summary because it was killed, hangs, or is still running."""
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
@@ -75,7 +75,7 @@ class Attempt:
             self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
 
     def _add_steps(self, record: Steps) -> None:
-        """Add a block of steps. Drop steps whose number is not larger than all earlier numbers."""
+        """Add a block of steps. Drop each step whose number is not larger than the number of every earlier step."""
         last = self.step[-1] if self.step else -1
         new = [*_ascending(record.step, last)]
         self.step.extend(compress(record.step, new))
@@ -126,12 +126,12 @@ class FitHistory:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the job, or number of ranks that have a journal if that number is greater."""
+        """Number of ranks in the job, but at least the number of ranks that have a journal."""
         return max(self.run.world_size, len(self.ranks))
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a journal. Only the first hundred are listed."""
+        """Ranks without a journal: at most the first hundred of them."""
         return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
 
     @property
@@ -164,12 +164,15 @@ class FitHistory:
 
     @property
     def newer(self) -> int | None:
-        """Schema number of the journal if it is newer than the schema of this version. Otherwise None."""
+        """Schema number of the journal, if this version of the package is too old to know this schema.
+
+        Otherwise None.
+        """
         schema = max(attempt.run.schema for _, attempt in self.attempts)
         return schema if schema > SCHEMA else None
 
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
-        """Return the attempts of a rank, each with the number of steps that no later attempt repeated."""
+        """Return the attempts of a rank. Each comes with the number of its steps that no later attempt repeated."""
         limit = LARGEST
         found = []
         for attempt in reversed(self.ranks[rank]):
@@ -208,9 +211,9 @@ def gather(
 
 
 def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
-    """Return the attempt of a `run` record. An equal record opens no second attempt.
+    """Return the attempt that a `run` record begins. For a second, equal `run` record, return the same attempt.
 
-    If a journal is deleted during a run, the next file repeats the `run` record.
+    Records are equal if a journal is deleted during a run, because the new file begins with the same `run` record.
     """
     fit = fits.setdefault(run.run_id, FitHistory(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])

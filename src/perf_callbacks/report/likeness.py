@@ -9,7 +9,7 @@ from perf_callbacks.report.units import DASH
 
 SAME_AMOUNT = 0.01
 """Two numbers of samples per step are equal if their relative difference is at most this. Step times are compared only
-if neither the samples nor the tokens per step differ by more."""
+if samples per step and tokens per step are both this close."""
 
 SAME_LENGTH = 0.1
 """Two numbers of tokens per step are equal if their relative difference is at most this. The limit is large because the
@@ -19,11 +19,12 @@ FIELDS = ("parameters", "batch", "device", "devices", "world_size")
 """Fields of `Run` in which all runs must agree. An unknown value agrees with every value."""
 
 Values = Mapping[str, tuple[Any, Any]]
-"""The values of side A and side B, by name. If the runs of a side have different values, a text lists the values."""
+"""Maps a name to the value of side A and the value of side B. If the runs of a side have different values, the side's
+value is a text that lists them."""
 
 
 def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
-    """Return the properties that differ between the runs, so that the runs are not comparable."""
+    """Return the properties that make the runs not comparable, because their values differ."""
     found = unlike_fields(first, second, FIELDS)
     for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)
@@ -35,7 +36,10 @@ def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Value
 def unlike_fields(
     first: Sequence[ComparedRun], second: Sequence[ComparedRun], fields: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the fields of `Run` that differ. If a number of parameters is unknown, the model class must agree too."""
+    """Return the fields of `Run` that differ.
+
+    If the number of parameters is unknown for a run, the model class must agree too.
+    """
     found: dict[str, tuple[Any, Any]] = {}
     known = all(run.run.parameters is not None for run in [*first, *second])
     for name in fields if known else ("model", *fields):
@@ -48,7 +52,10 @@ def unlike_fields(
 def per_step(
     name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME_AMOUNT
 ) -> tuple[float, float] | None:
-    """Return the mean samples or tokens per step of both sides. None means equal, or unknown on a side."""
+    """Return each side's mean number of samples or tokens per step.
+
+    None means that the numbers are equal, or that a side has no known number.
+    """
     sides = [[found for run in side if (found := run.per_step(name)) is not None] for side in (first, second)]
     if not all(sides):
         return None

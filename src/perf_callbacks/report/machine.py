@@ -13,11 +13,12 @@ FEWEST = 3
 """Smallest number of points for which a line is drawn."""
 
 POINTS = 1000
-"""A line has fewer than twice this number of points. If there are more records, the line shows every n-th record."""
+"""If there are many records, a line shows only every n-th record, so that it has fewer than twice this number of
+points."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
-"""The field of a `use` record that a line shows, by the line's name."""
+"""Maps the name of a line to the field of the `use` records that the line shows."""
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:

@@ -20,7 +20,8 @@ IDLE = 0.1
 
 SHARED = 0.2
 """If other programs use all CPUs, steps are longer by up to this share, because caches, memory and clock are shared.
-Beside four busy processes on two cores, a small training needed up to 20 % more CPU time per step."""
+For example, a small training needed up to 20 % more CPU time per step while four other processes were busy on its two
+cores."""
 
 MOST_SHARE = 0.99
 """Largest share of time without a CPU that `Load.effect` assumes. A share of 1 would make the effect infinite."""
@@ -64,8 +65,9 @@ class Load(NamedTuple):
     def effect(self) -> float:
         """Natural logarithm of the largest factor by which the load may make steps longer.
 
-        If few CPUs are idle, other threads of the program may lack a CPU, and the training thread waits for them. The
-        share of the run without a CPU may then be as large as the share of the CPUs that other programs use.
+        If few CPUs are idle, other threads of the program may also wait for a CPU, and the training thread waits for
+        these threads. So the share of the run without a CPU counts as at least the share of the CPUs that other
+        programs use.
         """
         taken = self.no_cpu or 0.0
         others = self.others or 0.0
@@ -78,16 +80,20 @@ MOST_CPUS = 1_000_000
 
 
 def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
-    """Return, for each side, the indices of its undisturbed runs. If there are too few, return those of all runs."""
+    """Return, for each side, the indices of its undisturbed runs.
+
+    If there are too few undisturbed runs, return the indices of all runs.
+    """
     quiet = [[place for place, load in enumerate(side) if not load.disturbed] for side in sides]
     enough = all(quiet) and sum(map(len, quiet)) >= min(FEWEST_QUIET, sum(map(len, sides)))
     return quiet if enough else [[*range(len(side))] for side in sides]
 
 
 def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
-    """Return the logarithm of the factor by which the load may make the second side's steps longer than the first's.
+    """Return how much longer the load may make the steps of the second side than the steps of the first side.
 
-    The result is negative if the machine was busier during the first side's runs.
+    The result is the natural logarithm of a factor. It is negative if the machine was busier during the first side's
+    runs.
     """
     return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
 

@@ -23,7 +23,7 @@ SOURCES = {
 
 
 def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, object]:
-    """Return the memory figures of a fit as values for JSON. `fitting` describes `limit_gb` and `batch`."""
+    """Return the memory figures of a fit as values for JSON. For `limit_gb` and `batch`, see `fitting`."""
     parts: Memory | None = fit.last(Memory)
     failed: OutOfMemory | None = fit.last(OutOfMemory)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
@@ -43,13 +43,14 @@ def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None)
 
 
 def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, int | None]:
-    """Return the largest micro-batch that fits, and how many layers to checkpoint for a larger one.
+    """Return the largest micro-batch that fits, and how many layers must be checkpointed so that `batch` fits.
 
     None means unknown.
 
     Args:
         fit: The fit, with a measured step.
-        limit_gb: Memory that the process may take on the device. None means what was available in the measured step.
+        limit_gb: Memory that the process may take on the device. None means the memory that was available in the
+            measured step.
         batch: The larger micro-batch. None means twice the measured micro-batch.
     """
     parts: Memory | None = fit.last(Memory)
@@ -68,7 +69,7 @@ def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = Non
 
 
 def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, batch: int | None = None) -> str:
-    """Render the memory of a rank's fit. `fitting` describes `limit_gb` and `batch`."""
+    """Render the memory of a rank's fit. For `limit_gb` and `batch`, see `fitting`."""
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:

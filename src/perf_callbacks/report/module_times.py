@@ -30,7 +30,8 @@ class ModuleTime:
     backward_seconds: float
     """Part of `seconds` that was spent in the backward, including recomputation."""
     mfu: float | None = None
-    """Model FLOPs divided by `seconds` and by the device's peak. None means unknown, or no matrix products."""
+    """Model FLOPs divided by `seconds` and by the device's peak. None means that MFU is unknown, or that the module has
+    no matrix products."""
     at_least: bool = False
     """True if `mfu` is a lower bound."""
 
@@ -87,7 +88,10 @@ def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) 
 
 
 def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
-    """Return the peak of a rank's device in FLOPs per second, as any rank with the same type of device recorded it."""
+    """Return the peak of a rank's device in FLOPs per second.
+
+    The peak may come from another rank with the same type of device.
+    """
     for one in [fit, *fits]:
         summary = one.last(Summary) or one.interim
         if one.run.device == fit.run.device:
@@ -128,7 +132,10 @@ def _executed(profile: Profile, fit: Attempt) -> float | None:
 
 
 def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
-    """Return the model FLOPs of a counted step by path. A module outside `paths` counts for the module around it."""
+    """Return the model FLOPs of a counted step for each module path in `paths`.
+
+    The FLOPs of any other module count for the innermost module in `paths` that contains it.
+    """
     flops = dict.fromkeys(paths, 0)
     for line in count.modules:
         around = [path for path in paths if not path or f"{line.path}.".startswith(f"{path}.")]

@@ -7,10 +7,10 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 
 TIMELINES = {"host": "host clock", "device": "device events"}
-"""Words for each clock that can time a fit."""
+"""Words for each value of a run's `timeline`, which says what timed the steps."""
 
 MOST_ADVICE = 3
-"""Largest number of findings that the card shows at the start. Their savings are not known yet."""
+"""Largest number of findings that the card shows at the start, when the savings of a finding are not known yet."""
 
 
 def opening(
@@ -21,7 +21,7 @@ def opening(
     findings: Sequence[Finding] = (),
     columns: int = COLUMNS,
 ) -> str:
-    """Render the card at the start of training: what is measured, the checklist, and advice that needs no run.
+    """Render the card at the start of training: what is measured, the checklist, and advice that needs no measurement.
 
     >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -51,7 +51,10 @@ def opening(
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
-    """Yield a line for each settings file, with the settings that it sets. The journal also has the line numbers."""
+    """Yield a line for each settings file, with the settings in this file.
+
+    The journal also has the line of each setting.
+    """
     files = {name: place.partition(", line ")[0] for name, place in origins.items()}
     for file in dict.fromkeys(files.values()):
         yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
@@ -88,6 +91,6 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
 
 
 def _advice(findings: Sequence[Finding]) -> Iterator[str]:
-    """Render advice that needs no run."""
+    """Render advice that needs no measurement."""
     for found in findings:
         yield f"advice: {found.evidence}; try {found.remedy}"

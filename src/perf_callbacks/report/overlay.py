@@ -32,10 +32,10 @@ DECISIVE = {
     "samples per step": "samples per step",
     "tokens per step": "tokens per step",
 }
-"""Differences that the note at the top of the page mentions, and the words that it uses."""
+"""For each difference that the note at the top of the page mentions: its words in the note."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
-"""Words for differences whose field names say too little."""
+"""Words that replace a field's name in the table of differences, because the name says too little."""
 
 Differences = Mapping[str, tuple[Any, Any]]
 

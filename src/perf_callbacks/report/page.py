@@ -16,7 +16,7 @@ FILES = {
     "parts": "parts.js",
     "script": "page.js",
 }
-"""Files that are inserted into `page.html`, by the name of their placeholder."""
+"""For each placeholder in `page.html`: the file that is inserted there."""
 
 _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 
@@ -24,8 +24,9 @@ _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 def render(content: Mapping[str, Any]) -> str:
     """Render a report.
 
-    The page holds the content as JSON in a script element. The package's scripts insert it as text, so the browser
-    never runs code from a journal. The page's security policy allows only these scripts, and no network request.
+    The page holds the content as JSON in a script element. The package's scripts insert the content as text, so the
+    browser never runs code from a journal. The page's security policy allows only these scripts, and no network
+    request.
 
     Args:
         content: The result of `payload`.
@@ -41,7 +42,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def visible(value: Any) -> Any:
-    """Replace control characters in all texts. Some of them would reverse the order of letters on the page.
+    """Replace control characters in all texts. Some control characters would reverse the order of letters on the page.
 
     >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
     {'host': ['node?7', 1.5]}

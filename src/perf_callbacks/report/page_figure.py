@@ -18,4 +18,4 @@ class PageFigure:
     left_out: str = ""
     """Work, time or values that the figure doesn't count."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Text that says how a column of a table is computed, by the column's heading."""
+    """For each column heading of a table: a text that says how the column is computed."""

@@ -157,7 +157,10 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe the stall after which no step ended. Empty means no such stall, or that the run has a summary."""
+    """Describe the stall after which no step ended.
+
+    The text is empty if there is no such stall, or if the run has a summary.
+    """
     found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.ends[1]]
     if not found:
         return ""

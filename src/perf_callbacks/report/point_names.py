@@ -13,12 +13,12 @@ class PointNames:
 
     @property
     def single(self) -> bool:
-        """True if a point is one step of one rank. Then the chart has no band."""
+        """True if a point is one step of one rank. In this case, the chart has no band."""
         return self.ranks == 1 and self.width == 1
 
     @property
     def point(self) -> str:
-        """Words for the value of a point in a sentence."""
+        """Words that a sentence uses for the value of a point."""
         return "a single step" if self.single else "the mean of a point"
 
     @property

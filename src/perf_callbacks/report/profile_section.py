@@ -18,7 +18,8 @@ MOST_MODULES = 10
 """Largest number of rows of the table of modules."""
 
 MOST_CLASSES = 7
-"""Number of kernel classes that a bar shows as separate parts. Two or more further classes share one."""
+"""Number of kernel classes that a bar shows as separate parts. If two or more classes are left over, they share one
+more part."""
 
 BARS = ("profile_time", "profile_classes")
 """Names of the bars of a profile."""

@@ -11,7 +11,7 @@ LEAST_SHARE = 0.01
 """Smallest share of the time that the sentences mention."""
 
 LEAST_ROW = 0.001
-"""A table lists a copy, or waits in one place, only if they take at least this share of the time."""
+"""Smallest share of the time for which a table has a row about a copy, or about the waits in one place."""
 
 _CAUSES = {
     "data": "because the program waited for the DataLoader",
@@ -216,7 +216,7 @@ def _detailed(heads: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], str 
 
 
 def _left(columns: int, rows: Sequence[Sequence[str]]) -> int:
-    """Return the width that a table leaves for its first column."""
+    """Return the width that the other columns of a table leave for its first column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return max(10, columns - 2 - sum(widths) - 2 * len(widths))
 

@@ -27,7 +27,8 @@ class _MetricFamily(NamedTuple):
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
     """Render all known metrics of a run. An unknown value has no sample, and a metric without samples is left out.
 
-    Each sample has the attempt as a label. A resumed run begins with fewer steps, but a counter must not decrease.
+    Each sample has the attempt as a label. Without this label, a counter would decrease when a resumed run begins with
+    fewer steps.
     """
     own = {"run": run.lead.run.run_id, "attempt": str(run.lead.run.attempt)}
     lines: list[str] = []
@@ -128,7 +129,7 @@ def _stalled(ends: FitEnds) -> float | None:
 
 
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
-    """Yield counters, and ratios over the attempt."""
+    """Yield counters, and ratios that cover the whole attempt."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
     steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
     yield _MetricFamily("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)

@@ -14,14 +14,16 @@ from perf_callbacks.report.recorded_run import RecordedRun, finite
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
-"""A rank counts as slow if a straggler record of the last 60 seconds, or of the last 100 steps, names the rank."""
+"""A rank counts as slow if a recent straggler record names it. A record of the last 60 seconds is recent, and so is a
+record of the last 100 steps."""
 
 MOST_BEHIND = 256
-"""If the rank is more than this many steps ahead of its journal, the journal's steps are too old for a pace. A journal
-that has reached its largest size takes no more steps."""
+"""If the rank is more than this many steps ahead of its journal, the journal's steps are too old for a pace. For
+example, no more steps are written to a journal that has reached its largest size."""
 
 COSTLY = 0.01
-"""A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common."""
+"""A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common to
+report."""
 
 LONG_PAUSE, LONG_SHARE = 0.01, 0.1
 """A garbage collection is listed as an event if it takes at least 0.01 s and at least a tenth of a step."""
@@ -38,7 +40,7 @@ class RankPace:
     """Number of steps that the means cover. 0 means that no step is known."""
     step_seconds: float | None
     stages: Mapping[str, float]
-    """Seconds of each known stage, named like the columns of `Steps`."""
+    """Mean seconds of each known stage. The keys are the names of columns of `Steps`."""
     written: float | None
     """Time of the last record of steps, in seconds since the fit began."""
     events: tuple[tuple[float, JournalEvent], ...]
@@ -91,12 +93,12 @@ def pace(ends: FitEnds) -> RankPace:
 
 
 def _measured(block: Steps) -> Sequence[int]:
-    """Return the indices of the steps of a block that are not excluded."""
+    """Return the indices of a block's steps, without the excluded steps."""
     return [place for place in range(len(block.step)) if not block.excluded or block.excluded[place] is None]
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean of a column over the steps at these indices of each block. None means unknown."""
+    """Return the mean of a column over some steps: for each block, `places` holds their indices. None means unknown."""
     found: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)

@@ -50,7 +50,10 @@ def rank_table(
 
 @dataclass(frozen=True, slots=True)
 class _Reasons:
-    """Slow ranks: the recent loss and the cost over the whole run, by rank."""
+    """Losses to slow ranks.
+
+    `slow` maps a rank to its recent loss. `costs` maps a rank to its cost over the whole run.
+    """
 
     slow: Mapping[int, RecentLoss]
     costs: Mapping[int, tuple[float, str]]

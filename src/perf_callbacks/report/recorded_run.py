@@ -20,12 +20,12 @@ FRESH_SECONDS = 30.0
 ten seconds."""
 
 COPIED_SECONDS = 120.0
-"""If a file was written more than these seconds after its last record, the file counts as a copy. Then the time of the
-record, not of the file, is the sign of life."""
+"""If a journal's file was written more than this many seconds after its last record, the file counts as a copy. The
+last sign of life of a copy is the time of its last record, and not the time of the file."""
 
 State = Literal["ended", "failed", "running", "hangs", "silent"]
-"""States of a run. "ended" means that there is a final summary. "failed" means that this summary says why measuring
-stopped early. "silent" means that there is neither a final summary nor a sign of life."""
+"""States of a run. "ended" means that there is a final summary. "failed" means that there is a final summary, which
+says why measuring stopped early. "silent" means that there is neither a final summary nor a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RecordedRun:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a journal. Only the first hundred are listed."""
+        """Ranks without a journal: at most the first hundred of them."""
         known = {ends.run.rank for ends in self.ranks}
         return [rank for rank in range(min(self.lead.run.world_size, 100_000)) if rank not in known][:100]
 
@@ -108,7 +108,7 @@ class RecordedRun:
         """The ranks that cause a hang, with their stacks.
 
         The rank that logs a stall writes a record of its own stall, and then one for each rank that causes the stall.
-        If no stack of a causing rank is known, the list holds only the rank that logged the stall.
+        If the stack of none of the causes is known, the list holds only the rank that logged the stall.
         """
         ends = self.hang
         found = None if ends is None else own_stall(ends)
@@ -200,7 +200,7 @@ def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
 def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
     """Merge runs whose ranks write to several directories. Return all runs, the newest run first.
 
-    Two runs with the same id are not merged if they share a rank, because then one is a copy of the other.
+    Two runs with the same id are not merged if they share a rank, because one of the two is then a copy of the other.
     """
     found: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -239,7 +239,10 @@ def hangs(ends: FitEnds) -> bool:
 
 
 def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
-    """Return the stall of a rank after its last step, and the stall's time in the journal. None means no such stall."""
+    """Return the stall that began after a rank's last step, and the time of its record in the journal.
+
+    None means no such stall.
+    """
     steps = ends.last(Steps)
     last = max([ends.run.step, *(steps.step[-1:] if steps is not None else ())])
     for entry in reversed(ends.latest):

@@ -53,7 +53,7 @@ def default_path(source: Path, name: str) -> Path:
 
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
-    """Write a file whole or not at all. Raise `ConfigError` if writing fails."""
+    """Write a file completely or not at all. Raise `ConfigError` if writing fails."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:

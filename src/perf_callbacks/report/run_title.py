@@ -14,7 +14,7 @@ LONGEST = 48
 """Largest number of characters of each part of a title."""
 
 MOST_COMMAND, MOST_FACT = 600, 120
-"""Largest number of characters of the command line below a title, and of each other fact."""
+"""Largest number of characters of the command line below a title, and largest number for each other fact."""
 
 MOST_HOSTS = 4
 

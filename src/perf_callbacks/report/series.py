@@ -1,4 +1,4 @@
-"""Series over the steps of all ranks that are short enough to draw, and the list of the slowest steps."""
+"""Curves over the steps of all ranks, shortened so that a page can draw them, and the list of the slowest steps."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -20,7 +20,7 @@ OUTLIERS = 250
 """Largest number of slow steps that are listed."""
 
 SAMPLED = 5_000
-"""In a run with more steps, a median covers fewer than twice this number of steps, spread over the run."""
+"""In a long run, a median is computed from every n-th step. The median covers fewer than twice this number of steps."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -73,7 +73,10 @@ class Axis:
 
 
 def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
-    """Yield each attempt's steps that no later attempt repeated, as rank, attempt, first index and end index."""
+    """Yield rank, attempt, first index and end index for the steps of each attempt.
+
+    Steps that a later attempt repeated are left out.
+    """
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
             if within is None:
@@ -92,7 +95,7 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 
 def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
-    """Count the excluded steps of all ranks by the reason for their exclusion."""
+    """Return how many steps of all ranks are excluded for each reason."""
     found: Counter[str] = Counter()
     for _, attempt, lower, upper in kept(fit, within):
         times = attempt.columns["step_time"]

@@ -1,4 +1,4 @@
-"""Table of a model's sizes, such as the width of its MLP, each with a size that tensor cores use better."""
+"""Table of a model's sizes, such as the width of its MLP. It also proposes sizes that suit tensor cores better."""
 
 from collections.abc import Sequence
 

@@ -46,7 +46,7 @@ def cut(line: Line, columns: int) -> Line:
 
 
 def cut_left(text: str, columns: int) -> str:
-    """Cut the beginning of a text after its indent, because the end of a path says more.
+    """Cut the beginning of a long text such as a path, whose end says more. The indent stays.
 
     >>> cut_left("  /home/me/train.py:20 main", 20)
     '  …/train.py:20 main'
@@ -57,7 +57,7 @@ def cut_left(text: str, columns: int) -> str:
 
 
 def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
-    """Return lines that an encoding can represent.
+    """Replace the characters that an encoding can't represent.
 
     >>> plain(encodable([(StyledText("data ██ 中"),)], "ascii")[0])
     'data ## ?'

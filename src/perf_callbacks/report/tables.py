@@ -132,7 +132,7 @@ def phases(count: Flops) -> Table | None:
 
 
 def checklist(fit: FitHistory) -> Table | None:
-    """Tabulate the items of the checklist, each as its last record says."""
+    """Tabulate the items of the checklist. If an item has several records, its last record counts."""
     last = {item.item: item for item in fit.first[-1].of(Checklist)}
     proofs = {} if fit.summary is None else fit.summary.proofs
     rows = [

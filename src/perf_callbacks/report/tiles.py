@@ -13,7 +13,7 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate, 
 from perf_callbacks.report.work_rate import WorkRate
 
 RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
-"""Name of each rate's metric, by the amount that the rate counts."""
+"""For each amount, such as tokens: the name of the metric for the amount per second."""
 
 REASONS = {
     "counted": "FLOP count",
@@ -21,7 +21,7 @@ REASONS = {
     "first": "first step of an attempt",
     "profiled": "torch.profiler",
 }
-"""Words for the reasons why steps are excluded, if the journal's word says too little."""
+"""Words for a reason to exclude a step, if the journal's own word says too little."""
 
 MOST_REASONS = 8
 
@@ -51,7 +51,7 @@ def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
 
 
 def excluded(fit: FitHistory, drawn: StepSeries) -> tuple[str, str]:
-    """Return the name and the text of the input "excluded steps": their number, by reason."""
+    """Return the input "excluded steps" as name and text. The text says how many steps are excluded for each reason."""
     reasons: Counter[str] = left_out(fit, drawn.axis.within)
     named = [f"{clean(REASONS.get(name, name))} {count:,}" for name, count in reasons.most_common(MOST_REASONS)]
     return "excluded steps", f"{sum(reasons.values()):,}: {', '.join(named)}" if named else "none"

@@ -27,7 +27,7 @@ SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
 """Events that the trace shows as slices."""
 
 COMPARED = 1000
-"""To align two ranks, a trace compares fewer than twice this number of steps, spread over the run."""
+"""To align two ranks, a trace compares every n-th step. It compares fewer than twice this number of steps."""
 
 LATEST = 1e9
 """Latest time in seconds that the trace shows. A hostile journal may hold much larger numbers."""
@@ -87,7 +87,10 @@ def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
 
 
 def _placed(fit: FitHistory, rank: int) -> list[Placed]:
-    """Place the attempts of a rank one after another, by the wall-clock times of their starts."""
+    """Place the attempts of a rank.
+
+    An attempt begins at its wall-clock start time, but not before the end of the previous attempt.
+    """
     found: list[Placed] = []
     usual = medians(fit, rank).get("step_time", 0.0)
     first = fit.ranks[rank][0].run.started_unix
@@ -101,7 +104,7 @@ def _placed(fit: FitHistory, rank: int) -> list[Placed]:
 
 
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
-    """Return the time at which each step ended: the sum of the times of steps, evaluations and checkpoints before it.
+    """Return the time at which each step ended, by adding up the times of steps, evaluations and checkpoints.
 
     A step whose time is unknown counts as `usual` seconds, the median step time.
     """
@@ -135,7 +138,10 @@ def _align(one: Placed, reference: list[Placed]) -> None:
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the steps and their stages. The stages have a fixed order, because each sums up all micro-batches."""
+    """Render the steps and their stages.
+
+    Stages are drawn in a fixed order, because the time of a stage is its sum over all micro-batches.
+    """
     attempt, columns = placed.attempt, placed.attempt.columns
     for place, step in enumerate(attempt.step):
         seconds = columns["step_time"][place]
@@ -195,7 +201,10 @@ def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:
 
 
 def _slice(name: str, where: tuple[int, int], begin: float, end: float, arguments: dict[str, Any] | None = None) -> str:
-    """Render a slice of a rank and thread. Both ends are rounded alike, so that touching slices still touch."""
+    """Render a slice of a rank and thread.
+
+    Begin and end are rounded in the same way, so that two slices that touch still touch after rounding.
+    """
     start, over = _micro(begin), _micro(end)
     extra = "" if arguments is None else f',"args":{_json(arguments)}'
     place = f'"pid":{where[0]},"tid":{where[1]},"ts":{start},"dur":{over - start}'

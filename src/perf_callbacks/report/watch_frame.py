@@ -35,7 +35,8 @@ LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
 """A path that contains one of these parts is not the user's own code."""
 
 LATE_SECONDS = 10.0
-"""The frame of a running job warns if no step has reached the disk for this time. Usually, five seconds are enough."""
+"""The frame of a running job warns if no new step was written to disk for longer than this. Usually, a step is on disk
+within five seconds."""
 
 LEAST_COLUMNS = 20
 
@@ -62,7 +63,10 @@ class TerminalSize:
 
 
 def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, footer: str = "") -> list[Line]:
-    """Render a run within a number of columns and rows. A terminal narrower than `LEAST_COLUMNS` cuts the lines."""
+    """Render a run within a number of columns and rows.
+
+    If the terminal is narrower than `LEAST_COLUMNS`, it cuts the lines.
+    """
     size = TerminalSize(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
     losses = recent_losses(run)
     top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *_notes(run, size.columns)]
@@ -100,7 +104,8 @@ class _Block(NamedTuple):
     least: int
     """Number of lines that this block gets before any block gets more."""
     counted: str = ""
-    """What the lines list, such as "ranks". If it is not empty, the frame says how many of them are left out."""
+    """Noun for the things that the lines list, such as "ranks". Without a noun, the frame doesn't say how many of the
+    things are left out."""
 
     def first(self, number: int) -> Sequence[Line]:
         """Return the first `number` lines. The last line may say how many lines are left out."""

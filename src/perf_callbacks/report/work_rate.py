@@ -68,7 +68,7 @@ class WorkRate:
 
     @property
     def scale(self) -> float:
-        """Number of model FLOPs per second of a rank at which the chart shows the value 1.
+        """The chart shows the value 1 if a rank does this many model FLOPs per second.
 
         The value 1 means an MFU of 100 % or, without a peak, 1 TFLOPS per device.
         """
@@ -76,7 +76,7 @@ class WorkRate:
 
     @property
     def peak_name(self) -> str:
-        """The peak and its number format, in words."""
+        """Text with the peak, and with the number format for which the peak holds."""
         kind = "measured peak" if self.summary.peak_measured else "peak"
         dtype = f", {clean(self.summary.dtype)}" if self.summary.dtype else ""
         return f"{kind}, {speed(self.peak)}{dtype}" if self.peak else ""

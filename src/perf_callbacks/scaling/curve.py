@@ -33,7 +33,7 @@ FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartGrowth:
-    """Growth of one part of the step, in seconds per step with the baseline's mean work per device."""
+    """Growth of one part of the step. Seconds are for a step in which a device does the baseline's mean work."""
 
     part: str
     """Name of a stage, such as `data_time`."""
@@ -42,9 +42,11 @@ class PartGrowth:
     """Lower end of the 99 % interval."""
     high: float
     share: float | None
-    """This part's share of the time that is lost against perfect scaling, from 0 to 1. None if no time is lost."""
+    """Share of this part in the time that is lost compared with perfect scaling, from 0 to 1. None if no time is
+    lost."""
     excess: float
-    """Growth of the seconds by which the slowest rank exceeds the mean rank. Negative if ranks got more even."""
+    """Growth of the difference in seconds between the slowest rank and the mean of all ranks. Negative if this
+    difference became smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +64,8 @@ class Point:
     per_step: float
     """Mean number of samples or tokens of one device per step."""
     per_step_ends: tuple[float, float]
-    """Least and largest number of samples or tokens of one device per step among the runs."""
+    """Each run has a mean number of samples or tokens of one device per step. These are the least and the largest of
+    these numbers."""
     efficiency: float
     """Work per second and device, divided by the baseline's work per second and device."""
     interval: tuple[float, float] | None
@@ -70,13 +73,16 @@ class Point:
     growth: tuple[PartGrowth, ...]
     """Growth of each part of a step, the largest growth first. Empty if unknown, and for the baseline itself."""
     slowest: tuple[int, float]
-    """Number of the rank that is most often the slowest, and share of the steps in which it is the slowest."""
+    """The rank that is most often the slowest, and the share of the steps in which it is the slowest."""
     loads: tuple[Load, ...]
     """Load of the machine in each run."""
 
     @property
     def grown(self) -> PartGrowth | None:
-        """Part of a step that grows most, or None if it may not grow, or grows by less than 1 % of the step."""
+        """Part of a step that grows most.
+
+        None means that its growth is not certain, or is less than 1 % of the step.
+        """
         least = SMALL * self.per_step / self.per_device
         return next((one for one in self.growth[:1] if one.low > 0 and one.seconds >= least), None)
 
@@ -88,7 +94,7 @@ class Curve:
     unit: str
     """Unit of work: "samples" or "tokens"."""
     baseline: tuple[int, ...]
-    """All numbers of devices on which the baseline ran."""
+    """Numbers of devices that the baseline's runs used."""
     baseline_per_step: float
     """Mean number of samples or tokens of one device per step in the baseline."""
     points: tuple[Point, ...]
@@ -193,7 +199,10 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _others(runs: Sequence[JobRun]) -> list[Load]:
-    """Return the load by other programs. CPUs that ranks of the job take from each other are part of its scaling."""
+    """Return the load of the machine without the waits for a CPU.
+
+    If ranks of the job take CPUs from each other, this is part of the job's scaling.
+    """
     return [load._replace(no_cpu=None) for load in _loads(runs)]
 
 
@@ -202,7 +211,7 @@ def _loads(runs: Sequence[JobRun]) -> list[Load]:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    """Return the properties in which runs differ so that they are not comparable."""
+    """Return the properties that make the runs not comparable, because their values differ."""
     found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
     lengths = [
         [

@@ -22,8 +22,9 @@ SUMS_UP = 0.9
 class JobRun:
     """Run of a job, limited to the steps that the journals of all ranks have.
 
-    The ranks of a job wait for each other in the backward and in collectives. So the other ranks wait for the rank that
-    waits least, and the stages of this rank explain the duration of a step. It may be a different rank in each step.
+    The ranks of a job wait for each other in the backward and in collectives. The rank that waits least is the rank
+    that the others wait for. So its stages explain the duration of a step. Which rank waits least may change from step
+    to step.
     """
 
     compared: ComparedRun
@@ -35,9 +36,9 @@ class JobRun:
     parts: Mapping[str, Sequence[float]]
     """For each stage: its seconds in each step on the rank that waits least. Empty if stages were not timed."""
     excess: Mapping[str, float]
-    """For each stage: the mean seconds by which the rank that waits least exceeds the mean of all ranks."""
+    """For each stage: mean seconds of the rank that waits least, minus the mean seconds of all ranks."""
     slowest: tuple[int, float]
-    """Number of the rank that most often waits least, and share of the steps in which it waits least."""
+    """The rank that most often waits least, and the share of the steps in which it waits least."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "JobRun":
@@ -46,7 +47,7 @@ class JobRun:
         numbers = range(len(ranks))
 
         def columns(name: str) -> list[list[float]]:
-            """Return the column of each rank."""
+            """Return the column with this name from each rank."""
             return [[rank.columns[name][place] for place in places] for rank, places in zip(ranks, common, strict=True)]
 
         times = max(columns("step_time"), key=fsum)

@@ -110,7 +110,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def _bars(found: Curve) -> list[str]:
-    """Draw a bar for the efficiency on each number of devices, with a mark at the least good efficiency."""
+    """Draw a bar for the efficiency on each number of devices, with a mark at `GOOD`."""
     bars = []
     for point in found.points:
         bar = ("#" * round(BAR * min(1.0, point.efficiency))).ljust(BAR, ".")

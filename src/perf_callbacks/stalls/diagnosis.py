@@ -10,20 +10,23 @@ from statistics import median
 from typing import Literal
 
 FIRST_STEPS = 3
-"""Number of steps at the beginning of a fit that may take longer, because models are compiled and files are fetched."""
+"""This many steps at the beginning of a fit may take longer, because models are compiled and files are fetched."""
 
 LONGER = 10
-"""Factor by which patience is longer in the first steps of a fit, in evaluations and in checkpoints."""
+"""In the first steps of a fit, in evaluations and in checkpoints, a wait counts as a stall only if it is longer by this
+factor."""
 
 LEAST_SECONDS = 60.0
 MEDIAN_STEPS = 20
-"""By default, a wait counts as a stall after `LEAST_SECONDS` and after the time of `MEDIAN_STEPS` median steps."""
+"""By default, a wait counts as a stall after `MEDIAN_STEPS` times the median duration of a step, but not before
+`LEAST_SECONDS`."""
 
 KEPT_STEPS = 64
-"""Number of latest steps of which the median duration is computed."""
+"""The median duration of a step is computed from this many latest steps."""
 
 LONGEST_TICK, SHORT_TICK = 3.0, 1.0
-"""A tick of more than `LONGEST_TICK` seconds counts as `SHORT_TICK` seconds, since a suspended laptop is no stall."""
+"""If more than `LONGEST_TICK` seconds passed since the previous tick, only `SHORT_TICK` seconds count. The computer was
+probably suspended, and this is no stall."""
 
 MOST_RANKS = 4
 """Largest number of ranks that a sentence lists. Further ranks are only counted."""
@@ -39,19 +42,23 @@ Change = Literal["began", "over"]
 
 
 class Patience:
-    """Decides when a rank has waited too long for the end of a step. Time of a suspended process hardly counts."""
+    """Decides when a rank has waited too long for the end of a step.
+
+    Time in which the process was suspended hardly counts.
+    """
 
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
         self.base = LEAST_SECONDS if self._auto else float(setting)
-        """Seconds without an ended step after which an ordinary step counts as stalled."""
+        """After this many seconds without an ended step, a rank counts as stalled in an ordinary step."""
         self._first_step = first_step
         self._seen: tuple[int, object] = (first_step, None)
         self._now = self._began = now
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Seconds since a step ended, or since an evaluation or checkpoint began or ended, without suspended time."""
+        """Seconds since the last of these events: a step ended, or an evaluation or checkpoint began or ended.
+        Suspended time doesn't count."""
         self.lost = 0.0
         """Duration of the last stall in seconds."""
         self.stalled = False
@@ -150,7 +157,7 @@ class Blame:
 
 
 def undecided(notes: Notes, silent: Collection[int]) -> bool:
-    """Return True if the stalled ranks may only be waiting for a rank's evaluation or checkpoint."""
+    """Return True if another rank runs an evaluation or a checkpoint, for which the stalled ranks may wait."""
     return any([note.spanned and note.state == RUNNING and rank not in silent for rank, note in notes.items()])
 
 
@@ -188,7 +195,10 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
 
 
 def _behind(stuck: Notes) -> Notes:
-    """Find the stalled ranks for which the other stalled ranks wait. The result is empty if notes don't show them."""
+    """Find the stalled ranks for which the other stalled ranks wait.
+
+    The result is empty if the notes don't show which ranks these are.
+    """
     last = max([note.step for note in stuck.values()], default=0)
     stages = Counter([note.stage for note in stuck.values()])
     usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
@@ -215,7 +225,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
 
 
 def _waiting(notes: Notes) -> list[str]:
-    """Return sentences about waiting ranks: their number, their stages, and the line of code if it is the same."""
+    """Return sentences about waiting ranks: their number, their stages, and their line of code if all share it."""
     if not notes:
         return []
     places = {str(note) for note in notes.values()}

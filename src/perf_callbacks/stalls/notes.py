@@ -1,9 +1,9 @@
 """Notes that ranks write for each other about stalls, so that only one rank reports each stall.
 
-Each rank has one note. The rank updates its note now and then while steps end, and at once when a stall begins. If
-rank 0 stalls, rank 0 reads all notes and reports the stall. If rank 0 doesn't report, for example because its process
-hangs, another rank reports after a while. The higher a rank's number, the longer it waits. In an additional note,
-which all ranks share, a rank writes that it has reported the stall. So no stall is reported twice.
+Each rank has one note. While steps end, the rank updates its note now and then. When a stall begins, the rank updates
+its note at once. If rank 0 stalls, rank 0 reads all notes and reports the stall. If rank 0 doesn't report, for example
+because its process hangs, another rank reports after a while. The higher a rank's number, the longer it waits. In an
+additional note, which all ranks share, a rank writes that it has reported the stall. So no stall is reported twice.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,20 @@ LOOK_SECONDS = 2.0
 GRACE_SECONDS = 4.0
 """Seconds that rank 0 waits for ranks that notice the stall later.
 
-Each other rank first waits this many seconds per binary digit of its number, so that a lower rank can report.
+Each other rank first waits this many seconds for each binary digit of its rank number, so that a rank with a lower
+number can report.
 """
 
 BEATS = 4
-"""Number of notes that a rank writes in the time without an ended step after which it counts as stalled."""
+"""While steps end, a rank writes this many notes within its patience. The patience is the time without an ended step
+after which the rank counts as stalled."""
 
 SILENT_BEATS = 1.5
 """A rank is silent if its note stays the same for this many times the usual interval between two notes."""
 
 NEAREST = 1
-"""Ranks up to this number read all notes already before they stall, so they know early which ranks are silent."""
+"""Ranks up to this number read all notes before they count as stalled, so that they know early which ranks are
+silent."""
 
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
 
@@ -55,17 +58,20 @@ class StallNotes(ChannelHandler):
         self.told = False
         """True: this rank or another rank has reported the stall."""
         self.blamed: Blame | None = None
-        """Diagnosis that this rank reports, or None if another rank reports or no rank has reported yet."""
+        """Diagnosis that this rank reports. None if another rank reports, or if no rank has reported yet."""
 
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
-        """Set the note of this rank. `doubt` is True if half of the patience has passed without an ended step."""
+        """Set the note of this rank.
+
+        `doubt` is True if half of the time has passed after which the rank counts as stalled.
+        """
         self._patience, self._doubt = patience, doubt
         self._mine = note
 
     def round(self, channel: Channel, now: float) -> float | None:
         """Write this rank's note if it is new. In a stall, read the notes of all ranks.
 
-        Return the seconds until the next round, or None if the next round is due when there is a new note.
+        Return the seconds until the next round. None means that the next round waits for a new note.
         """
         mine, pause = self._mine, None
         if mine is None:

@@ -46,7 +46,7 @@ class StallWatch(Observer):
     """Notices that no step ends any more, records where the training thread is, and reports the stall once.
 
     The training thread does no work for this watch. The watch reads the number of the step and the running evaluations
-    and checkpoints. If these stay the same, it also reads the stack of the training thread.
+    and checkpoints. If all of these stay the same, the watch also reads the stack of the training thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -79,7 +79,10 @@ class StallWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Step from which on the engine calls `step_ended`. Only in a stall, the end of the current step is due."""
+        """First step at whose end the engine calls `step_ended`.
+
+        In a stall, this is the current step. Otherwise, the engine never calls it.
+        """
         return 0 if self._note is not None and self._over_at is None else NEVER
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002 the step with the stall
@@ -99,7 +102,7 @@ class StallWatch(Observer):
         self._left_at = self._engine.step
 
     def closed(self) -> None:
-        """Stop watching. A stall that still lasts ends with the fit."""
+        """Stop watching. A stall that still lasts counts as over when the fit ends."""
         if not self._ended:
             self._ended = True
             patience, step = self._patience, self._engine.step
@@ -138,7 +141,10 @@ class StallWatch(Observer):
         return True
 
     def _begin(self, patience: Patience, now: float, *, longer: bool) -> None:
-        """Record that a stall has begun. The last step ended up to one tick before the watch noticed its end."""
+        """Record that a stall has begun.
+
+        The watch notices the end of a step up to one tick late, so this time is added to the stall.
+        """
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
         self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
@@ -176,7 +182,7 @@ class StallWatch(Observer):
         return "" if found is None else workers.sentence(who, *found)
 
     def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
-        """Send this rank's position to the other ranks, now and then while steps end and at once in a stall."""
+        """Send this rank's position to the other ranks: now and then while steps end, but at once if a stall begins."""
         note = self._note
         if note is None:
             soon = self._beat_at is not None and now - self._beat_at < patience / BEATS

@@ -10,17 +10,19 @@ from itertools import chain
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
 SLICE = 128
-"""Number of ranks per slice of the analysis. `rest` is called between slices."""
+"""The analysis calls `rest` after each slice of this many ranks."""
 
 FEW = 31
-"""A sample of at least this many ranks, or of all ranks if there are fewer, gives the seconds per unit of work."""
+"""The seconds per unit of work are computed from a sample of the ranks. The sample has at least this many ranks, or all
+ranks if there are fewer."""
 
 EXPLAINED = 0.8
-"""Batch sizes explain local times if subtracting their effect shrinks the median deviation to less than this part."""
+"""Batch sizes explain local times if subtracting the effect of batch sizes shrinks the median deviation of local times
+to less than this part of its old value."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
-    """Subtract from local times the seconds that larger batches explain, for ranks that do the same work.
+    """Correct the local times of ranks that do the same work: subtract the seconds that larger batches explain.
 
     Ranks without sizes are not corrected. The usual size and the usual seconds per unit of work are medians over ranks,
     so a slow rank still looks slow.
@@ -44,7 +46,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
     """Return for each rank and step the seconds that its batch costs beyond a batch of mean size.
 
     The mean is over all ranks in the same step, so the seconds of a smaller batch are negative. An unknown size counts
-    as the mean. The function returns None if sizes don't explain local times, or if a rank has no sizes.
+    as the mean size. The function returns None if sizes don't explain local times, or if a rank has no sizes.
     """
     if not all(WORK in one for one in signals):
         return None
@@ -66,7 +68,10 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
 
 
 def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
-    """Return the seconds per unit of work, by Tukey's resistant line, or None if sizes don't explain local times."""
+    """Return the seconds per unit of work: the slope of Tukey's resistant line.
+
+    Return None if sizes don't explain local times.
+    """
     points: list[tuple[float, float]] = []
     for one in signals:
         rest()
@@ -94,7 +99,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _paces(signals: Signals) -> list[float]:
-    """Return the seconds per unit of work in each step. Only causes that grow with the work count."""
+    """Return the seconds per unit of work in each step. A cause counts only if its seconds grow with the work."""
     peers = Peers((0,), (signals,))
     grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])

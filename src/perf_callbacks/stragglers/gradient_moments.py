@@ -1,7 +1,7 @@
-"""Moments at which the last gradient of a backward is done on this rank, before the rank waits for other ranks.
+"""Times at which this rank has computed the last gradient of a backward. After this, the rank waits for other ranks.
 
-A hook on one parameter records each moment. The forward usually uses a model's first parameter first, so the backward
-computes the gradient of this parameter last.
+A hook on one parameter records each of these times. The forward usually uses a model's first parameter first, so the
+backward computes the gradient of this parameter last.
 """
 
 import gc
@@ -23,10 +23,10 @@ from perf_callbacks.stragglers.local_times import Moment
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
-"""Largest number of moments that are kept until `LocalTimes` reads them."""
+"""Largest number of `Moment` objects that are kept until `LocalTimes` reads them."""
 
 APART_SECONDS = LEAST_SECONDS
-"""Least seconds between two readings of the time without a CPU, because a reading takes 6 us."""
+"""At least this many seconds pass between two readings of the time without a CPU, because a reading takes 6 us."""
 
 
 class GradientMoments:
@@ -59,9 +59,9 @@ class GradientMoments:
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
     """Return the parameter whose gradient is done last, guessed from the order in the model.
 
-    In some models, scalars such as the scale of a loss come first, but get their gradients early. So the function
-    prefers parameters with two or more dimensions. It returns None if no parameter is trained, or if a lazy module has
-    parameters without a shape.
+    In some models, the first parameters are scalars, such as the scale of a loss, which get their gradients early. So
+    the function prefers parameters with two or more dimensions. It returns None if no parameter is trained, or if a
+    lazy module has parameters without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):
@@ -81,7 +81,10 @@ def sharded(model: nn.Module | None) -> bool:
 
 
 def size_of(model: nn.Module | None) -> int:
-    """Return the number of a model's parameters, or 0 if there is no model or each rank has only a part of it."""
+    """Return the number of a model's parameters.
+
+    Return 0 if there is no model, or if each rank has only a part of the model.
+    """
     if model is None or sharded(model):
         return 0
     return sum([one.numel() for one in model.parameters() if not is_lazy(one)])

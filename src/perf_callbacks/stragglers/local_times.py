@@ -1,10 +1,11 @@
-"""Local time of a rank: the time between two meetings of the ranks, without this rank's waits for other ranks.
+"""Local time of a rank: the time between two points at which ranks wait for each other, without this rank's waits.
 
-Ranks meet in collectives and other waits for each other, which the tape shows. Ranks also meet at the end of a backward
-whose gradients `DistributedDataParallel` reduces. In such a backward, a rank waits after its last gradient. A cycle
-lasts from one meeting of the ranks to the next. The local time of a cycle is its duration minus all waits. At most one
-cycle ends in a step. It ends together with the step's last reduced backward, or else at the last wait of the step. If
-ranks meet only in every eighth step, a cycle lasts eight steps.
+Such a point is called a meeting. The tape shows meetings in collectives and in other waits for ranks. The end of a
+backward is also a meeting if `DistributedDataParallel` reduces its gradients. In such a backward, a rank waits after
+its last gradient. A cycle lasts from one meeting to the next. The local time of a cycle is its duration minus all
+waits. At most one cycle ends in a step. If gradients are reduced in the step, the cycle ends with the last backward
+that reduces them. Otherwise, the cycle ends with the last wait of the step. If ranks meet only in every eighth step, a
+cycle lasts eight steps.
 """
 
 import math
@@ -24,22 +25,23 @@ NANOSECONDS = 1e-9
 
 
 class Moment(NamedTuple):
-    """Moment at which the last gradient of a backward was done."""
+    """Time at which this rank had computed the last gradient of a backward."""
 
     time: float
     line: bytes
     """Content of the thread's file `schedstat` in `/proc`, or empty without such a file.
 
-    The second number in this line counts the nanoseconds for which the thread was ready to run but had no CPU. In short
-    steps, the file is not read at each moment. Then the line is the line of the previous moment."""
+    The second number in this line counts the nanoseconds for which the thread was ready to run but had no CPU. If steps
+    are short, the file is not read for each `Moment`. Without a new reading, the line is the line of the previous
+    `Moment`."""
     reduced: bool
     """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
 
 class LocalTime(NamedTuple):
-    """Seconds of the cycle that ends in a step on one rank. Unknown seconds are NaN.
+    """Times in seconds on one rank, for the cycle that ends in a step. Unknown times are NaN.
 
-    If no cycle ends in the step, the seconds are NaN too.
+    If no cycle ends in the step, the times of the cycle are NaN.
     """
 
     local: float
@@ -55,7 +57,7 @@ class LocalTime(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Positions of meetings of ranks, waits for data, and evaluations in the list of a step's marks."""
+    """Positions in the list of a step's marks: of meetings of ranks, of waits for data, and of evaluations."""
 
     meetings: tuple[tuple[int, int, bool], ...]
     """For each wait: the positions of its begin and its end, and True if the wait is within a backward.
@@ -68,13 +70,13 @@ class Shape(NamedTuple):
 
 
 class LocalTimes(Observer):
-    """Computes local times from the marks of the tape and the moments at which gradients were done."""
+    """Computes local times from the marks of the tape, and from the times at which gradients were done."""
 
     def __init__(self, moments: "deque[Moment]", *, reduced: bool) -> None:
         """Begin without marks.
 
         Args:
-            moments: Moments at which gradients were done. `marks_read` removes them.
+            moments: A `Moment` for each backward. `marks_read` reads and removes these objects.
             reduced: True: the model has a wrapper that reduces gradients.
         """
         self._moments, self._reduced = moments, reduced
@@ -85,7 +87,8 @@ class LocalTimes(Observer):
         self._last_marks: list[Any] = []
         self._last_shape = Shape((), (), ())
         self._met = math.nan
-        """Time of the last meeting, at which the current cycle began. NaN if unknown, or if an evaluation followed."""
+        """Time of the last meeting, at which the current cycle began. NaN if this time is unknown, or if an evaluation
+        came after it."""
         self._waited = 0.0
         """Seconds of waits in the current cycle so far."""
         self._collected_seconds = self._fetched_seconds = 0.0
@@ -98,7 +101,10 @@ class LocalTimes(Observer):
         self._unread: list[int] = []  # steps since the line was read
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read marks and their times, which alternate in `pairs`. `numbers` are the steps that end in these marks."""
+        """Read `pairs`, in which each mark is followed by its time.
+
+        `numbers` lists the steps that end in these marks.
+        """
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
         length = len(self._last_marks)
         alike = length > 0 and marks == self._last_marks * len(numbers)  # usually true, and compared in C
@@ -159,7 +165,10 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Distribute the last step's time without a CPU over all these steps, in proportion to their local times."""
+        """Divide the last step's time without a CPU among all these steps.
+
+        A step's part is proportional to its local time.
+        """
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
         lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
@@ -169,7 +178,7 @@ class LocalTimes(Observer):
                 self._steps[number] = one._replace(steal=steal * length / whole)
 
     def _last_moment(self, until: float) -> Moment | None:
-        """Remove all moments up to a time, and return the latest of them."""
+        """Remove each `Moment` up to a time, and return the latest one."""
         last = None
         while self._moments and self._moments[0].time <= until:
             last = self._moments.popleft()
@@ -182,8 +191,8 @@ class LocalTimes(Observer):
 
         Returns:
             The end and the seconds of each wait, the seconds of all waits within backwards, and the last line of
-            `schedstat`. The fourth value has the positions at which the last reduced backward and the last wait end. A
-            missing position is -1.
+            `schedstat`. The fourth value is two positions: the end of the last backward whose gradients were reduced,
+            and the end of the last wait. A missing position is -1.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
@@ -208,7 +217,10 @@ class LocalTimes(Observer):
         return found, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Remove garbage collections before a time. Return their seconds in this cycle, and those in waits for data."""
+        """Remove the garbage collections before a time.
+
+        Return how many of their seconds are in this cycle, and how many of these are in waits for data.
+        """
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()
@@ -219,7 +231,7 @@ class LocalTimes(Observer):
 
 
 def shape(marks: Sequence[Any]) -> Shape:
-    """Return the positions of meetings of ranks, waits for data, and evaluations among the marks of a step."""
+    """Find the meetings of ranks, the waits for data, and the evaluations among the marks of a step."""
     tracker = StageTracker()
     meetings: list[tuple[int, int, bool]] = []
     data, asides = [], []

@@ -33,7 +33,7 @@ from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 from perf_callbacks.stragglers.work_kinds import KIND, kind
 
 LAST_SECONDS = 0.5
-"""Most seconds that the end of a fit waits for the search.
+"""At the end of a fit, training waits at most this many seconds for the search.
 
 Rank 0 waits for the other ranks' signals of the last window. A single process waits for a running comparison.
 """
@@ -42,7 +42,8 @@ SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
 """Seconds of a slice of the analysis, and of the sleep after the slice. The sleep gives the GIL to other threads."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
-"""Fewest steps of a single process that are compared during training, and fewest at the end of a fit."""
+"""During training, the steps of a single process are compared when there are at least `ALONE_STEPS` new steps. At the
+end of a fit, `FEWEST_STEPS` are enough."""
 
 NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
@@ -84,9 +85,10 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds for which this rank's backwards waited or reduced gradients, and all seconds of these backwards."""
+        """`waited_seconds`: time in which this rank's backwards waited or reduced gradients. `backward_seconds`: whole
+        time of these backwards."""
         self.timed_steps = self.untimed_steps = 0
-        """Number of this rank's measured steps with a local time, and number of those without."""
+        """Number of this rank's measured steps with a local time, and number of its steps without a local time."""
 
     def analyse(
         self,
@@ -145,7 +147,10 @@ class _Found:
         return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
 
     def metrics(self, kind: str) -> dict[str, float]:
-        """Return the seconds lost to stragglers, since the last row if `kind` is "row", or else in the whole fit."""
+        """Return the seconds lost to stragglers.
+
+        If `kind` is "row", count from the last row on. Otherwise, count the whole fit.
+        """
         if self._summary is None or self._recorder.run.world_size == 1:
             return {}
         lost, before = self._lost, self._told if kind == "row" else 0.0
@@ -168,14 +173,18 @@ class RanksWatch(Observer, WindowReader):
         )
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
-        """Number of the first step in this rank's newest window, and of the first step after all analysed windows."""
+        """`_made`: number of the first step in this rank's newest window. `_analysed`: number of the first step after
+        all analysed windows."""
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
         ranks.add_reader(self)
 
     def _local_times(self, training: Training) -> LocalTimes:
-        """Return the reader of local times. If parameters are sharded, the tape shows all waits without a hook."""
+        """Return the observer that computes local times.
+
+        If parameters are sharded, it needs no hook, because the tape shows all waits.
+        """
         model, called = training.model, None
         parameter = None if self._sharded else gradient_moments.last_parameter(model)
         if parameter is None:
@@ -196,7 +205,10 @@ class RanksWatch(Observer, WindowReader):
         return self._found.summary()
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Compute local times from the marks. After an error, this rank sends no more signals, but measures on."""
+        """Compute local times from the marks.
+
+        After an error, this rank sends no more signals, but goes on measuring.
+        """
         if self._local is None or self._failed:
             return
         with guard(logs(log.warning, NO_MORE)):
@@ -205,7 +217,10 @@ class RanksWatch(Observer, WindowReader):
         self._failed = True
 
     def window_part(self, steps: Columns) -> StepSignals:
-        """Return this rank's signals for a window. After an error, this rank sends no more signals, but measures on."""
+        """Return this rank's signals for a window.
+
+        After an error, this rank sends no more signals, but goes on measuring.
+        """
         if self._failed:
             return {}
         with guard(logs(log.warning, NO_MORE)):
@@ -259,7 +274,7 @@ class RanksWatch(Observer, WindowReader):
 
 
 class SingleWatch(Observer):
-    """Looks for steps of a single process that took unusually long, in the watchdog's thread."""
+    """In the watchdog's thread, looks for steps of a single process that took unusually long."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -282,7 +297,7 @@ class SingleWatch(Observer):
         return not self._ended and not self._failed
 
     def closed(self) -> None:
-        """Stop the watch. The last steps are written by now, and `summary` compares them."""
+        """Stop the watch. The last steps have already been written, and `summary` compares them."""
         self._ended = True
 
     def summary(self) -> dict[str, StragglerSummary]:

@@ -18,12 +18,14 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes of slow steps: garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
 
 SEEN = 8
-"""Number of slowest ranks that are examined in each step. The time of the next rank limits each gain."""
+"""In each step, this many of the slowest ranks are examined. The time of the next slowest rank is the least time that a
+step could have."""
 
 SAMPLE = 63
-"""A sample of at least this many ranks, or of all ranks if there are fewer, gives the median over all ranks.
+"""A median over all ranks is computed from a sample. The sample has at least this many ranks, or all ranks if there are
+fewer.
 
-With 4,096 ranks, sampling moves the median by 2 % of the spread.
+With 4,096 ranks, sampling changes the median by 2 % of the spread of the ranks' times.
 """
 
 LEAST_PART = 0.1
@@ -102,7 +104,10 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on the median rank. It is large if, for example, all ranks wait for one disk."""
+        """Return the excess of a cause on the median rank.
+
+        The result is large if, for example, all ranks wait for one disk.
+        """
         columns = [self._column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
@@ -152,7 +157,7 @@ class Peers:
 
 
 def _rest(local: float, *parts: float) -> float:
-    """Return the local time without its known parts."""
+    """Return the part of the local time that the known parts don't explain."""
     taken = sum(parts)
     return max(local - (sum(known(parts)) if math.isnan(taken) else taken), 0.0)
 

@@ -38,22 +38,23 @@ EXACT = frozenset({GC, STEAL})
 """Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""For causes outside of `EXACT`, a step must lose this many median deviations more than usual.
+"""A loss by a cause outside of `EXACT` counts only if it exceeds the usual loss by this many median deviations.
 
 A standard deviation is 1.4826 median deviations.
 """
 
 MEMORY = 200
-"""Number of latest steps whose losses define the usual loss."""
+"""The usual loss is the median of the losses in this many latest steps."""
 
 SHORTAGE = 2.0
-"""For causes outside of `EXACT`, the usual wait for a CPU raises the limit by this factor: times vary on busy CPUs."""
+"""For causes outside of `EXACT`, the limit is raised by this factor times the usual wait for a CPU, because times vary
+on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
 """Signals that show how local times were measured. Only times that were measured in the same way are compared.
 
 A rank that times its thread's waits has the signal `STEAL`. A rank that times all stages except backward on a device
-has the signal `DEVICE`. A rank that only times the stages outside of the model has neither signal.
+has the signal `DEVICE`. A rank has neither signal if it times only the stages outside of the model.
 """
 
 SLICE = 256
@@ -73,15 +74,17 @@ class Stragglers:
         self._groups: dict[object, _Group] = {}
         self._sets: dict[object, SlowSets] = {}
         self.lost: dict[tuple[Who, str], float] = {}
-        """Seconds that the job lost, by set of ranks and cause."""
+        """For each set of ranks and each cause: the seconds that the job lost."""
         self._newest: dict[tuple[Who, str], Straggler] = {}
         self._times: Counter[tuple[Who, str]] = Counter()
         self.steps = 0
         """Number of steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """Duration of the compared steps, and the seconds that healthy ranks with even work would save."""
+        """`seconds`: duration of the compared steps. `uneven_seconds`: what these steps would save with healthy ranks
+        and even work."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
-        """Parts of `uneven_seconds` that no rank is to blame for."""
+        """Parts of `uneven_seconds` for which no rank is to blame: uneven batches, uneven pipeline stages, and
+        chance."""
         self.other_work = 0
         """Number of ranks that the newest window left out, because no other rank does the same work."""
         self._several = False
@@ -193,7 +196,7 @@ class Stragglers:
 
     @property
     def causes(self) -> dict[str, float]:
-        """Seconds that the job lost, by cause."""
+        """For each cause: the seconds that the job lost."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
         for (_, cause), seconds in self.lost.items():
             sums[cause] += seconds
@@ -216,7 +219,7 @@ class _Compared:
     events: Sequence[Straggler]
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
-        """Return the local times in these steps, without the losses to stragglers in single steps."""
+        """Return the local times in these steps, minus the seconds that stragglers cost in single steps."""
         more = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
@@ -244,7 +247,11 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Seconds that healthy ranks with even work would save in a window, and the part that no rank is to blame for."""
+    """Cost of slow ranks and uneven work in a window.
+
+    `seconds` is what the window would save with healthy ranks and even work. `uneven` is the part for which no rank is
+    to blame.
+    """
 
     seconds: float
     uneven: UnevenLoss | None

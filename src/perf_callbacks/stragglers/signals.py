@@ -24,8 +24,9 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of a rank that computes on a device, from the times of its stages.
 
-    Waits within the backward are unknown, so the backward doesn't count as local time. Time outside of the model does.
-    Forward and optimizer count too, unless parameters are `sharded`, because then ranks wait for each other there.
+    Waits within the backward are unknown, so the backward doesn't count as local time. Time outside of the model counts
+    as local time. Forward and optimizer count only if parameters are not `sharded`. With sharded parameters, ranks wait
+    for each other in these stages.
     """
     data, forward, optimizer, other = [
         _stage(steps, stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER)

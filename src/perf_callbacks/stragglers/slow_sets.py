@@ -1,8 +1,9 @@
 """Sets of ranks that are slow for several windows in a row, and the seconds that they cost the job.
 
-Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that
-up to three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. The search names the
-smallest set of candidates whose return to the healthy pace would save most of the seconds that all candidates cost.
+Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that up
+to three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. The search names the
+smallest set of candidates that explains most of the lost time: if only these ranks returned to the healthy pace, the
+job would save most of the seconds that all candidates cost.
 """
 
 import math
@@ -19,13 +20,15 @@ SLOW_SHARE = 0.05
 """A rank is slow in a window if its median local time exceeds the healthy pace by this part of a step."""
 
 ERRORS = 5.0
-"""A slow rank's median local time also exceeds the healthy pace by this multiple of the median's standard error."""
+"""A slow rank also meets a second condition: its median local time exceeds the healthy pace by this many standard
+errors of the median."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
 """Ratio of a standard deviation to a median deviation, and ratio of a median's standard error to a mean's."""
 
 BLOCKS = 5
-"""Number of parts of a window whose medians give a standard error. If times drift, single steps understate it."""
+"""A window is cut into this many parts, and the medians of the parts give a standard error. If times drift, an estimate
+from single steps is too small."""
 
 KEPT_SHARE = 0.02
 """A reported rank stays slow while its median local time exceeds the healthy pace by this part of a step."""
@@ -34,7 +37,8 @@ LONG_WINDOWS, LONG_STEPS = 2, 30
 """A rank is reported after it was slow in `LONG_WINDOWS` windows in a row, with at least `LONG_STEPS` steps in all."""
 
 MOST = 0.9
-"""The named set of ranks would save at least this part of the seconds that all candidates together would save."""
+"""With the named set of ranks at the healthy pace, the job saves at least this part of what it saves with all
+candidates at this pace."""
 
 LEAST_WIN = 0.01
 """No set of ranks is named if all candidates together would save less than this part of a window.
@@ -45,7 +49,8 @@ For example, nothing is saved if no other rank waits for the slow ranks.
 MICRO_BATCHES = 32
 """Assumed number of micro-batches in a step of a pipeline, because ranks don't know the real number.
 
-With 32 micro-batches, each stage is idle in a step for 1/32 of the time of each earlier stage.
+With 32 micro-batches, a stage waits in each step until every earlier stage has processed the first micro-batch. This
+takes 1/32 of the time of each earlier stage.
 """
 
 SLICE = 64
@@ -70,7 +75,7 @@ class SlowRank:
     share: float
     """Time by which the slowest rank exceeds a healthy rank in the newest window, as a part of a step."""
     causes: Mapping[str, float]
-    """For each cause: the part of the set's excess that it explains. The largest part comes first."""
+    """For each cause: the part of the set's excess that this cause explains. The largest part comes first."""
 
 
 @dataclass(slots=True)
@@ -108,7 +113,10 @@ class ComparedStage:
 
 
 def _error(column: Sequence[float], level: float) -> float:
-    """Return the standard error of a median: the larger estimate, from single steps or from parts of the window."""
+    """Return the standard error of a median.
+
+    It is the larger of two estimates: from single steps, and from parts of the window.
+    """
     steps = len(column)
     error = MEDIAN * DEVIATION * median([abs(seconds - level) for seconds in column]) / math.sqrt(steps)
     if steps < 2 * BLOCKS:
@@ -152,7 +160,7 @@ class ComparedWindow:
         return lower_median(stage.even[place]) - stage.pace
 
     def longest(self, without: Collection[int] = ()) -> list[float]:
-        """Return the time of each step on the slowest rank, not counting the ranks in `without`."""
+        """Return the time of each step on its slowest rank. The ranks in `without` don't count."""
         found = [0.0] * len(self.numbers)
         for stage in self.stages:
             left_out = {self._where[rank][1] for rank in without if self._where[rank][0] is stage}
@@ -169,7 +177,7 @@ class ComparedWindow:
         return [seconds + stage.before for seconds in stage.times[place]]
 
     def smallest_set(self, excess: Mapping[int, float]) -> list[int]:
-        """Return the smallest set of slow ranks whose return to the healthy pace saves most of the seconds.
+        """Return the smallest set of slow ranks that explains most of the lost seconds.
 
         The set is empty if all slow ranks together save too little.
 
@@ -193,7 +201,9 @@ class ComparedWindow:
         return order[: next(count for count, win in enumerate(wins) if win >= MOST * wins[-1])]
 
     def heal(self, excess: Mapping[int, float], steps: Mapping[int, range]) -> tuple[float, list[int]]:
-        """Subtract the excess of slow ranks from their times. Return the saved seconds, and the numbers of slow steps.
+        """Subtract each slow rank's excess from its times in slow steps.
+
+        Return the saved seconds, and the numbers of all slow steps.
 
         Args:
             excess: Seconds per step that each rank takes beyond the healthy pace.
@@ -214,7 +224,8 @@ class ComparedWindow:
     def slow_steps(self, rank: int, excess: float, *, at_end: bool) -> range:
         """Return the positions of a rank's slow steps at the beginning or at the end of the window.
 
-        The best split separates slow steps from usual steps. Two or three steps that are slow by chance don't count.
+        The method cuts the window where slow steps and usual steps are separated best. Two or three steps that are slow
+        by chance don't count.
         """
         stage, place = self._where[rank]
         late = [seconds - stage.pace for seconds in stage.even[place]]
@@ -237,7 +248,7 @@ class ComparedWindow:
 
 @dataclass(slots=True)
 class _Streak:
-    """Number of consecutive windows in which a rank was slow, and number of their steps."""
+    """Number of consecutive windows in which a rank was slow, and number of steps in these windows."""
 
     windows: int = 0
     steps: int = 0
@@ -254,7 +265,7 @@ class SlowSets:
         self.slow: SlowRank | None = None
 
     def keep(self, window: ComparedWindow) -> None:
-        """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same.
+        """Add each reported rank to the window's slow ranks while it is still a little slow. So sets stay the same.
 
         A rank that recovered within the window is not added.
         """
@@ -266,7 +277,7 @@ class SlowSets:
                 window.excess[rank] = more
 
     def find(self, window: ComparedWindow) -> list[Straggler]:
-        """Return the losses to ranks that are slow for several windows.
+        """Return records of the seconds that ranks cost the job if they are slow for several windows.
 
         If a rank becomes slow or recovers within a window, the slow part of this window counts too.
         """
@@ -310,7 +321,10 @@ class SlowSets:
         return sum([len(one.numbers) for one in self._before]) - len(self._before[0].numbers)
 
     def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
-        """Return the losses to these ranks in earlier windows, from the step in which each rank became slow."""
+        """Return what these ranks cost the job in earlier windows.
+
+        A rank's cost begins with the step in which it became slow.
+        """
         slow, lost = {*excess}, []
         for window in reversed(self._before):
             steps, more = {}, {}
@@ -328,7 +342,7 @@ class SlowSets:
     def _records(
         self, ranks: Iterable[int], excess: Mapping[int, float], lost: Sequence[tuple[float, Sequence[int]]]
     ) -> list[Straggler]:
-        """Return one journal record per cause for the seconds that a set of ranks cost in some windows."""
+        """Return journal records of the seconds that a set of ranks cost in some windows: one record for each cause."""
         order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
         seconds = sum([one for one, _ in lost])
         steps = [number for _, numbers in lost for number in numbers]

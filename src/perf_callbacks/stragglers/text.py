@@ -26,7 +26,8 @@ REMEDIES = {
 """For each cause: the change that helps."""
 
 SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
-"""Remedies with `gc="sync"`. There, ranks collect at different steps only if the program calls `gc.collect()`."""
+"""Remedies with `gc="sync"`. With this setting, ranks collect garbage in different steps only if the program calls
+`gc.collect()`."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
 BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'

@@ -14,16 +14,18 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Pipeline stages are uneven if the longest exceeds the mean by more than this part. Moving layers can't fix less."""
+"""Pipeline stages are uneven if the time of the longest stage exceeds the mean by more than this part. Moving layers
+can't remove a smaller difference."""
 
 LEAST_BATCHES = 0.01
 """Uneven batches count if they cost more than this part of a window. Less may be chance."""
 
 LEAST_PART = 0.1
-"""Smallest size of a batch that is assumed, as a part of the mean batch."""
+"""No batch is assumed to be smaller than this part of the mean batch."""
 
 TOGETHER = 0.7
-"""Batches are uneven if the replicas' deviations in the first and in the last pipeline stage correlate this much."""
+"""Batches are uneven if the replicas deviate in the same way in the first and in the last pipeline stage. The
+correlation of the deviations must be at least this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class UnevenLoss:
 def uneven(
     window: ComparedWindow, roles: Mapping[int, object], durations: float, rest: Callable[[], object]
 ) -> UnevenLoss:
-    """Return the cost of uneven work in a window, without the excess of slow ranks.
+    """Return the cost of uneven work in a window. The excess of slow ranks doesn't count.
 
     Args:
         window: The ranks of the window, with their local times.
@@ -113,7 +115,7 @@ def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[]
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
 ) -> tuple[list[float], list[list[float]]]:
-    """Return the time of each step on the slowest rank, and for each stage the mean time of each step."""
+    """Return for each step the time of the slowest rank. Also return for each stage the mean time of each step."""
     found: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
@@ -164,7 +166,7 @@ def _without_shared(
 def _correlation(
     one: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
 ) -> float:
-    """Return the correlation of two sets of deviations, whose means are 0."""
+    """Return the correlation of two sets of deviations. The mean of each set is 0."""
     products = [math.fsum(map(float.__mul__, one[name], other[name])) for name in names]
     squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (one, other)]
     whole = math.sqrt(squares[0] * squares[1])

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 PARTS = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 
 TRANSFERS = 1 << len(PARTS)
-"""Bit of a kind of work that is set if the rank exchanges tensors point to point, with one other rank at a time."""
+"""A kind of work has this bit if the rank exchanges tensors point to point, with one other rank at a time."""
 
 MOST_PARAMETERS = 1 << 48
 """A kind of work contains the number of parameters modulo this number, because a coordinate has only 64 bits."""
@@ -54,7 +54,9 @@ def replica(role: Mapping[str, int]) -> Role:
 
 
 def kind_of(role: Mapping[str, int]) -> int | None:
-    """Return the kind of work by which a rank is compared, or None if the rank is compared with no other rank.
+    """Return a rank's kind of work: the rank is compared with ranks of the same kind.
+
+    None means that the rank is compared with no other rank.
 
     The first and the last stage of a pipeline differ in kind, but a device mesh shows that both belong to one pipeline.
     Ranks that exchange tensors point to point may be stages of a pipeline that no mesh shows.

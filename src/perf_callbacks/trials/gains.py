@@ -14,7 +14,8 @@ SAME, CLOSE, OTHER = "the same", "close", "different"
 """Possible results of a comparison of losses."""
 
 CLOSE_PART = 1e-3
-"""Losses are close if they differ by at most this part. Other kernels round differently."""
+"""Losses are close if their relative difference is at most this. Losses differ a little because kernels round
+differently."""
 
 
 class Gain(NamedTuple):
@@ -34,8 +35,8 @@ class Gain(NamedTuple):
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
     """Return the speedup of each setting over the setting `base`.
 
-    The interval comes from differences between the runs of a setting. Differences between whole rounds are removed
-    before. The computation assumes that all settings are equally noisy.
+    The interval comes from differences between the runs of a setting. Before that, differences between whole rounds are
+    removed. The computation assumes that all settings are equally noisy.
 
     Args:
         times: For each setting, the seconds of a step in each round. All settings have the same rounds.

@@ -1,4 +1,4 @@
-"""Connection of a measured fit to its trial, which reads the fit's findings and ends when the fit ends."""
+"""Connection of a measured fit to its trial. The trial reads the fit's findings, and ends when the fit ends."""
 
 import sys
 import weakref

@@ -39,7 +39,8 @@ class Plan:
     probe: bool = False
     """True: the trial only looks for findings, and its time doesn't count."""
     yes: bool = False
-    """True: the program may save files and resume. False: a trial ends as soon as the program tries to."""
+    """True: the program may save files and resume. False: a trial ends as soon as the program tries to save or
+    resume."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,10 @@ class Identity:
 
     @classmethod
     def of(cls, run: Run) -> "Identity":
-        """Return the identity of a run's program. Bytes of paths that are no UTF-8 are escaped, as JSON needs UTF-8."""
+        """Return the identity of a run's program.
+
+        Bytes of a path that are not valid UTF-8 are escaped, because JSON needs UTF-8.
+        """
         return cls(
             program=None if run.program is None else printable(run.program),
             directory=None if run.directory is None else printable(run.directory),

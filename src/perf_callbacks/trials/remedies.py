@@ -1,7 +1,6 @@
 """Table of the remedies that a trial can apply. A regular expression finds the remedy in the text of a finding.
 
-The results show the line of code from the finding. So a trial measures the line that the verdict tells the user to
-write.
+A trial makes the change that the finding's line of code would make, and the results show this line.
 """
 
 import re
@@ -139,7 +138,7 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
 
     Args:
         probe: Outcome of the probe.
-        only: Groups that `--only` names. Without a group, all remedies are allowed that don't need `--only`.
+        only: Groups that `--only` names. If no group is named, all remedies that don't need `--only` are allowed.
         cpus: Number of CPUs of this process.
     """
     found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the first is the largest and wins
@@ -156,7 +155,8 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
 
 
 NUMBERED = frozenset({"workers", "threads"})
-"""Remedies of `DEFAULTS` that have a number, which is computed from the number of CPUs."""
+"""Remedies of `DEFAULTS` that have a number, such as the number of workers. The number of CPUs determines this
+number."""
 
 DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
 """Remedies that `--only` can select although no finding calls for them."""

@@ -28,11 +28,11 @@ class TrialResults:
     program: str
     candidates: Sequence[Candidate] = ()
     rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
-    """For each complete round: the outcomes of its trials by setting."""
+    """The complete rounds. Each round maps a setting to the outcome of its trial."""
     partial: dict[str, TrialOutcome] = field(default_factory=dict)
     """Outcomes of an interrupted round, by setting."""
     failed: dict[str, str] = field(default_factory=dict)
-    """For each setting without a time: the reason."""
+    """For each setting without a measured time: the reason why it has none."""
     interrupted: bool = False
     """True: the user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class TrialResults:
         return [name for name in names if all(name in one for one in self.rounds) and name in first]
 
     def gains(self) -> dict[str, Gain]:
-        """Return the speedup of each setting. If the first round was interrupted, speedups have no interval."""
+        """Return the speedup of each setting. If not even the first round is complete, speedups have no interval."""
         rounds = self.rounds or ([self.partial] if BASE in self.partial else [])
         names = self.settings or [*self.partial]
         times = {name: [one[name].step_seconds or 0.0 for one in rounds] for name in names}

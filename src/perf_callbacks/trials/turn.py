@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
 
 SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
-"""Least number and least seconds of the first steps, which don't count because caches and compilers warm up."""
+"""The first steps don't count, because caches and compilers warm up. At least `SKIPPED_STEPS` steps and at least
+`SKIPPED_SECONDS` seconds are skipped."""
 
 FEWEST_STEPS = 5
 """If the program ends early, the trial counts only with at least this many measured steps."""
@@ -125,7 +126,7 @@ class Turn:
     def ended(self) -> None:
         """End the process because training is over. If there were too few steps, the trial has failed.
 
-        Other ranks than 0 wait until they are killed.
+        All ranks except rank 0 wait until they are killed.
         """
         if not (self.mine and self.trains):
             return

@@ -1,8 +1,8 @@
 """Protection of the program's files: a trial must not write to them, and must not upload anything.
 
 Each trial writes to a scratch directory. If the program opens another file for writing, the trial ends the process
-before the file is opened. With `--yes`, the trial goes on: known functions that save do nothing, and all other writes
-happen. The trial can't see writes by C code and child processes, or writes to the network.
+before the file is opened. With `--yes`, the trial goes on. It skips the known functions that save files, and lets all
+other writes happen. The trial can't see writes by C code and child processes, or writes to the network.
 """
 
 import os
@@ -48,10 +48,12 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""For each audit event of Python that changes a file: which arguments are the path and its directory's descriptor."""
+"""For each audit event of Python that changes files: the argument number of each path, and of the descriptor of its
+directory."""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
-"""A program that opens an SQLite database writes no file if the address contains one of these parts."""
+"""If the address of an SQLite database contains one of these parts, a program that opens the database writes no
+file."""
 
 UPLOADS = (
     "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
@@ -122,9 +124,10 @@ class Writes:
         self._turn.leave(SAVES, f"{name}, at {program_line()}")
 
     def keep(self, owner: Any, name: str, place: int) -> None:
-        """Replace a function that saves, so that it doesn't write outside of the scratch directory.
+        """Replace a function that saves files, so that it doesn't write outside of the scratch directory.
 
-        Argument number `place` or a keyword argument is the path. Calls with a file object are not changed.
+        The path is the positional argument number `place`, or a keyword argument. Calls with a file object are not
+        changed.
         """
         inner: Callable[..., Any] = getattr(owner, name)
 
@@ -174,7 +177,7 @@ def _database(name: Any) -> list[Any]:
 
 
 def _joined(path: Any, directory: Any) -> Any:
-    """Return an absolute path if the path is relative to an open directory. Other paths stay the same."""
+    """Make a path absolute if it is relative to an open directory. Other paths stay the same."""
     if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
         return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
     return path

@@ -8,7 +8,10 @@ from typing import Any
 from perf_callbacks.kernel.settings.config import ConfigError
 
 LARGEST = 10**18
-"""Largest value of a dimension, or of a number in a command's option. Results of such values fit into a float."""
+"""Largest value of a dimension, or of a number in a command's option.
+
+Results that are computed from such values fit into a float.
+"""
 
 
 class MissingError(LookupError):
@@ -213,7 +216,10 @@ _HEADS = ("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenCl
 
 
 def _outputs(config: Mapping[str, Any]) -> int | None:
-    """Return the width of the output head, by the model's class. None means the size of the vocabulary."""
+    """Return the width of the output head, which depends on the model's class.
+
+    None means the size of the vocabulary.
+    """
     names = config.get("architectures")
     if not names:
         return None

@@ -21,7 +21,10 @@ class Forward:
     head: int
     """FLOPs of products with the output head, if the convention counts the head separately."""
     attention: int
-    """FLOPs of attention scores and of their weighted sums, which grow with the square of the sequence length."""
+    """FLOPs of attention: scores, and weighted sums of values.
+
+    These FLOPs grow with the square of the sequence length.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +59,10 @@ class Convention:
     remark: str
     """Reason why this convention and the convention `matmul` count different FLOPs for products with matrices."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Numbers of extra forwards, of the layers' matrices and of their attention, for each value of
-    `ConventionWork.recompute`. If a value is missing, the convention doesn't define this kind of recomputation."""
+    """For each value of `ConventionWork.recompute`: how often a layer's products and its attention are computed again.
+
+    If a value is missing, the convention doesn't define this kind of recomputation.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class ModelStepFlops:
 
 
 def _attention(model: Architecture, work: ConventionWork, width: int) -> int:
-    """Return the FLOPs of attention scores and of their weighted sums in all heads, without a causal mask."""
+    """Return the FLOPs of attention in all heads, without a causal mask: scores, and weighted sums of values."""
     return 4 * known(model.layers, "layers") * work.seq * width * work.tokens
 
 
@@ -172,9 +177,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConventionFigures:
-    """FLOPs, MFU and HFU of a step by one convention. None means not defined by the convention, or missing input.
+    """FLOPs, MFU and HFU of a step by one convention.
 
-    MFU and HFU are ratios from 0 to 1.
+    None means that the convention defines no value, or that an input is missing. MFU and HFU are ratios from 0 to 1.
     """
 
     model_flops_per_step: int | None

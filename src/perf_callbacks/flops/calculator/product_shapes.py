@@ -9,7 +9,7 @@ from typing import NamedTuple
 from perf_callbacks.flops.calculator.architecture import Architecture, known
 
 ALIGNED = 8
-"""Tensor cores need sizes of 16-bit operands that are multiples of 8, which is 16 bytes.
+"""Tensor cores need operands whose sizes are multiples of 8. Eight 16-bit numbers take 16 bytes.
 
 Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requirements".
 """
@@ -45,7 +45,7 @@ class Waves(NamedTuple):
     tiles: int
     waves: int
     busy: float
-    """Share of time in which the multiprocessors have a tile to compute, from 0 to 1."""
+    """Share of the multiprocessors that have a tile to compute, from 0 to 1: the mean of all waves."""
 
 
 def better(size: int) -> int:
@@ -60,7 +60,7 @@ def better(size: int) -> int:
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
     """Return the sizes of operands that are not multiples of 8, the size with the most FLOPs first.
 
-    Sizes up to 8 are left out, because a number of classes, for example, is not chosen for speed.
+    Sizes up to 8 are left out: nobody chooses them for speed. An example is a small number of classes.
 
     Args:
         products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
@@ -157,7 +157,7 @@ class ProductSize(NamedTuple):
 
 
 def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
-    """Return the sizes in matrix products that the author of a model chooses, such as the vocabulary.
+    """Return the sizes that the author of a model chooses, such as the vocabulary, if matrix products have these sizes.
 
     >>> [(one.name, one.size, one.better) for one in sizes(Architecture(layers=12, hidden=768, heads=12, vocab=50257))]
     [('width', 768, 768), ('MLP', 3072, 3072), ('vocabulary', 50257, 50304), ('head', 64, 64)]

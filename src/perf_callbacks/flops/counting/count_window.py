@@ -19,8 +19,9 @@ class CountWindow:
     `step_aside` removes the counter from the stack of modes until the thread calls a module.
 
     Compiled code runs eagerly during the count. Compiled code that ran under a dispatch mode would lose its compilation
-    for good. `open` and `close` record each change before they make the change, and both can be repeated. So after an
-    interrupt such as Ctrl-C, the next `open` or `close`, the watchdog or the window's finalizer restores everything.
+    for good. `open` and `close` record each change before they make it, and may be called again. An interrupt such as
+    Ctrl-C may stop them halfway. Then everything is restored by the next call, by the watchdog or by the window's
+    finalizer.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
@@ -102,7 +103,7 @@ class CountWindow:
 
 
 def _modes_are_lent() -> bool:
-    """Return True in a backward, in a compiled call or in inference mode, after which torch restores dispatch modes.
+    """Return True in a backward, a compiled call or inference mode. When these end, torch restores dispatch modes.
 
     If a counter were removed before torch restores the modes, dispatch keys without a mode would be left. Operations
     that make tensors would then fail.

@@ -85,13 +85,15 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed = Observed()
         self.modules = ModuleShares(model)
         self.errors: Counter[str] = Counter()
-        """Number of errors in the counter itself, by operation."""
+        """Number of errors in the counter itself, for each operation and type of error."""
         self._repeats = Repeats()
         self._filter = filtered
         self._follower = follow
         self._apart: dict[int, tuple[Cell, int, str | None]] = {}
-        """FLOPs of uncounted products, and paths of their modules, by the number of the product's autograd node. If a
-        backward runs the node, the product counts."""
+        """For the number of an autograd node: the FLOPs of its uncounted product, and the module path of the product.
+
+        If a backward runs the node, the product counts.
+        """
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
@@ -240,7 +242,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
-        """Record the backward of an operation. Count the product that was set aside for the running autograd node."""
+        """Record the backward in which an operation runs.
+
+        Count the product that was set aside for the running autograd node.
+        """
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
@@ -254,7 +259,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
-        """Pass an operation on for tracking gradients and memory. An error here doesn't change the count."""
+        """Report an operation to the code that tracks gradients and memory. An error here doesn't change the count."""
         try:
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
@@ -317,7 +322,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._begun = {begun for begun in self._begun if begun < backward}
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count the FLOPs of an operation. If they are unknown, the total becomes a lower bound."""
+        """Count the FLOPs of an operation. If the FLOPs are unknown, the total becomes a lower bound."""
         operands: list[torch.Tensor] = []
         factor = flops = again = 0
         try:

@@ -23,7 +23,7 @@ class Formula(NamedTuple):
     flops: Flops
     kind: Kind = "matmul"
     again: Callable[..., float] | None = None
-    """Function that returns which share of the FLOPs recomputes attention scores, for a backward of fused attention."""
+    """For a backward of fused attention: function that returns the share of FLOPs that compute scores again."""
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:

@@ -1,9 +1,9 @@
 """Divide the FLOPs and activations of a step among the modules of the model.
 
-In the forward and in recomputation, the Python call stack shows the module of an operation, which is the innermost
-module whose call is running. The call stack is also right in hooks, in other threads and after exceptions. If hooks
-kept a list of the running modules, an exception would make the list wrong. In the backward, the running autograd node
-shows which forward operation created the node. So the FLOPs of a gradient belong to the module whose forward ran this
+An operation of the forward or of recomputation belongs to the innermost module whose call is running. The Python call
+stack shows this module. The call stack is also right in hooks, in other threads and after exceptions. If hooks kept a
+list of the running modules, an exception would make the list wrong. In the backward, the running autograd node shows
+which forward operation created the node. So the FLOPs of a gradient belong to the module whose forward ran this
 operation.
 """
 
@@ -40,14 +40,15 @@ _STEP = next(
 
 
 class ModuleShares:
-    """Sums up FLOPs by module and phase, and bytes of activations by module.
+    """Sums up the FLOPs of each module in each phase, and the bytes of each module's activations.
 
     Each counted product is added to the line of one module. Products outside of all modules have a separate line, and
     so has the optimizer. So the lines add up to the FLOPs of the step.
 
     Activations are the storages that the forward made and that are alive when the backward begins. If a step has
-    several backwards, the largest sum counts. A tensor counts only for the module whose forward made the tensor, even
-    if other modules return the same tensor. Tensors that activation checkpointing drops don't count.
+    several backwards, the backward with the largest sum of activations counts. A tensor counts only for the module
+    whose forward made the tensor, even if other modules return the same tensor. Tensors that activation checkpointing
+    drops don't count.
 
     After an error, the `flops` record has no module lines, but the FLOPs of the step stay correct.
     """
@@ -59,11 +60,14 @@ class ModuleShares:
         self._main = get_ident()
         self._flops: dict[str, Counter[Cell]] = {}
         self._nodes: dict[tuple[int, int], str] = {}
-        """Module path of each autograd node, by the thread that made the node and by the node's sequence number."""
+        """Module path of each autograd node.
+
+        The key has the thread that made the node, and the node's sequence number.
+        """
         self._storages: dict[int, tuple[StorageWeakRef, int, str]] = {}
         """Storages that the forward made, each with its size in bytes and its module path."""
         self._places: dict[int, tuple[int, ...]] = {}
-        """Positions of the results of an operation that are new tensors, by the `id` of the operation."""
+        """For the `id` of an operation: the positions of those results that are new tensors."""
         self._backward = 0
         self._activations: Counter[str] = Counter()
         if model is not None:
@@ -84,7 +88,10 @@ class ModuleShares:
             self._fail(error)
 
     def passed(self) -> str | None:
-        """Return the module path of a forward operation that may be counted later by `add`."""
+        """Return the module path of a forward operation that is not counted now.
+
+        `add` may count the operation later.
+        """
         if self._paths is None:
             return None
         try:
@@ -240,7 +247,10 @@ _ALL = (-1,)
 
 
 def _storages(out: Any, places: tuple[int, ...] = _ALL) -> Iterator[Any]:
-    """Yield the storages of an operation's results at these positions. A result of one tensor is always included."""
+    """Yield the storages of an operation's results at these positions.
+
+    If the operation returns a single tensor, the storage of this tensor is always included.
+    """
     if isinstance(out, torch.Tensor):
         if out.layout is torch.strided and not out.is_nested:
             yield unwrapped(out).untyped_storage()
@@ -254,7 +264,7 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
-    """Return the sum of lines, as the line of all other modules."""
+    """Add up lines. The sum is the line for all modules without their own line."""
     parameters = [line.parameters for line in lines]
     activations = [line.activation_bytes for line in lines]
     return ModuleWork(

@@ -97,23 +97,23 @@ class Observed:
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
-        """Number of calls of uncounted operations that may multiply matrices, by name."""
+        """Number of calls of each uncounted operation that may multiply matrices."""
         self.products: Counter[tuple[str, str, str]] = Counter()
-        """FLOPs of counted products, by operation, shapes and dtype."""
+        """FLOPs of counted products. The key has the operation, its shapes and the dtype."""
         self.causal_flops = 0
         """FLOPs of fused attention with a causal mask."""
         self.masked_flops = 0
         """Part of `causal_flops` that torch's own kernels spend on masked pairs of query and key."""
         self.copies: Counter[tuple[str, str]] = Counter()
-        """Bytes of large copies, by operation and shape."""
+        """Bytes of large copies. The key has the operation and the shape."""
         self.reads: Counter[str] = Counter()
-        """Number of times that the host waited for data from the device, by source line of the program."""
+        """For each source line of the program: how often the host waited there for data from the device."""
         self.values_read: Counter[str] = Counter()
-        """Number of values that Python read from tensors outside of training work, by source line."""
+        """For each source line: how many values Python read there from tensors, outside of training work."""
         self.lookups: set[Lookup] = set()
         """Lookups in embedding tables."""
         self.reductions: set[int] = set()
-        """Numbers of the passes in whose backward tensors were summed over ranks."""
+        """Numbers of those passes whose backward summed tensors over ranks."""
         self._sorts: dict[int, Sort] = {}
 
     def sort(self, func: Any) -> Sort:
@@ -137,7 +137,10 @@ class Observed:
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
-        """Record an operation without a FLOP formula. `number` is the number of the pass in which it runs."""
+        """Record an operation without a FLOP formula.
+
+        `number` is the number of the pass in which the operation runs.
+        """
         sort = self.sort(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)

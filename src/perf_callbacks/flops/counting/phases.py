@@ -26,7 +26,10 @@ _PLACES: dict[str, tuple[str, _Place]] = {
     "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
-"""Functions of torch by which the phase of an operation is found. Each entry has the function's file and meaning."""
+"""Functions of torch that show the phase of an operation if they are on the call stack.
+
+Each entry has the function's file and meaning.
+"""
 
 _known: dict[CodeType, _Place | None] = {}
 
@@ -35,8 +38,8 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     """Return the phase of the current operation on these operands.
 
     A module that runs in a backward is recomputed. A module that runs without gradients outside of a backward belongs
-    to a reentrant checkpoint or to a teacher, and counts as forward. Some optimizers work on `.data` and don't disable
-    gradients. Their operands don't require gradients either.
+    to a reentrant checkpoint or to a teacher, and counts as forward. Some optimizers don't disable gradients, but work
+    on `.data`, which requires no gradients.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):

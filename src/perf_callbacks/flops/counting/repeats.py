@@ -1,8 +1,8 @@
 """Find products of the forward that the backward of a `torch.autograd.Function` computes again.
 
 Fused output heads compute their logits again to avoid storing the logits. Their backward multiplies hidden states and
-weights a second time, without gradients and outside of any module. Only its operands distinguish such a product from
-the product of a gradient.
+weights a second time, without gradients and outside of any module. Such a product differs from the product of a
+gradient only in its operands.
 """
 
 from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ class Repeats:
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """Record if the result of an operation in a backward is a gradient.
+        """Record whether the result of an operation in a backward is a gradient.
 
         The result is a gradient if an operand is a gradient. An empty result counts as a gradient too, because it will
         be filled later.
@@ -72,7 +72,10 @@ class Repeats:
             self._gradients.difference_update(_storages([out]))
 
     def _receive(self) -> bool:
-        """Record the gradients that a `torch.autograd.Function` received. Return False if no such backward runs."""
+        """Record the gradients that the backward of a `torch.autograd.Function` received.
+
+        Return False if no such backward runs.
+        """
         if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
             return False
         frame = next((frame for frame in callers() if frame.f_code is _OWN_BACKWARD), None)
@@ -92,7 +95,10 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
-    """Return the sizes of a product's factors, without the first factor's rows, and True for transposed factors."""
+    """Return the sizes of each factor of a product, and True for a transposed factor.
+
+    Leave out the first factor's rows.
+    """
     matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
     return tuple(
         (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))

@@ -102,7 +102,10 @@ class _Fit:
         self._law = law
         self._factors = factors
         self._pinned = [None if _confirmed(counts, law, axis) else {size[axis] for size in counts} for axis in _AXES]
-        """For each axis of a batch size, the sizes for which the law holds. None means that it holds for all sizes."""
+        """For each axis of a batch size, the sizes for which the law holds.
+
+        None means that the law holds for all sizes.
+        """
         self.sound = all(
             pinned is None or len({term[axis] for term in law}) == 1 for axis, pinned in enumerate(self._pinned)
         )
@@ -133,9 +136,9 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if the counts without one of the sizes along an axis determine all factors of a law.
+    """Return True if the counts for some size along an axis are not needed to find all factors of a law.
 
-    The counts of the size that was left out then confirm the law.
+    The counts that are not needed then confirm the law.
     """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}

@@ -15,7 +15,7 @@ MOST_COUNTS = 32
 MOST_FAMILIES = 64
 
 MOST_REFUTATIONS = 3
-"""After this many counts that contradict scaled FLOPs, a family of batch shapes is no longer scaled."""
+"""If this many counts in a family of batch shapes contradict its scaled FLOPs, the family is no longer scaled."""
 
 SAME = 0.01
 """Two counts of equal batch shapes are treated as equal up to this relative difference."""
@@ -44,7 +44,7 @@ class Count(NamedTuple):
 
 
 class ShapeTable:
-    """Counts by batch shape, for one set of trained parameters and one number of model calls per batch."""
+    """Counts of batch shapes, for one set of trained parameters and one number of model calls per batch."""
 
     def __init__(self) -> None:
         self._families: dict[ShapeKey, _Family] = {}
@@ -97,7 +97,7 @@ class _Family:
         self._scaled: dict[BatchSize, Count | None] = {}
 
     def learn(self, size: BatchSize, count: Count) -> None:
-        """Store the count of a batch size. After `MOST_REFUTATIONS` counts that contradict scaling, scaling ends."""
+        """Store the count of a batch size. If `MOST_REFUTATIONS` counts contradict the scaled FLOPs, scaling ends."""
         scaled = self.of(size)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         keep(self.counts, size, count, MOST_COUNTS)
@@ -154,7 +154,7 @@ def keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
 
 
 def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKey, Count] | None:
-    """Divide a step's FLOPs among its batches, by batch shape. Return None if the division is ambiguous."""
+    """Divide a step's FLOPs among its batch shapes. Return None if the division is ambiguous."""
     if len(passes) == len(shapes):
         by_shape = dict(zip(shapes, passes, strict=True))
         same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))

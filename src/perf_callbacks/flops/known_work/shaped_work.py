@@ -34,11 +34,11 @@ number, the oldest table is dropped."""
 _MOST_KNOWN = 256
 
 LOOK_EVERY = 10
-"""Number of steps between two checks of which parameters are trained."""
+"""Number of steps from one check of the trained parameters to the next."""
 
 CLOSE_STEPS = 100
-"""After a change of the trained parameters, they are checked after each step, for this number of steps. If a program
-trains its parameters in turns, the next change may come soon."""
+"""After a change of the trained parameters, each of this many steps is followed by a check. If a program trains its
+parameters in turns, the next change may come soon."""
 
 Each = tuple[int, ...]
 """Number of forwards and backwards per batch. If these numbers are not whole, the tuple has the forwards, the backwards
@@ -78,7 +78,7 @@ class ShapedWork(WorkModel):
         self.unknowns = Unknowns(reader)
         """Reasons why FLOPs of steps are unknown."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """Last two steps with the same uncounted model calls, by the number of calls per batch."""
+        """For each number of model calls per batch that was never counted: the last two steps with such calls."""
         self._trained: Hashable = None
         self.changed: int | None = None
         """Last step after which a check found a change of the trained parameters, or None if there was no change."""
@@ -154,13 +154,16 @@ class ShapedWork(WorkModel):
             self._tell()
 
     def look_after(self, step: int) -> int:
-        """Return the next step after which the trained parameters are checked, if the last check was after `step`."""
+        """Return the step after which the next check of the trained parameters is due.
+
+        The last check was after `step`.
+        """
         return step + (1 if self.changed is not None and step < self.changed + CLOSE_STEPS else LOOK_EVERY)
 
     def look(self, step: int = 0) -> None:
         """Check after a step which parameters are trained.
 
-        If they have changed, any step since the last check may have trained the old or the new parameters.
+        If the trained parameters have changed, any step since the last check may have trained the old or the new ones.
         """
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
@@ -193,7 +196,7 @@ class ShapedWork(WorkModel):
         step: int = 0,
         source: str = COUNTED,
     ) -> None:
-        """Store the FLOPs of a counted step, by the shapes of its batches.
+        """Store the FLOPs of a counted step together with the shapes of its batches.
 
         A pass is a forward with its backward. Each pass includes a share of the optimizer's FLOPs. If `calls` is None,
         each batch had one forward and one backward.

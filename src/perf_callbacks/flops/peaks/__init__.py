@@ -1,1 +1,1 @@
-"""Find the peak FLOP/s of a device, which are published, set by the user or measured."""
+"""Find the peak FLOP/s of a device: published figures, a setting of the user, or a measurement."""

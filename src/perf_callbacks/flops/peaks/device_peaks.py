@@ -1,8 +1,8 @@
 """Table of the dense peak FLOP/s of known devices, as their vendors publish them.
 
 Dense means without structured sparsity. Most data sheets also print the peak for sparse matrices, which is twice as
-high. Some data sheets print only the sparse peak. Training accumulates in float32. On consumer GPUs, this halves the
-advertised peak, and the table has the halved peak.
+high. Some data sheets print only the sparse peak. Training accumulates in float32. With this accumulation, consumer
+GPUs reach only half of the advertised peak, and the table has this half.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ class PeakRow:
     name: str
     """Regular expression for the full name of the device in lower case, without vendor and brand."""
     tflops: Mapping[str, float]
-    """Dense peak in TFLOPS, by torch's dtype name. A missing dtype is not published or not supported."""
+    """Maps torch's name of a dtype to the dense peak in TFLOPS. If a dtype is missing, its peak is not published, or
+    the device doesn't support the dtype."""
     source: str
     processors: int | None
     """Number of multiprocessors of the whole device, as torch reports it. For an Intel GPU, torch reports vector

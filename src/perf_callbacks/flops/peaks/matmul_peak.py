@@ -1,8 +1,9 @@
 """Measure the highest FLOP/s at which a device multiplies matrices. By default, only unknown peaks are measured.
 
 The measurement multiplies square matrices of several sizes for about a second in total. The fastest round counts,
-because other work on the machine can only slow a round down. The measurement uses the process's threads and its
-precision of float32 matmuls, and draws no random numbers. Meanwhile the host waits for the device.
+because other work on the machine can only slow a round down. The measurement uses the number of threads and the
+precision of float32 matmuls that are set in the process. It draws no random numbers. During the measurement, the host
+waits for the device.
 """
 
 import math
@@ -34,7 +35,7 @@ DTYPES = {
     "float64": torch.float64,
     "tfloat32": torch.float32,  # if the run allows it
 }
-"""Dtypes that can be measured, by their names in the table of peaks."""
+"""Maps the name of a dtype in the table of peaks to torch's dtype. Only these dtypes can be measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,7 @@ def measure(
 def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
     """Return the highest FLOP/s over all matrix sizes. Each size gets an equal part of the time.
 
-    The search ends before matrices whose round would take too long, or at matrices that don't fit into memory.
+    The search ends early if a round with the next size would take too long, or if the matrices don't fit into memory.
     """
     part = seconds / len(rounds.sizes)
     found: list[MeasuredPeak] = []

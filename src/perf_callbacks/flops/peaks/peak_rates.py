@@ -19,7 +19,8 @@ DTYPES = {
     "fp64": "float64",
     "fp8": "float8",
 }
-"""Full names of dtypes, by short name. Most are torch's names; "tfloat32" and "float8" are this package's own."""
+"""Maps the short name of a dtype to its full name. Most full names are torch's names. "tfloat32" and "float8" are this
+package's own names."""
 
 WHATEVER = "*"
 """Dtype name of a peak that holds for all dtypes."""
@@ -30,7 +31,7 @@ class Peaks:
     """Dense peak FLOP/s of a device, and the source of the figures."""
 
     by_dtype: Mapping[str, float]
-    """Peak FLOP/s by torch's dtype name. If a dtype is missing, its peak is unknown."""
+    """Maps torch's name of a dtype to the peak FLOP/s. If a dtype is missing, its peak is unknown."""
     source: str
     measured: bool = False
     """True if the peaks were measured by matmuls on the device. Measured peaks are lower than published peaks."""
@@ -200,7 +201,7 @@ def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> fl
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
-    """Return the seconds that FLOPs take at the peak of each dtype, or None if a dtype has no known peak.
+    """Return the seconds that all FLOPs take if each dtype runs at its peak, or None if a dtype has no known peak.
 
     >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
     3.0

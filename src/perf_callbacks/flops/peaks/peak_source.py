@@ -92,7 +92,7 @@ class Cache:
             unfinished.replace(self.path)
 
     def forget(self) -> None:
-        """Remove the file, because a run exceeded one of its peaks."""
+        """Remove the file, because a run was faster than a peak in the file."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -109,7 +109,10 @@ def measured_peaks(
     directory: Path | None = None,
     measure: Callable[[torch.device, Iterable[str]], dict[str, MeasuredPeak]] = matmul_peak.measure,
 ) -> Peaks | None:
-    """Return the measured peaks of dtypes, or None if no peak is available. Peaks of the last day are reused."""
+    """Return the measured peaks of dtypes, or None if no peak is available.
+
+    A peak that was measured within the last day is reused.
+    """
     where = conditions(device)
     cache = Cache(directory or cache_directory(), where)
     known = _KNOWN.setdefault(where, {})

@@ -53,7 +53,7 @@ def install(accelerator: Any, fits: AcceleratorSession) -> None:
 
 
 def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return functions that wrap an accelerator's methods, by the name of the method."""
+    """Return a dictionary from the name of each watched method to a function that wraps the method."""
     return {
         **dict.fromkeys(PREPARING, functools.partial(around, after=fits.see)),
         "backward": functools.partial(_training, fits),

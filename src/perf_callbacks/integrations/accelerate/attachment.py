@@ -40,8 +40,9 @@ def attach(
     attachment, ends measuring for good and undoes all changes. Measuring also ends when the accelerator is freed.
     `save_state` and `load_state` also save and load the counters of perf_callbacks, such as the number of steps.
 
-    Until measuring ends, the accelerator and its prepared loaders and schedulers have a subclass of their original
-    class. Copies and pickles of these objects have the original class. The callback keeps none of these objects alive.
+    Until measuring ends, the accelerator and its prepared loaders and schedulers are instances of a subclass of their
+    original class. Copies and pickles of these objects have the original class. The callback keeps none of these
+    objects alive.
 
     Args:
         accelerator: Accelerator that the loop uses. A second `attach` to an accelerator ends the first.
@@ -61,7 +62,7 @@ class Attachment:
     """Measurement that is attached to an accelerator.
 
     If `armed` is True, a launcher attached the measurement, and not the program's own code. For such a measurement, no
-    warning is logged if the program never trains. If the program never calls `end_training()`, the closing table is
+    warning is logged if the program never trains. If the program never calls `end_training()`, the closing card is
     printed when the accelerator is freed, or when the program ends.
     """
 

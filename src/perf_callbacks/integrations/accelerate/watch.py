@@ -37,8 +37,8 @@ class AcceleratedWatch(LoopWatch):
 
     A batch counts when a backward follows. An evaluation begins when the loop fetches a batch while gradients are off
     or no model is in training mode. An evaluation also begins when the loop calls a model in evaluation mode without
-    gradients, but not if this model is the teacher of a model that trains. The evaluation lasts until the loop fetches
-    a batch for training, or calls a model in training mode.
+    gradients. A call of a teacher for a model that trains begins no evaluation. The evaluation lasts until the loop
+    fetches a batch for training, or calls a model in training mode.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
@@ -68,7 +68,7 @@ class AcceleratedWatch(LoopWatch):
         self._always: set[int] = set()  # loaders whose batches train models in evaluation mode
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all of them."""
+        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
         super().install()
         _know_signature(self._optimizer)
         self._watch_accelerator(self._kind)
@@ -76,7 +76,7 @@ class AcceleratedWatch(LoopWatch):
             self.add(one)
 
     def add(self, prepared: object) -> None:
-        """Watch one more prepared object. Only steps of the optimizer that was prepared first count."""
+        """Watch one more prepared object. The fit counts only the steps of the first prepared optimizer."""
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
@@ -118,7 +118,7 @@ class AcceleratedWatch(LoopWatch):
 
     @property
     def training(self) -> bool:
-        """Return True if a model is in training mode. Once a model has been trained, only trained models count."""
+        """Return True if a model is in training mode. As soon as one model has trained, ignore models that have not."""
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
@@ -285,7 +285,8 @@ class AcceleratedWatch(LoopWatch):
     def _count(self, root: object) -> None:
         """Count the batches that a backward trains on.
 
-        For each loader, these are the batches that a model was called with. If no call was seen, it is the last batch.
+        For each loader, these are the batches that a model was called with. If no such call was seen, the loader's only
+        waiting batch counts. If several batches wait, their samples and tokens are unknown.
         """
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
@@ -341,8 +342,8 @@ class AcceleratedWatch(LoopWatch):
 def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The signature is cached on the original function, not on our wrapper. From our wrapper, another wrapper around ours
-    would copy the signature, which may be wrong for that other wrapper.
+    The signature is cached on the original function, not on our wrapper. If the program wraps our wrapper, its wrapper
+    copies the attributes of ours, and the cached signature may be wrong for its wrapper.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

@@ -28,7 +28,7 @@ STATE_KEY = "perf_callbacks"
 """Key of the fit's counters in a checkpoint.
 
 The counters are not among the checkpoint's states of callbacks, where two callbacks of this class would share one key.
-They are not in a separate file either, because such a file would not move with the checkpoint.
+The counters are not in a separate file either, because such a file would not move with the checkpoint.
 """
 
 EVERY_BATCH = (
@@ -282,7 +282,7 @@ def _directory(trainer: Any) -> Path:
     """Return the directory of the first logger that has a local directory, or else the trainer's root directory.
 
     Only rank 0 asks its loggers, and the other ranks receive the directory from rank 0. The function doesn't read
-    `trainer.log_dir`, because that is a collective call.
+    `trainer.log_dir`, because all ranks must read this property at the same time.
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):

@@ -43,7 +43,7 @@ class TrainerWatch:
         """True means that the last `training_step` returned None, so the trainer skipped its batch."""
 
     def install(self) -> None:
-        """Install all wrappers. Closing the fit's recorder removes all of them."""
+        """Install all wrappers. Closing the fit's recorder removes all wrappers."""
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
@@ -115,7 +115,7 @@ class TrainerWatch:
 
         The method is `on_batch_end` of the trainer's logger connector. If the connector lacks this method, the hook
         `on_train_batch_end` is watched instead, which costs a profiler's context. The trainer calls neither method for
-        a batch that the module skips. It calls both methods for a batch that is None.
+        a batch that the module skips. The trainer calls both methods for a batch that is None.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -169,7 +169,10 @@ class TrainerWatch:
             self.recorder.end_step(steps)
 
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `strategy.training_step`, which gets each training batch. Some optimizers repeat the call."""
+        """Wrap `strategy.training_step`, which gets each training batch.
+
+        Some optimizers call it several times with the same batch.
+        """
         recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
         taken: int | None = None

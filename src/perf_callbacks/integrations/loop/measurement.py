@@ -42,19 +42,19 @@ def measure(
     includes gradient clipping and `optimizer.zero_grad()`, but no scheduler. Time that belongs to none of
     these stages, nor to the backward, is the stage `other`.
 
-    A call of the model in eval mode without gradients begins an evaluation. The evaluation lasts until the model is
-    called in training, or until the next batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. The
-    time of evaluations and checkpoints belongs to no step. The metrics of `perf.row()` leave out every step with an
+    A call of the model in eval mode without gradients begins an evaluation. The evaluation ends when the loop calls the
+    model with gradients, or fetches the next batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks.
+    The time of evaluations and checkpoints belongs to no step. The metrics of `perf.row()` leave out every step with an
     evaluation or a checkpoint. So a loop that evaluates in every step gets no metrics.
 
     Only the thread that enters the `with` block is measured. At the end of the block, all hooks and wrappers are
     removed from the model, the optimizer, the loader and `torch.autograd.backward`.
 
     Args:
-        model: Model that the loop calls. If the loop calls a wrapped or compiled model, pass this model.
+        model: Model that the loop calls. If the model is wrapped or compiled, pass the object that the loop calls.
         optimizer: Optimizer whose steps count.
         loader: Any iterable of batches. The loop must iterate over `perf.loader`, not over this object. If None, the
-            loop fetches batches itself, and can report waits by `perf.data()` and batches by `perf.batch(...)`.
+            loop fetches batches itself. It can report waits with `perf.data()`, and batches with `perf.batch(...)`.
         config: The settings. Environment variables override these settings.
         resume: Result of `perf.state()` that was saved with the checkpoint from which the loop continues.
         data_parallel: Number of groups of ranks, where all ranks of a group train on the same samples. With tensor,

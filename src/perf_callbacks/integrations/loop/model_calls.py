@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Function that receives the arguments of each call of the model in training."""
+"""Function that receives the arguments of each call of the model that belongs to the training."""
 
 _FORWARD = Stage.FORWARD  # looking up an enum's member costs as much as writing the mark
 

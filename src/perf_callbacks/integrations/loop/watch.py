@@ -68,7 +68,7 @@ class LoopWatch(Loop):
         """Version numbers of the tensors in `_last_call` at the time of the call."""
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all of them."""
+        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
         recorder, optimizer = self.recorder, self._optimizer
         recorder.patches.add(self._calls.clear)  # hooks refer to us: without this, a model outlives its last user
         recorder.patches.add(
@@ -81,7 +81,7 @@ class LoopWatch(Loop):
         self._watch_model(self._model, self._inputs)
 
     def turn(self, stage: Stage, *_: object) -> None:
-        """Begin a stage of training. End the evaluation that a watched call has begun, if any."""
+        """Begin a stage of training. If a watched call has begun an evaluation, end the evaluation."""
         if get_ident() != self.thread:
             return
         try:
@@ -195,8 +195,8 @@ class LoopWatch(Loop):
     def _wait(self, batch: Any, found: Batch) -> None:
         """Add a batch to the queue of waiting batches.
 
-        If the model was called with the newest batch in the queue, the loop has dropped the older batches. So these are
-        removed, except if another thread fetches the batches for the loop.
+        If the model was called with the newest batch in the queue, the loop has dropped the older batches. So the older
+        batches are removed, unless another thread fetches the batches for the loop.
         """
         self.waiting.append((found, identify(batch)))
         self.several = True
@@ -205,7 +205,7 @@ class LoopWatch(Loop):
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Add to the current step the waiting batches that a model call gets. Ignore a repeated call."""
+        """Move the waiting batches that a model call uses to the current step. Ignore a repeated call."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])
@@ -304,9 +304,9 @@ class LoopWatch(Loop):
     def _begin_late(self) -> None:
         """Begin the next step late, after the compiled call or the backward in which the last step ended.
 
-        Counting FLOPs can't begin within a compiled call or a backward. To count FLOPs, compiled models run eagerly,
-        and no quick check finds their calls. So after a step whose FLOPs were counted, the next step always begins
-        late.
+        Counting FLOPs can't begin within a compiled call or a backward. While FLOPs are counted, compiled models run
+        eagerly, and no quick check shows whether a call of such a model is running. So after a step whose FLOPs were
+        counted, the next step always begins late.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False

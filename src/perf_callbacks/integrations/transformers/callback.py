@@ -190,7 +190,7 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, resto
 def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> dict[str, Any] | None:
     """Return the counters of the checkpoint from which the trainer resumes.
 
-    Counters in the trainer's state, which only old checkpoints have, are removed from this state.
+    Old checkpoints hold the counters in the trainer's state. Such counters are removed from the state.
     """
     kept: Any = state.stateful_callbacks
     old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None

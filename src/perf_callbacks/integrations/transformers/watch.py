@@ -50,7 +50,7 @@ class TransformersWatch:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
 
     def install(self) -> None:
-        """Install all wrappers. Closing the fit's recorder removes all of them.
+        """Install all wrappers. Closing the fit's recorder removes all wrappers.
 
         The trainer calls `get_batch_samples`, which fetches all micro-batches of a step, before `on_step_begin`.
         """

@@ -52,7 +52,7 @@ class Lookup(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known about batches with these tensor shapes, because one was read before."""
+    """Facts about all batches with the same tensor shapes, from the first of them that was read."""
 
     batch: Batch
     masks: tuple[str, ...]
@@ -81,7 +81,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """Return 0 for each of samples, tokens and useful tokens. Return None for an amount that is unknown in this batch.
+    """Return samples, tokens and useful tokens of no batch: 0, or None for an amount that is unknown in `batch`.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -97,7 +97,7 @@ class BatchReader:
 
     Args:
         on_new_shape: Function that gets the shape and the tensors of a batch before the model gets the batch. The
-            reader calls it only if the shape is new or was forgotten.
+            reader calls this function only if the shape is new or was forgotten.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
@@ -114,9 +114,9 @@ class BatchReader:
         self.time_first = False
         """True if the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Known batches without an attention mask, by the shapes of their tensors. If a batch is a mapping, the names
-        of its tensors come first in the key. Code that reads a batch in every step looks here first, to save a Python
-        frame."""
+        """Maps the tensor shapes of a batch without an attention mask to its `Batch`. If the batch is a mapping, the
+        names of its tensors come first in the key. Code that reads a batch in every step looks here first, to save a
+        Python frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
         """True if a batch was read."""
@@ -162,7 +162,7 @@ class BatchReader:
         self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
-        """Find the tensors that hold token ids, by the embedding look-ups since the call of `note`.
+        """Find the tensors that hold token ids, from the embedding look-ups since the call of `note`.
 
         Return True if new tensors were found. The largest embedding counts as the token embedding, unless another
         embedding was looked up with a different number of indices. A tensor with one number per sample, such as a class
@@ -184,7 +184,10 @@ class BatchReader:
         return bool(fresh)
 
     def with_tokens(self, batch: Batch) -> Batch:
-        """Return a batch with its tokens counted, if it was read before the tensor of token ids was known."""
+        """Return the batch with its number of tokens.
+
+        If the batch was read before the tensor of token ids was known, its tokens are counted now.
+        """
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
@@ -282,7 +285,7 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
     """Return the look-ups in the largest embedding.
 
-    Return none if another embedding was looked up with a different number of indices.
+    The list is empty if another embedding was looked up with a different number of indices.
     """
     largest = max(lookups, key=lambda one: one.rows, default=None)
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]
@@ -308,7 +311,7 @@ def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
 def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
     """Return the names of the attention masks.
 
-    Return none unless there are as many masks as tensors of token ids, and with the same shapes.
+    The result is empty unless each tensor of token ids has a mask of the same shape, and there are no other masks.
     """
     sizes = {one.name: one.sizes for one in found}
     whole = [one.name for one in found if one.whole]

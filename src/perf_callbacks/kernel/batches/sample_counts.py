@@ -1,4 +1,4 @@
-"""Count the samples of a batch, by the first dimension of its tensors."""
+"""Count the samples of a batch, from the first dimension of its tensors."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ _MARKS = frozenset({"ptr", "batch", "offset"})
 then the end of the last graph."""
 
 _FEW = 3
-"""Maximum length of a list of tensors of equal form that counts as the columns of a batch. In a longer list, each
-tensor may be a sample."""
+"""If a list has at most this many tensors of equal form, the tensors count as the columns of a batch. In a longer list,
+each tensor may be a sample."""
 
 
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:
     """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
-    If the batch has token ids, the number of samples is the size of their first dimension. Otherwise it is the size of
-    the first dimension on which more than half of the parts agree. The result is None if the second dimension of these
-    tensors may hold the samples. In a batch of graphs, each graph is a sample.
+    If the batch has token ids, the number of samples is the size of their first dimension. Otherwise, if the first
+    dimension has the same size in more than half of the parts, this size is the number of samples. The result is None
+    if the second dimension of these tensors may hold the samples. In a batch of graphs, each graph is a sample.
 
     Args:
         batch: A batch of any form.
-        several: True if the batch contains one batch from each of several loaders. Their samples add up.
+        several: True if the batch contains one batch from each of several loaders. The samples of these batches add up.
         time_first: True if the first dimension of the model's sequences may be time. Then a batch that has only
             sequences is ambiguous.
     """
@@ -87,7 +87,7 @@ def _are_sequences(found: Sequence[Leaf]) -> bool:
 
 
 def _common(batch: Any) -> int | None:
-    """Return the size of the first dimension of all parts, or else of more than half of the parts."""
+    """Return the size that the first dimension has in more than half of the parts, or None if there is no such size."""
     if is_array(batch) or is_packed(batch):
         return (leaves(batch) or [leaf("", batch)])[0].rows
     inside = [part for _, part in parts(batch) if leaves(part)]
@@ -149,7 +149,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _form(element: Any) -> object:
-    """Return the form of an element, which is equal for all samples of a batch.
+    """Return the form of an element. All samples of a batch have the same form.
 
     The form of a tensor is its number of dimensions and its dtype. The form of a mapping is its names. The form of a
     list is the forms of its elements.

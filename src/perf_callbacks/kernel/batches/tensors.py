@@ -27,8 +27,8 @@ class Leaf(NamedTuple):
     rows: int | None
     """Size of the first dimension, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
     lengths: tuple[int, ...] | None = ()
-    """Lengths of the rows of a ragged tensor. None means that the lengths are on a device. Other tensors have no
-    lengths. A `PackedSequence` has its number of rows here."""
+    """Lengths of the rows of a ragged tensor. None means that the lengths are on a device. For a `PackedSequence`, the
+    only entry is the number of rows. For all other tensors, the tuple is empty."""
 
     @property
     def whole(self) -> bool:
@@ -124,7 +124,7 @@ def leaf(name: str, tensor: Any) -> Leaf:
 
 
 def _ragged(name: str, tensor: Any) -> Leaf:
-    """Make the `Leaf` of a nested tensor. Its offsets are on the device of its values, and its sizes on the host."""
+    """Make the `Leaf` of a nested tensor. The tensor's sizes are on the host, and its offsets are on the device."""
     rows = int(tensor.size(0))
     if hasattr(tensor, "_nested_tensor_size") and not hasattr(tensor, "_offsets"):
         every = tensor._nested_tensor_size().tolist()  # noqa: SLF001 there is no public way
@@ -136,6 +136,6 @@ def _ragged(name: str, tensor: Any) -> Leaf:
 
 
 def _packed(name: str, packed: Any) -> Leaf:
-    """Make the `Leaf` of a `PackedSequence`. Its batch sizes are always on the host, in descending order."""
+    """Make the `Leaf` of a `PackedSequence`. The attribute `batch_sizes` is always on the host, largest size first."""
     rows = int(packed.batch_sizes[0])
     return Leaf(name, packed.data, tuple(packed.data.shape), rows, (rows,))

@@ -25,7 +25,10 @@ Waiting = tuple[Batch, Tensors]
 
 
 def identify(batch: Any) -> Tensors:
-    """Return weak references to the tensors of a batch. Tensors whose class doesn't support them are left out."""
+    """Return weak references to the tensors of a batch.
+
+    Leave out tensors whose class doesn't support weak references.
+    """
     found = [one.tensor for one in leaves(batch) or ()]
     return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
 
@@ -50,10 +53,11 @@ def _written(tensor: Any) -> int:
 def take(
     waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
 ) -> tuple[list[Batch], bool]:
-    """Remove the batches that a model call uses from `waiting`. Return them, and True if the newest is one of them.
+    """Find the waiting batches that a model call uses, and remove them from `waiting`.
 
-    If the shapes of several batches fit, the amounts in which these batches differ are unknown. If the call has as many
-    rows as all waiting batches together, the call uses all batches.
+    Return these batches, and True if the newest waiting batch is one of them. If the shapes of several batches fit, the
+    result has only the amounts that are equal in these batches. If the call has as many rows as all waiting batches
+    together, the call uses all batches.
 
     Args:
         waiting: Two or more waiting batches.
@@ -96,7 +100,7 @@ def take(
 def common(batches: Sequence[Batch]) -> Batch:
     """Return a batch with the samples, tokens and shape that all batches have in common. Other values are unknown.
 
-    Useful tokens are unknown, too, unless all batches are the same object.
+    Useful tokens are unknown unless all batches are the same object.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))

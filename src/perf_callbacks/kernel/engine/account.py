@@ -60,13 +60,13 @@ class Account:
     def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
         """Return the seconds of all steps so far, without stalls.
 
-        The first step counts at most as much as the mean step. The same holds for steps in which FLOPs were counted or
-        torch.profiler ran.
+        The first step counts at most as much as the mean step. A step in which FLOPs were counted or torch.profiler ran
+        also counts at most as much as the mean step.
 
         Args:
             included: Sums over the included steps.
             ledger: The steps of the fit.
-            outstanding: Number of steps whose times are still on the device. They count as mean steps.
+            outstanding: Number of steps whose times are still on the device. Each of these steps counts as a mean step.
         """
         usual = included.step_seconds / included.steps if included.steps else None
         seconds = included.step_seconds + outstanding * (usual or 0.0)

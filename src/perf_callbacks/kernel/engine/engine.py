@@ -134,7 +134,7 @@ class Engine:
         """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
         self.baseline_rate: float | None = None
-        """Samples per second and device of the baseline, for `perf/scaling_efficiency`. None: no baseline is known."""
+        """The baseline's samples per second and device, for `perf/scaling_efficiency`. None: no baseline is known."""
 
     def start(self, now: float) -> None:
         """Begin the fit. Metrics leave out the first step of the fit."""
@@ -240,7 +240,7 @@ class Engine:
     def plan(self) -> None:
         """Compute the next step at whose end the engine has more to do than to write a mark.
 
-        While a span is open, and always with a device timeline, this holds for the end of every step.
+        While a span is open, or if there is a device timeline, the engine has more to do at the end of every step.
         """
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
@@ -309,7 +309,7 @@ class Engine:
         return metrics
 
     def amounts(self) -> Amounts:
-        """Return the samples and tokens of all attempts so far. A checkpoint carries them to the next attempt."""
+        """Return the samples and tokens of all attempts so far. A checkpoint carries these sums to the next attempt."""
         with self.step_reader.alone():
             self.step_reader.collect()
             return added(self._earlier, self._all()[1])

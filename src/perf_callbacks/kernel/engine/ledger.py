@@ -42,7 +42,10 @@ class Ledger:
         self.kept += len(steps.number)
 
     def take_block(self) -> Steps | None:
-        """Remove the latest steps. Return a record of those that the journal lacks, or None if there are none."""
+        """Remove the latest steps.
+
+        Return a record of the removed steps that are not in the journal yet, or None if all are in the journal.
+        """
         self.add_up()
         early, self._early = self._early, max(0, self._early - self.kept)
         block, self._block, self._added, self.kept = self._block, [], 0, 0
@@ -51,8 +54,8 @@ class Ledger:
     def early_block(self, following: Columns | None) -> Steps | None:
         """Return a record of all finished steps that the journal lacks, or None if there are none.
 
-        `following` has the newest steps, which the ledger lacks. The steps stay in the ledger. When `take_block`
-        removes them later, its record leaves them out.
+        `following` has the newest steps, which are not in the ledger yet. No step is removed from the ledger. When
+        `take_block` later removes steps that are in this record, it doesn't return them again.
         """
         block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
@@ -102,7 +105,10 @@ class Ledger:
         return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
-        """Add the tokens of steps that were entered before the tensor of token ids was known, by step number."""
+        """Add the tokens of steps that were entered before the tensor of token ids was known.
+
+        `tokens` maps step numbers to tokens.
+        """
         self.add_up()
         for number, included in self._untold.items():
             if number in tokens:

@@ -82,7 +82,7 @@ class StageTracker:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Forwards and backwards of the current step before the tracking began."""
+        """Number of forwards and backwards in the current step before the tracker began to follow marks."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
         """Number of waits for data. `fetches` counts the waits so far, `fetches_at_backward` those before the last

@@ -9,7 +9,7 @@ from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
-"""Times of some steps. Maps each name to the seconds of each step, or None where the time is unknown."""
+"""Times of some steps. Maps the name of each signal to one value per step: the seconds, or None if they are unknown."""
 
 
 P = ParamSpec("P")
@@ -39,7 +39,10 @@ class Observer:
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank proposes to all ranks, by name. All ranks use the smallest proposal: see `agreed`."""
+        """Values that this rank proposes to all ranks, each under its name.
+
+        All ranks use the smallest proposal: see `agreed`.
+        """
         return {}
 
     def step_ended(self, step: int) -> None:
@@ -64,16 +67,17 @@ class Observer:
         """Handle the end of a trainer's epoch. In a plain loop, `loader_left` is called instead of this."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Handle steps whose times have become known, which may be long after their end.
+        """Handle steps whose times have become known. The end of these steps may be long ago.
 
-        `pauses` are garbage collections. A collection may arrive in an earlier call than its step.
+        `pauses` are garbage collections. A garbage collection may arrive in an earlier call than the step in which it
+        ran.
         """
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Handle the marks on the tape before the engine reads them.
 
         In `pairs`, each mark is followed by its time. `numbers` has the numbers of the steps that end in `pairs`. The
-        thread that reads the tape makes this call. This may be the thread of a data loader.
+        thread that reads the tape makes this call. It may be a thread of a data loader.
         """
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
@@ -83,11 +87,11 @@ class Observer:
         """
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
-        """Return the times of these steps by which ranks are compared. This rank sends the times to rank 0."""
+        """Return the times of these steps. This rank sends the times to rank 0, which compares the ranks."""
         return {}
 
     def resources(self) -> Mapping[str, float]:
-        """Return this rank's use of CPU, GPU and memory since the last call, by the names in `RESOURCES`."""
+        """Return this rank's use of CPU, GPU and memory since the last call, under the names in `RESOURCES`."""
         return {}
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
@@ -106,13 +110,13 @@ class Observer:
         """
 
     def exception_raised(self, error: BaseException) -> None:
-        """Handle the exception that ends the fit. The frames in its traceback still hold their tensors."""
+        """Handle the exception that ends the fit. The local variables in its traceback still keep tensors alive."""
 
     def before_summary(self) -> None:
         """Wait a moment for messages of other ranks. This is called after training and before the summary is made."""
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that distinguish the two kinds
-        """Return metrics by their names in `METRICS`. `kind` is "row", or "whole" for the whole fit.
+        """Return metrics under their names in `METRICS`. `kind` is "row", or "whole" for the whole fit.
 
         The engine calls this once per row.
         """
@@ -123,7 +127,7 @@ class Observer:
         return {}
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the fields of `Facts` that this observer fills. The rules of advice read them."""
+        """Return the fields of `Facts` that this observer fills. The rules that give advice read these facts."""
         return {}
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:  # noqa: ARG002 as above
@@ -182,12 +186,12 @@ class Observers:
         self.overriding: dict[str, list[Observer]] = {event: [] for event in EVENTS}
         """Maps the name of each event to the observers that override its method."""
         self.due = NEVER
-        """Next step at whose end an observer is due, or for which `plan` or `hurry` asked."""
+        """Next step at whose end an observer is due. `plan` and `hurry` may choose an earlier step."""
         self._planned = NEVER
         self._hurried = False
 
     def add(self, observer: Observer) -> None:
-        """Add an observer. From now on, it receives the events of the fit."""
+        """Add an observer. From now on, the observer receives the events of the fit."""
         self._all.append(observer)
         for event, hearing in self.overriding.items():
             if getattr(type(observer), event) is not getattr(Observer, event):
@@ -199,7 +203,7 @@ class Observers:
         self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
 
     def plan(self, step: int) -> None:
-        """Set `due` to `step` at the latest. Before `due`, the end of a step only writes a mark."""
+        """Make sure that `due` is at most `step`. Before `due`, the end of a step only writes a mark."""
         self._planned = step
         self.look_ahead()
 
@@ -219,7 +223,7 @@ class Observers:
 
     @property
     def asks(self) -> dict[str, int]:
-        """Values that the observers of this rank propose to all ranks, by name."""
+        """Values that the observers of this rank propose to all ranks, each under its name."""
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:

@@ -20,18 +20,18 @@ def metrics(
     flops: Mapping[str, float | None] = NO_FLOPS,
     baseline_rate: float | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of some steps, by name. Unknown metrics are left out.
+    """Return a dictionary of the metrics of some steps. Unknown metrics are left out.
 
     If a single process trains, the rates of the job come from these steps. Rates per device always come from these
     steps, and are left out if a single device trains.
 
     Args:
         totals: Sums over the steps. Without steps, the result is empty.
-        shown: Parts of the steps that are measured.
-        window: The newest window of all ranks. If several processes train, it gives the rates of the job and the use of
-            the machines.
+        shown: Says which parts of a step are measured.
+        window: The newest window of all ranks. If several processes train, the rates of the job and the use of the
+            machines come from this window.
         flops: Metrics of the steps whose FLOPs are known.
-        baseline_rate: Samples per second and device of the baseline. None: no baseline is known.
+        baseline_rate: The baseline's samples per second and device. None: no baseline is known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

@@ -47,7 +47,7 @@ def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float
 
 
 def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) -> dict[str, tuple[float | None, ...]]:
-    """Return one tuple for each resource that at least one rank knows, by name.
+    """Return a dictionary with a tuple for each resource. A resource that no rank knows is left out.
 
     A tuple has one value for each rank of the job. None stands for a missing rank, or for a value that the rank doesn't
     know.

@@ -41,7 +41,10 @@ class DeviceTimeline(Protocol):
         """Put a mark into the device's stream, after the work that was submitted so far."""
 
     def ready(self) -> list[tuple[float, ...] | str]:
-        """Return the seconds of each stage for each step whose times have arrived, or the reason why they were lost."""
+        """Return the seconds of each stage, for each step whose times have arrived.
+
+        If the times of a step were lost, the entry is the reason for the loss.
+        """
         ...
 
     def capturing(self) -> bool:
@@ -73,8 +76,8 @@ class StepReader:
         self.work = WorkModel()
         """The work model, which gives the FLOPs of steps."""
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
-        """Steps that have ended, but whose marks were not read yet. Each has a number, a reason for exclusion or None,
-        and its batches."""
+        """Steps that have ended, but whose marks were not read yet. Each entry has the number of the step, the reason
+        for its exclusion or None, and its batches."""
         self.passed: deque[Step] = deque()
         """Steps whose times are still on the device."""
         self.longest_step = 0.0
@@ -108,7 +111,7 @@ class StepReader:
     def collect(self, *, show: bool = True) -> bool:
         """Read the finished steps. Return True if the times of all finished steps are known.
 
-        With `show=False`, as in the middle of a step, the observers get these steps in a later call.
+        If `show` is False, as in the middle of a step, the observers get the finished steps in a later call.
         """
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
@@ -166,7 +169,7 @@ class StepReader:
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Enter the steps whose times are still on the device into the ledger as lost steps. Then ignore the device."""
+        """Give up all times that are still on the device. Enter their steps as lost, and then ignore the device."""
         self._enter(self._timed(["lost"] * len(self.passed)))
         self._device = None
 
@@ -316,8 +319,8 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
     """Return samples, tokens and useful tokens of a step without a new batch.
 
-    If the step ran no backward, each amount is 0, or None if the last batch lacks the amount. If the step ran a
-    backward, it used an earlier batch, and all amounts are None.
+    If the step ran a backward, it used an earlier batch again, and all amounts are None. Otherwise an amount is 0, or
+    None if it is also unknown in the last batch.
     """
     return (None, None, None) if calls.backwards else nothing(last)
 

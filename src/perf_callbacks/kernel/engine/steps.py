@@ -13,7 +13,8 @@ UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. The seconds of a stage that was entered are a float."""
 
 BLOCK = 256
-"""Maximum number of steps that are kept one by one. They are added up after this many steps, or after a second."""
+"""Maximum number of steps that are kept one by one. After this many steps or after a second, the kept steps are added
+up."""
 
 WATCHED_BLOCK = 64
 """Value that replaces `BLOCK` while an observer wants `steps_measured` to be called."""
@@ -129,7 +130,11 @@ def _one_column(parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 class Totals:
-    """Sums over steps. If the samples of one step are unknown, their sum is unknown. The same holds for tokens."""
+    """Sums over steps.
+
+    If the samples of one step are unknown, the sum of samples is unknown. If the tokens of one step are unknown, the
+    sum of tokens is unknown.
+    """
 
     __slots__ = (
         "effort",
@@ -278,7 +283,7 @@ class KnownParts:
     tensor parallelism, their devices count, too. None: it is unknown which ranks share samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
-        """Return the stages that were timed, each with the name of its time in metrics and journal.
+        """Return the stages that were timed. Each stage comes with the name that its time has in metrics and journal.
 
         A stage that was never entered is left out. The trainer may have run this stage without a call that we watch.
         """

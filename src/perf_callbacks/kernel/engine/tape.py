@@ -36,7 +36,7 @@ class PlacedPause(NamedTuple):
     pause: Pause
     stage: Stage
     step: int
-    """Index of the step among the steps that the same call has read. The first index is 0."""
+    """Index of the step among the steps that the same call has read, from 0 on."""
 
 
 class Tape:
@@ -97,7 +97,7 @@ class Tape:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Drop all marks that are written within the block, because this work is not part of the training."""
+        """Drop all marks that are written within the block, because the block is not part of the training."""
         listening = self._listening
         self.ignore()
         try:
@@ -195,7 +195,10 @@ class Tape:
         return copy.read()[0]
 
     def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
-        """Read steps that have equal marks. Handling them column by column is faster than step by step."""
+        """Read steps that have equal marks.
+
+        Handling these steps column by column is faster than handling them one by one.
+        """
         width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
         owners = [self._tracker.turn(mark) for mark in marks]
@@ -260,9 +263,10 @@ def _nowhere(_pair: object) -> None:
 
 
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and number of marks per step for each series of steps with equal marks.
+    """Find series of steps with equal marks.
 
-    For the marks of a step that has not ended, the number is 0.
+    For each series, yield its start and its stop in `marks`, and the number of marks in each of its steps. For the
+    marks of a step that has not ended, the number is 0.
     """
     start = 0
     while start < len(marks):

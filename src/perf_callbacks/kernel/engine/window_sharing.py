@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.windows import JobSettings, Part
 from perf_callbacks.kernel.records.fit_records import Record, Run, Window
 
 MOST_STEPS = 1000
-"""Maximum length of a window whose parts carry signals. Parts of longer windows carry none."""
+"""Maximum length of a window whose parts carry signals. Parts of longer windows carry no signals."""
 
 
 class Ranks(Protocol):
@@ -19,10 +19,10 @@ class Ranks(Protocol):
 
     @property
     def job_settings(self) -> JobSettings | None:
-        """Settings that rank 0 has chosen for all ranks of this fit. None: they are not known yet."""
+        """Settings that rank 0 has chosen for all ranks of this fit. None: the settings are not known yet."""
 
     def agree(self) -> JobSettings | None:
-        """Wait a moment for the settings of rank 0, and return them. None: they have not arrived."""
+        """Wait a moment for the settings of rank 0. Return the settings, or None if they have not arrived."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Ranks(Protocol):
 
     @property
     def signals(self) -> bool:
-        """True if parts carry signals. False if they carry none, or if this is not known yet."""
+        """True if it is known that parts carry signals."""
         ...
 
     def offer(self, part: Part) -> None:
@@ -56,7 +56,7 @@ class WindowSharing:
     """Adds up the steps of each window, offers the sums to the other ranks, and writes the windows of all ranks.
 
     A window that began before the window length was known is left out. Without `ranks`, nothing is exchanged. If the
-    job has a single rank, the values that it proposes hold at once.
+    job has a single rank, the rank uses its own proposals at once.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class WindowSharing:
         return self._ranks.latest if self._ranks is not None else None
 
     def exchange(self, step: int) -> None:
-        """Offer parts of complete windows to the other ranks, and write received windows. The last step is `step`."""
+        """Offer parts of complete windows to the other ranks, and write received windows.
+
+        `step` is the last finished step.
+        """
         if self._ranks is None:
             if self._run.world_size == 1:
                 self._observers.agreed(self._observers.asks, step)
@@ -168,7 +171,10 @@ class WindowSharing:
         )
 
     def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
-        """Return the signals of the window, by name. Each signal has one number of seconds per step of the window."""
+        """Return the signals of the window, each under its name.
+
+        A signal has one value per step of the window, in seconds.
+        """
         if not self.signals or not self._steps:
             return {}
         steps = Columns.joined(self._steps)

@@ -48,12 +48,12 @@ class Part:
     one step are unknown."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """Values that this rank proposes to all ranks, by name."""
+    """Values that this rank proposes to all ranks, each under its name."""
     signals: Mapping[str, "array[float]"] = field(default_factory=dict)
-    """Array of type "f" for each signal, by name. The array has the seconds of each step of the window, from
+    """Maps the name of each signal to an array of type "f". The array has the seconds of each step of the window, from
     `first_step` on. NaN means unknown."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """This rank's use of CPU, GPU and memory, by the names in `RESOURCES`. Unknown values are left out."""
+    """This rank's use of CPU, GPU and memory, under the names in `RESOURCES`. Unknown values are left out."""
     role: Mapping[str, int] = field(default_factory=dict)
     """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty if unknown."""
     attempt: int = 0
@@ -68,16 +68,16 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredWindow:
-    """The signals of one window that rank 0 has received before the window's deadline."""
+    """The signals of one window, as far as rank 0 has received them before the window's deadline."""
 
     first_step: int
     steps: int
     """Number of steps of the window. Each signal has this length."""
     signals: Mapping[int, Mapping[str, "array[float]"]]
-    """Signals of each rank, by rank. Empty if fewer than two ranks have sent their part, because nothing can be
+    """Maps each rank to its signals. Empty if fewer than two ranks have sent their part, because then ranks can't be
     compared."""
     roles: Mapping[int, Mapping[str, int]]
-    """Coordinates of each rank in the layout of the job, by rank. Ranks with unknown coordinates are left out."""
+    """Maps each rank to its coordinates in the layout of the job. Ranks with unknown coordinates are left out."""
     missing: tuple[int, ...]
     """Ranks whose part is missing, in ascending order."""
 
@@ -111,8 +111,9 @@ class WindowReader(ABC):
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
     """Return a copy of the window, with the step from which each proposed value holds on all ranks.
 
-    A new value holds `NOTICE` windows later. If the previous window had the same value, the value keeps its step. If
-    ranks are missing, the values of the previous window stay in force. `now` is the step that training has reached.
+    A new value holds `NOTICE` windows later. If the previous window has the same proposed value, the value holds from
+    the same step as before. If ranks are missing, the values of the previous window stay in force. `now` is the step
+    that training has reached.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)

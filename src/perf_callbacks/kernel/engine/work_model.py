@@ -27,7 +27,10 @@ class WorkModel:
         return None
 
     def look_after(self, step: int) -> int:  # noqa: ARG002 for work models that look, like the others
-        """Return the step at whose end the engine must call `look` next, after a call at the end of `step`."""
+        """Return the step at whose end the engine must call `look` next.
+
+        The last call of `look` came at the end of `step`.
+        """
         return NEVER
 
     def look(self, step: int) -> None:
@@ -38,10 +41,16 @@ class WorkModel:
         return None
 
     def settle(self) -> None:
-        """Reset `trainable_changed`. The engine calls this when all steps up to the last `look` have their FLOPs."""
+        """Reset `trainable_changed`.
+
+        The engine calls this after it has asked for the FLOPs of all steps up to the last call of `look`.
+        """
 
     def metrics(self, totals: Totals) -> Mapping[str, float | None]:  # noqa: ARG002 as above
-        """Return the FLOP metrics of steps, by their names in `METRICS`. Without known FLOPs, the result is empty."""
+        """Return the FLOP metrics of steps, under their names in `METRICS`.
+
+        Without known FLOPs, the result is empty.
+        """
         return {}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary | None:  # noqa: ARG002 as above

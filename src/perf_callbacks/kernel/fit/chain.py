@@ -49,7 +49,9 @@ class Chain:
     def ettr(self, seconds: float, productive: float) -> float | None:
         """Return the effective training time ratio (ETTR): the time of all steps that were kept, divided by all time.
 
-        All time runs from the start of the first attempt's process. The arguments are those of `state`.
+        All time means the time since the first attempt's process started.
+
+        The arguments are those of `state`.
         """
         elapsed, steps = _plus(self.elapsed_seconds, seconds), _plus(self.productive_seconds, productive)
         return None if not elapsed or steps is None else min(1.0, steps / elapsed)

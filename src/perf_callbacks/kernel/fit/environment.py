@@ -1,4 +1,4 @@
-"""Environment of a fit, read once. The startup checklist decides by these facts."""
+"""Environment of a fit, read once. The startup checklist bases its decisions on this environment."""
 
 import os
 from dataclasses import dataclass
@@ -101,9 +101,9 @@ def read(
 def _cpus(ranks: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
-    All ranks together have the CPUs in the affinity mask of their parent, such as torchrun, within the quota of the
-    control group. If the mask of this process has fewer CPUs than an equal share, other ranks don't use these CPUs.
-    Then the CPUs in the mask are not divided.
+    The ranks together may use the CPUs in the affinity mask of their parent process, such as torchrun. A quota of the
+    control group may allow fewer CPUs. Each rank gets an equal share. But if this process's mask has fewer CPUs than
+    that share, these CPUs are taken to belong to this process alone. Then the result is the number of CPUs in the mask.
     """
     own = processes.allowed_cpus()
     if own is None:
@@ -116,7 +116,7 @@ def _cpus(ranks: int, root: Path) -> int | None:
 def _processes_on_cpus(ranks: int, root: Path) -> int:
     """Return the number of ranks that share the CPUs in this process's affinity mask.
 
-    This is the number of all ranks, times the part of the job's CPUs that the mask has.
+    This is the number of all ranks times the mask's share of the job's CPUs.
     """
     together = _of_the_job(root)
     return max(1, round(ranks * len(processes.cpu_mask()) / together)) if together else ranks

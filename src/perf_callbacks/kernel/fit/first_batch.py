@@ -37,7 +37,7 @@ class FirstBatch:
 def tensors(batch: object) -> Iterator[torch.Tensor]:
     """Yield the tensors of a batch, or of the state of an optimizer.
 
-    The search enters the containers that torch enters when it pins a batch.
+    Containers are searched as torch searches them when it pins a batch.
     """
     if isinstance(batch, torch.Tensor):
         yield batch

@@ -27,7 +27,7 @@ FAILED = "failed"
 class Batches:
     """How batches get to the device, as the integration knows it.
 
-    A function is given as the object that has the function as an attribute, and the name of the attribute.
+    A function is given as a pair: an object, and the name of the object's attribute that holds the function.
     """
 
     pinned: bool | None = None
@@ -39,14 +39,15 @@ class Batches:
     devices: int = 1
     """Number of devices that this process drives."""
     workers: int = 0
-    """Number of worker processes of the training loader, if the trainer knows it. The objects in `loaders` know their
-    own number."""
+    """Number of worker processes of the training loader, if the trainer knows it. Each object in `loaders` knows its
+    own number of workers."""
     process: tuple[Any, str] | None = None
     """Function that the trainer calls to prepare a data loader. It returns the prepared loader."""
     first: tuple[Any, str] | None = None
     """Function that gets each batch before the batch is copied to the device."""
     first_batch: "FirstBatch | None" = None
-    """Receives the first batch, if the integration itself reads each batch before it is copied to the device."""
+    """Receives the first batch. Set only by an integration that itself reads each batch before the copy to the
+    device."""
     copy: tuple[Any, str] | None = None
     """Function that copies a batch to a device. It waits for the copy unless it is called with `non_blocking=True`."""
 
@@ -60,10 +61,11 @@ class Fit:
     step: int
     """Number of optimizer steps done before this fit."""
     memory: Callable[[], Mapping[str, int]]
-    """Function that returns the number of bytes in use, by kind of memory."""
+    """Function that returns the number of bytes in use for each kind of memory."""
     batches: Batches = Batches()
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Function that returns a context manager. The time within its block is part of no step."""
+    """Function that returns a context manager. The time in the block of this context manager is not counted in any
+    step."""
     progress: Progress | None = None
     """Function by which the watchdog checks whether the fit still goes on. None: the watchdog doesn't check."""
     proving: bool = False
@@ -93,10 +95,10 @@ class ActiveItem(Observer):
         return False
 
     collects: bool = False
-    """True if the item changes when garbage is collected."""
+    """True if the item changes the times at which garbage is collected."""
 
     def hold(self) -> None:
-        """Wait for the trial, and change nothing until then."""
+        """Change nothing until the trial begins."""
 
     def turn(self, step: int, *, done: bool) -> None:
         """Turn the item on or off at the end of `step`, for the next turn of its trial."""

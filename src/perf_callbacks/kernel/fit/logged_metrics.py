@@ -9,7 +9,8 @@ MAIN = tuple([metric.name for metric in METRICS if metric.main])
 """Names of the metrics that a console shows. Samples per second are shown only if tokens are unknown."""
 
 ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
-"""Metrics that stay constant in a run, with their usual values. The first peak of a run counts as its usual value."""
+"""Metrics that stay constant in a run, with their usual values. For the peak, the first value in a run counts as the
+usual value."""
 
 
 def main(names: Iterable[str]) -> list[str]:
@@ -25,7 +26,7 @@ def main(names: Iterable[str]) -> list[str]:
 
 
 def hidden(names: Iterable[str], console: str) -> list[str]:
-    """Return the names of our metrics that a console leaves out, if the setting `console` has this value.
+    """Return the names of our metrics that a console leaves out. `console` is the value of the setting `console`.
 
     >>> hidden(["perf/mfu", "perf/hfu"], "main")
     ['perf/hfu']
@@ -36,7 +37,7 @@ def hidden(names: Iterable[str], console: str) -> list[str]:
 
 
 def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
-    """Return the metrics for the single line of a progress bar, if the setting `console` has this value."""
+    """Return the metrics for the one line of a progress bar. `console` is the value of the setting `console`."""
     left_out = hidden(row, console)
     line = (PREFIX + "step_time", PREFIX + "mfu") if console == "main" else row
     return {name: row[name] for name in line if name in row and name not in left_out}
@@ -57,7 +58,7 @@ class Logged:
         self._last: dict[str, float | None] = dict(ORDINARY)
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return those metrics of a row that loggers get."""
+        """Return the metrics that loggers get, out of the metrics of a row."""
         if self._last["peak_tflops"] is None:
             self._last["peak_tflops"] = metrics.get(PREFIX + "peak_tflops")
         chosen = self._chosen(metrics, self._last)
@@ -65,7 +66,7 @@ class Logged:
         return chosen
 
     def run(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return those averages over the run that loggers get."""
+        """Return the averages that loggers get, out of all averages over the run."""
         return self._chosen(metrics, ORDINARY | {"peak_tflops": metrics.get(f"{PREFIX}{RUN}peak_tflops")})
 
     def _chosen(self, metrics: Mapping[str, float], known: Mapping[str, float | None]) -> dict[str, float]:

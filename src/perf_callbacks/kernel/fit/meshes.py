@@ -1,4 +1,4 @@
-"""Count the groups of ranks that process the same samples, by the device meshes of a model's parameters."""
+"""Use the device meshes of a model's parameters to count the groups of ranks that process the same samples."""
 
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     """Return the number of groups of ranks in which all ranks process the same samples.
 
-    None means that the parameters show no sharing, so each rank has its own samples.
+    None means that no mesh of a parameter has several ranks, so each rank has its own samples.
 
     Raises:
         Ambiguous: A parameter lies on a mesh whose dimension names don't say which ranks share samples.
@@ -40,7 +40,7 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
 
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
-    """Return this rank's coordinates on the device meshes of a model's parameters, by the name of the dimension."""
+    """Return this rank's coordinate in each named dimension of the device meshes of a model's parameters."""
     meshes = {} if model is None else {id(mesh): mesh for mesh in map(_mesh, model.parameters()) if mesh is not None}
     found: dict[str, int] = {}
     for mesh in meshes.values():
@@ -54,7 +54,7 @@ def _mesh(parameter: torch.Tensor) -> Any:
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
-    """Return the size of each mesh dimension that has several ranks, by name."""
+    """Map the name of each mesh dimension with several ranks to the number of these ranks."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
     found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
     if own and [name for name, _ in found] == [""]:
@@ -71,7 +71,10 @@ def _words(name: str) -> set[str]:
 
 
 def _sharded_as_data(model: torch.nn.Module) -> bool:
-    """Return True if `fully_shard` was called on the model or on a submodule. Its meshes may have no names."""
+    """Return True if `fully_shard` was called on the model or on a submodule.
+
+    The meshes that `fully_shard` makes may have no names.
+    """
     distributed: Any = torch.distributed  # torch documents it without exporting it to type checkers
     kind = getattr(distributed.fsdp, "FSDPModule", None) if distributed.is_available() else None
     return kind is not None and any(isinstance(module, kind) for module in model.modules())

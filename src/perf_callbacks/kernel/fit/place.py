@@ -50,8 +50,8 @@ class Place:
     step: int = 0
     """Number of optimizer steps done before this fit."""
     carried: Mapping[str, Any] | None = None
-    """State from the checkpoint from which this fit resumes, as `Recorder.state` returned it. Empty if the checkpoint
-    has no such state. None: the fit doesn't resume."""
+    """State that `Recorder.state` returned, read from the checkpoint from which this fit resumes. Empty if the
+    checkpoint has no such state. None: the fit doesn't resume."""
     restore_seconds: float | None = None
     """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
     checkpoint, or that the time is unknown."""
@@ -98,7 +98,7 @@ def run_id(place: Place) -> str:
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the samples and tokens of this rank's earlier attempts.
+    """Return the numbers of samples and tokens that this rank processed in earlier attempts.
 
     Without earlier attempts, both are 0. If the checkpoint lacks these numbers, they are unknown. They are also unknown
     if the checkpoint has the numbers of an earlier step, because training went on without the callback.

@@ -56,7 +56,7 @@ class Proving(ActiveItem):
 
     @property
     def watching(self) -> bool:
-        """True while the verdict of all ranks is not known."""
+        """True until the ranks have agreed on a verdict."""
         return not self._over
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
@@ -70,14 +70,14 @@ class Proving(ActiveItem):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that the item proposes to all ranks, by name.
+        """Proposals of the item to all ranks: the name of each value, and the value.
 
-        Once the trial is over, they include the finding of this rank on the item.
+        Once the trial is over, the proposals include this rank's verdict on the item.
         """
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Use the values that all ranks use from the end of `step` on."""
+        """Take over the values that the ranks have agreed on, for use from the end of `step` on."""
         self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
@@ -111,7 +111,7 @@ class Proving(ActiveItem):
 
 
 def asked(slug: str) -> str:
-    """Return the name of the value by which a rank proposes to keep an item (1) or to drop the item (0)."""
+    """Return the name of the value with which a rank votes to keep an item (1) or to drop the item (0)."""
     return f"keep {slug}"
 
 

@@ -109,14 +109,14 @@ class Recorder:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
         self.tape = self.engine.tape
-        """The tape of the engine. Wrappers write their marks directly on it, which is faster than a call of `enter`."""
+        """The engine's tape. Wrappers write marks directly on the tape, which is faster than a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
         self._at_exit = weakly(self._interpreter_exits)
         self.active = True
         self.progress_of = weakly(self._progress)
-        """Function that returns the number of steps done and the seconds of the longest step. It returns None once the
-        recorder was freed or closed."""
+        """Function that returns the number of steps done and the seconds of the longest step. The function returns None
+        once the recorder was freed or closed."""
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
@@ -132,7 +132,7 @@ class Recorder:
                 self._observer.install()
 
     def enter(self, mark: Mark) -> None:
-        """Write a mark, because the training thread enters or leaves a stage."""
+        """Write a mark to the tape: the training thread enters or leaves a stage."""
         try:
             self.tape.write((mark, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -185,7 +185,7 @@ class Recorder:
             self.fail(error)
 
     def _end_due_step(self, step: int, *, begins: bool) -> None:
-        """End a step at which an observer or the engine has more to do than to write a mark."""
+        """End a step at whose end more must be done than to write a mark."""
         if not self.active:
             return
         if self._late is not None:
@@ -203,7 +203,7 @@ class Recorder:
         self.observers.step_began()
 
     def observe(self, observer: Observer) -> None:
-        """Add an observer. It receives the events of this fit until the fit ends."""
+        """Add an observer. The observer receives the events of this fit until the fit ends."""
         self.patches.add(observer.closed)
         self.observers.add(observer)
         self.attempt(lambda recorder: recorder.engine.plan())  # an observer that watches steps sees them sooner
@@ -242,7 +242,7 @@ class Recorder:
 
     @property
     def exchanging(self) -> bool:
-        """Return True if ranks exchange windows, or may do so later."""
+        """Return True if ranks exchange data about windows of steps, or may do so later."""
         ranks = self.ranks
         return ranks is not None and (ranks.job_settings is None or ranks.job_settings.window is not None)
 
@@ -258,7 +258,7 @@ class Recorder:
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics of the steps since the last row, as the setting `metrics` selects them."""
+        """Return the metrics that the setting `metrics` selects, for the steps since the last row."""
         metrics = self.engine.row(step)
         why_empty = None if metrics else self.engine.why_empty
         self._empty_rows = 0 if metrics else self._empty_rows + (why_empty is not None)
@@ -273,7 +273,7 @@ class Recorder:
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:
-        """Return the metrics `perf/run/…` of the whole fit. Before this, wait a moment for the device's last times."""
+        """Return the metrics `perf/run/…` of the whole fit, after a short wait for the last times from the device."""
         self._drain()
         return self.logged.run(self.engine.whole(step))
 
@@ -284,7 +284,7 @@ class Recorder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """State that a checkpoint has to store, so that a fit that resumes from the checkpoint goes on counting."""
+        """State to store in a checkpoint. A fit that resumes from the checkpoint needs the state to go on counting."""
         amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
         seconds = self._asked(lambda: self.clock() - self.engine.account.began)
         run, productive = self.run, self._asked(self.engine.productive_seconds)
@@ -374,7 +374,7 @@ class Recorder:
         return self.active
 
     def on_collection(self, pause: Pause) -> None:
-        """Handle a garbage collection, maybe in the middle of our own code. An error is handled when the step ends."""
+        """Handle a garbage collection, which may interrupt our own code. An error is handled when the step ends."""
         try:
             self.engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time

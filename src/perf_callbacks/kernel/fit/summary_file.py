@@ -1,7 +1,7 @@
 """Keep the summary of a fit on disk while the fit goes on, for runs that are killed or hang.
 
-A short-lived thread writes the file, because a disk may hang. No signal handler is installed: if a process hangs in C
-code, a signal handler in Python never runs, and the signal no longer ends the process.
+A short-lived thread writes the file, because a disk may hang. No signal handler is installed. If a process hangs in C
+code, a signal handler in Python would never run, and the signal would no longer end the process.
 """
 
 import os

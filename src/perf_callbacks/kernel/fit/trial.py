@@ -27,15 +27,16 @@ FEWEST = 11
 turns are excluded."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs.
+"""Critical values of Wilcoxon's signed rank test, two-sided, at the level 0.001. The key is the number of pairs.
 
-To get the 99.9 % interval, sort the means of all pairs of differences. Then remove this number of means at each end.
+The 99.9 % interval is computed from the differences of the pairs. First, the mean of every two differences is formed,
+and all means are sorted. Then as many means as the critical value says are removed at each end.
 """
 
 
 LONGEST = 1.5
-"""A step counts as at most this many median steps of its turn. Before this, the time of garbage collections in this
-process is subtracted from the step."""
+"""A longer step counts as if it took this many times the median step of its turn. Before this limit applies, the time
+of garbage collections in this process is subtracted from the step."""
 
 LEAST = 0.001
 """Minimum saving that is worth keeping, as a share of the length of a step."""
@@ -107,11 +108,11 @@ class Trial:
         """Compare the turns of each complete pair. Return None if there are too few complete pairs.
 
         Other processes on the machine may delay single steps, so `LONGEST` limits how much such a step counts. Other
-        processes may also delay whole turns, so the result is a median of differences (Hodges and Lehmann's), which
-        ignores such turns. For the same reasons, a long pause of another rank counts for little, and the true saving
-        may be larger if ranks wait for each other. If the change is about when to collect garbage, the time of
-        collections is added to the median as measured. A median of 16 differences can't show a pause that is long and
-        rare.
+        processes may also delay whole turns. So the result is a median of differences (the estimator of Hodges and
+        Lehmann), which such turns hardly change. A long pause of another rank counts little for the same reasons. So if
+        ranks wait for each other, the true saving may be larger. A median of 16 differences can't show a pause that is
+        long and rare. So if the change moves garbage collections, the mean time of collections that the change saves is
+        added to the median.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -135,8 +136,8 @@ class _Mean(NamedTuple):
 def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
     """Return the mean step of a turn.
 
-    The time of a garbage collection is limited to the time by which its step exceeds the median step. If a device's
-    clock times the steps, a collection may delay nothing.
+    The garbage collections of a step count at most as much time as the step took beyond the median step. If a device's
+    clock times the steps, a collection in the host may not make the step longer at all.
     """
     if not seen:
         return _Mean(0, 0.0, 0.0)
@@ -151,7 +152,7 @@ def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
 
 
 def _owed(pause: Gc) -> float:
-    """Return the seconds of a garbage collection that its turn is charged with.
+    """Return the seconds of a garbage collection that count for the turn in which the collection ran.
 
     An automatic full collection counts half, because it scans objects of turns with and without the change.
     """

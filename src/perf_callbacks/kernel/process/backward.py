@@ -1,6 +1,6 @@
 """Wrap `torch.autograd.backward` and `torch.autograd.grad` once for all measured loops.
 
-Every backward of a loop calls one of these two functions, and torch has no hook for them. The original function is
+Every backward of a loop calls `backward` or `grad`, and torch has no hook for either function. The original function is
 stored only as an attribute of its wrapper. So an interrupt can't separate the original from the wrapper.
 """
 
@@ -94,7 +94,7 @@ class Loop(Listener):
         raise NotImplementedError
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model for which writing a mark may not be enough. Return True if the call is a forward."""
+        """Handle a call of a model if writing a mark may not be enough. Return True if the call is a forward."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> bool:
@@ -140,7 +140,7 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of the wrappers around `backward` and `grad`. A `Loop` claims this owner with the wish True."""
+    """Owner of the wrappers around `backward` and `grad`. The claim of a `Loop` has the value True."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,10 @@ class Backwards(Owner[bool]):
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Tell the listener of each `grad` until `release`. Tell a `Loop` of each `backward` too."""
+        """Call the listener at each `grad`, until `release` is called for this listener.
+
+        Call a listener that is a `Loop` at each `backward` too.
+        """
         self._claim(listener, isinstance(listener, Loop))
         self._ask_for_ticks()
         self.reconcile()

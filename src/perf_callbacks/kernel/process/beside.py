@@ -1,4 +1,4 @@
-"""Helper processes that run beside the training. No thread of the training waits for them."""
+"""Helper processes that run beside the training. No thread of the training waits for a helper process."""
 
 import os
 import socket

@@ -100,7 +100,7 @@ class Lease:
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect garbage by the schedule, unless another fit has done so since this fit's last collection."""
+        """Run a scheduled collection, unless another fit has run one since this fit's last collection."""
         owner, found = self._owner, 0
         if not self._behind(generation):
             owner.collections += 1
@@ -114,8 +114,8 @@ class Lease:
 
         If a signal arrives during a collection, Python runs its handler in the first Python function after the
         collection. If this function is a callback in `gc.callbacks`, Python swallows the handler's exception. So our
-        observers' callbacks are removed during the collection. The observers time the collection from here, where the
-        exception reaches the program.
+        observers' callbacks are removed during the collection. `collect_now` itself lets the observers time the
+        collection. An exception that is raised here reaches the program.
         """
         observers = [*self._owner.observers]
         with self._owner.collecting(why), ExitStack() as timed:
@@ -145,7 +145,7 @@ class Lease:
         self._owner.let_go(self)
 
     def idle(self, now: float) -> bool:
-        """Return True if the fit has ended, or if no step of it has ended for long.
+        """Return True if the fit has ended, or if no step of the fit has ended for a long time.
 
         The watchdog calls this about once a second.
         """
@@ -281,7 +281,7 @@ class Collector(Owner[Lease]):
     def _unfreeze(self) -> None:
         """Unfreeze the objects that a fit froze.
 
-        If other code froze more objects since then, all objects stay frozen.
+        If other code froze more objects after the fit did, all objects stay frozen.
         """
         mark = self._frozen
         if mark is _FREEZING or any(one is mark for one in gc.get_objects()):

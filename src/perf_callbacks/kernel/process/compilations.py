@@ -14,13 +14,13 @@ class Compilations(NamedTuple):
     seconds: float
     """Seconds in which at least one compilation ran."""
     repeated: int
-    """Number of recompilations, each after a guard of earlier compiled code failed."""
+    """Number of recompilations. Code is recompiled after a guard of earlier compiled code failed."""
     reason: str
     """First line of torch's reason for the newest recompilation; empty if unknown."""
 
 
 def since(moment: float) -> Compilations:
-    """Return the compilations that began after a moment of the wall clock, in seconds since 1970."""
+    """Return the compilations that began after `moment`, which is a wall-clock time in seconds since 1970."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     known = [] if utils is None else [*utils.get_compilation_metrics()]  # torch 2.6 or later
     spans, number, repeated, reason = list[tuple[float, float]](), 0, 0, ""

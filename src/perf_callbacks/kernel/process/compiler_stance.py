@@ -18,7 +18,10 @@ GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on mod
 
 
 class EagerStance(Owner[None]):
-    """Makes compiled code run eagerly while any object holds this stance. A stance that other code sets stays."""
+    """Makes compiled code run eagerly while any object holds this stance.
+
+    If other code has set a stance, that stance stays.
+    """
 
     def __init__(self) -> None:
         super().__init__()

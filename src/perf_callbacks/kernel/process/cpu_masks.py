@@ -1,9 +1,9 @@
 """Owner of the CPU masks of all threads: narrows them for several fits at once, and restores them at the end.
 
-On Linux each thread has its own mask, which new threads and processes inherit. So the mask changes for all threads that
-have the same mask as the main thread. A thread that other code pinned to other CPUs keeps its mask. Masks stay narrow
-while any fit is bound to CPUs. When the last fit ends, all masks are restored, including the masks of threads that
-started meanwhile.
+On Linux each thread has its own mask, which new threads and processes inherit. So the masks of all threads that have
+the same mask as the main thread are changed. A thread that other code pinned to other CPUs keeps its mask. Masks stay
+narrow while any fit is bound to CPUs. When the last fit ends, all masks are restored, including the masks of threads
+that started meanwhile.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Choose CPUs for a rank: near its GPU, within its current CPU mask, and in whole cores if ranks must not share."""
+"""Choose CPUs for a rank, near its GPU and within its current CPU mask.
+
+If ranks must not share cores, the rank gets whole cores.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,10 @@ Cpus = frozenset[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Online CPUs of a machine, by NUMA node, socket and core. Groups without CPUs are left out."""
+    """Online CPUs of a machine, grouped in three ways: by NUMA node, by socket, and by core.
+
+    Groups without CPUs are left out.
+    """
 
     nodes: Mapping[int, Cpus]
     """CPUs of each NUMA node that has CPUs. Empty: unknown."""
@@ -115,7 +121,7 @@ def _nothing(mode: str, facts: CpuFacts) -> str | None:
 
 
 def part(items: Sequence[Cpus], place: int, number: int) -> Cpus:
-    """Divide `items` into `number` parts, and return the CPUs of part `place`, counted from 0.
+    """Divide a list of CPU sets into `number` parts, and return the CPUs of the part with the index `place`, from 0.
 
     If there are fewer items than parts, some parts share an item.
 

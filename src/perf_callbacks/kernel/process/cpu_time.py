@@ -1,4 +1,4 @@
-"""Read Linux's counters: CPU time of a thread, its waits for a CPU, idle time of CPUs, and stops by a CPU quota."""
+"""Read Linux's counters: CPU time of a thread, its waits for a CPU, idle CPU time, and time stopped by a CPU quota."""
 
 import os
 import threading
@@ -11,8 +11,8 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
-"""Names of the counter of time stopped by a quota, in control groups of version 2 and 1. Each value is the unit in
-seconds."""
+"""Counters of the time for which a quota stopped threads, in control groups of version 2 and of version 1. Each value
+is the length of the counter's unit in seconds."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""
@@ -53,7 +53,7 @@ def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
 
 
 def throttled(root: Path = Path("/")) -> float | None:
-    """Return the seconds for which the CPU quota of the control group stopped its threads; None if unavailable."""
+    """Return the seconds for which a CPU quota stopped the threads of the control group; None if unavailable."""
     for file in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         with suppress(OSError, ValueError):
             for line in (root / file).read_text(encoding="ascii").splitlines():

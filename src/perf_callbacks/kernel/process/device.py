@@ -1,7 +1,7 @@
 """Device classes: one class per kind of device, and `Device` for any other accelerator that torch knows.
 
-No other file names a kind of accelerator. Importing this file starts no device. Reading facts makes no context on a
-device, unless a docstring says so.
+No other file names a kind of accelerator. Importing this file starts no device. A method that reads facts makes no
+context on a device, unless the method's docstring says that it does.
 """
 
 import os
@@ -29,7 +29,7 @@ class Device:
     pinned_copies: bool | None = None
     """True: copies from pinned memory overlap with the device's work. None: unknown, so pinning is only advised."""
     reliable_events = False
-    """True: if an event doesn't complete for seconds, the device is busy, and the event isn't broken."""
+    """True: events of this device work. If an event takes seconds to complete, the device is busy."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -154,7 +154,7 @@ class Device:
         return attempt.reason or None
 
     def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:  # noqa: ARG002 for other kinds
-        """Return True if float32 matrix products use TF32; with `convolution`, if float32 convolutions use TF32."""
+        """Return True if float32 matrix products (or, with `convolution`, float32 convolutions) use TF32."""
         return False
 
     @property
@@ -217,7 +217,7 @@ class Cuda(Device):
         return partial(torch.cuda.get_device_properties, self.place)
 
     def features(self) -> Features:
-        """Return the features by compute capability: tensor cores since V100, TF32 and bf16 since A100."""
+        """Derive the features from the compute capability: tensor cores since V100, TF32 and bf16 since A100."""
         with suppress(Exception):  # CUDA doesn't start
             found, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
             uuid = getattr(found, "uuid", None)  # an older torch has none
@@ -248,7 +248,7 @@ class Rocm(Cuda):
     )
 
     def features(self) -> Features:
-        """Return the features by architecture: fp16 since MI100, bf16 since MI200, TF32 in MI300."""
+        """Derive the features from the architecture. MI100 has fp16, MI200 and later have bf16, and MI300 has TF32."""
         with suppress(Exception):  # as above
             found = self.properties()()
             name = str(found.gcnArchName).partition(":")[0]
@@ -279,7 +279,7 @@ class Xpu(Device):
 
 
 class Npu(Device):
-    """An Ascend NPU, by `torch_npu`."""
+    """An Ascend NPU, which torch uses through `torch_npu`."""
 
     pinned_copies = True
     words = Words(
@@ -315,13 +315,13 @@ class Mps(Device):
 
 
 class Xla(Device):
-    """A TPU, or another device by `torch_xla`."""
+    """A TPU, or another device that torch uses through `torch_xla`."""
 
     pinned_copies = False
 
     @property
     def untimed(self) -> str | None:
-        """Reason: XLA computes later, so events would time only the tracing."""
+        """Reason: XLA records operations and computes them later, so events would time only the recording."""
         return "xla only records operations, and computes them later"
 
 
@@ -359,8 +359,9 @@ def default(local_rank: int = 0) -> torch.device:
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
     """Return `place` and the other devices of the same kind that hold a model's parameters. `place` comes first.
 
-    With DataParallel, a process drives more devices than hold parameters: then return the devices 0 to `number` - 1. If
-    `place` is not one of these, return only `place` and the devices that hold parameters.
+    With DataParallel, a process drives `number` devices, and only some of them hold parameters. Then return the devices
+    0 to `number` - 1. But if `place` is not among these devices, return only `place` and the devices that hold
+    parameters.
     """
     if place.type == "cpu":
         return (of(place),)
@@ -384,7 +385,7 @@ def allocators(devices: Iterable[Device]) -> Allocator | None:
 
 
 def synchronize() -> None:
-    """Wait for the accelerator, if this process uses one that can be waited for."""
+    """Wait for the accelerator, if this process has started it."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return

@@ -15,18 +15,18 @@ from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 CAPACITY = 4096
-"""Largest number of events in use at once. A step that needs more events is lost, so its duration stays unknown."""
+"""Largest number of events in use at once. If a step needs more events, its duration stays unknown."""
 
 MOST_BEHIND = 1024
-"""Number of steps that the device may be behind the host. Steps further behind are lost, because their events may never
-complete."""
+"""Number of steps that the device may be behind the host. The durations of steps that are further behind stay unknown,
+because their events may never complete."""
 
 MOST_WAITS = 1024
 """Largest number of waits for other ranks that are timed with events in one step. Later waits count as part of the
 stage around them."""
 
 SAID_AFTER = 100
-"""Number of lost steps in a row that causes a warning."""
+"""A warning is logged if the times of this many steps in a row are missing."""
 
 PROBE_SECONDS = 2.0
 """Longest time, in seconds, that `why_unusable` waits for its two events."""
@@ -57,7 +57,9 @@ class Event(Protocol):
 
 
 class EventTimeline:
-    """Times stages as differences between successive events on the training stream. The stages sum to the step.
+    """Times stages as differences between successive events on the training stream.
+
+    The times of the stages sum to the time of the step.
 
     The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
     of the batch. A loader that works while the device is busy adds no data time.
@@ -92,14 +94,15 @@ class EventTimeline:
         self._broken: str | None = None
         """Reason why the duration of the current step is unknown. None: so far, there is no such reason."""
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
-        """Steps that have ended. Each entry holds the events of a step, and its end event or the reason why its
-        duration is unknown."""
+        """Steps that have ended. Each entry holds the events of a step. It also holds the step's end event, or the
+        reason why its duration is unknown."""
         self._lost_in_row = 0
         self._failed = False
-        """True: the device raised an error. From then on all steps are lost, and no more events are used."""
+        """True: the device raised an error. From then on the duration of every step is unknown, and no more events are
+        used."""
         self._waits, self._left_out = 0, list[bool]()
         """`_waits` is the number of waits in the current step. `_left_out` has an entry for each `Begin` whose `BACK`
-        has not come yet: True if neither of the two marks gets an event."""
+        has not come yet. The entry is True if neither the `Begin` nor its `BACK` gets an event."""
 
     def mark(self, mark: Mark) -> None:
         """Begin a stage or step. Work that is queued after this call belongs to this stage or step.
@@ -127,7 +130,10 @@ class EventTimeline:
             self._broken = reason
 
     def _leaves(self, mark: Mark) -> bool:
-        """Return True if the mark begins or ends a wait without events: on another stream, or beyond `MOST_WAITS`."""
+        """Return True if the mark begins or ends a wait that gets no events.
+
+        A wait gets no events if it is on another stream, or if the step already has `MOST_WAITS` waits.
+        """
         if mark is BACK:
             return self._left_out.pop() if self._left_out else False
         if isinstance(mark, Begin):
@@ -166,7 +172,10 @@ class EventTimeline:
         self._left_out.clear()
 
     def ready(self) -> list[tuple[float, ...] | str]:
-        """Return, for each step finished since the last call, its seconds by stage, or why they are unknown."""
+        """Return one entry for each step that has finished since the last call.
+
+        An entry holds the seconds of each stage, or the reason why they are unknown.
+        """
         done: list[tuple[float, ...] | str] = []
         if self._closed and not self._failed and self._ask(self.capturing):
             return done
@@ -229,7 +238,9 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | str) -> tuple[float, 
 
 
 def _in_order(lengths: list[float]) -> list[float]:
-    """Return non-negative lengths with the same sum. A length is negative if events of two streams are out of order.
+    """Replace negative lengths by 0, and shorten other lengths so that the sum stays the same.
+
+    A length is negative if events of two streams are out of order.
 
     >>> _in_order([4.0, -1.0, 2.0])
     [4.0, 0.0, 1.0]

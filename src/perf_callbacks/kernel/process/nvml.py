@@ -35,7 +35,7 @@ class Inventory:
 
     gpus: tuple[Listed, ...] = ()
     unanswered: tuple[str, ...] = ()
-    """GPUs that NVML counts but that don't answer, each with the reason. Such a GPU is lost, or this process may not
+    """GPUs that NVML counts but that don't answer, each with the reason. Such a GPU has failed, or this process may not
     use it."""
     missing: str | None = None
     """Reason why NVML lists no GPU."""
@@ -51,7 +51,7 @@ THROTTLES = {
     0x080: counters.POWER_BRAKE,
     0x100: counters.DISPLAY,
 }
-"""Reasons for a lower clock by their bits, which nvml.h names nvmlClocksThrottleReason* and nvmlClocksEventReason*.
+"""Reasons for a lower clock. The key is a bit, which nvml.h names nvmlClocksThrottleReason* or nvmlClocksEventReason*.
 Idleness is left out."""
 
 

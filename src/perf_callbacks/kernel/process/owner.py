@@ -32,7 +32,7 @@ class Owner(Generic[Wish]):
     - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
       finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the holder of
       our lock waited for that other lock, both threads would wait forever. So a finalizer waits for our lock only a
-      moment, and we never call the watchdog, which has a lock too, while we hold ours.
+      moment. And we never call the watchdog while we hold our lock, because the watchdog has a lock too.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ LONGEST = 60
 
 
 def loaded() -> dict[str, str]:
-    """Return the version of each loaded package by its import name, without Python's standard library."""
+    """Map the import name of each loaded package to its version, without Python's standard library."""
     names = [*sys.modules]
     chosen = [*[name for name in FIRST if name in names], *sorted(name for name in names if _is_package(name))]
     found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}

@@ -105,10 +105,10 @@ def _local_ranks(process: Path) -> set[bytes]:
 
 
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children. Linux lists children by the thread that started each child.
+    """Yield a process and its children. Linux lists the children of each thread separately.
 
-    `own` holds the local-rank entries of the first process, at its start and now. The process's loader workers inherit
-    one of these entries.
+    `own` holds the local-rank entry of the first process as it was at the start of the process, and as it is now. The
+    process's loader workers inherit one of these entries.
     """
     yield pid
     threads = proc / str(pid) / "task"

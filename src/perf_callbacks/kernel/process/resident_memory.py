@@ -25,7 +25,7 @@ def peak_bytes() -> int | None:
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads the host's peak memory and, with `allocated`, an accelerator's, both in bytes."""
+    """Return a function that reads peak memory in bytes: the host's, and an accelerator's if `allocated` returns it."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
-"""Largest number of frames that are stored of a stack: the innermost ones."""
+"""Largest number of frames that are stored for one stack. The innermost frames are stored."""
 
 DEEPEST = 1000
 """Largest number of frames that a search through a stack visits."""

@@ -15,7 +15,10 @@ SHORT_SECONDS = 0.0001
 
 
 class Switches:
-    """Shortens the switch interval for moments, and then restores the program's. Only one thread may use this."""
+    """Shortens the switch interval for short times, and restores the program's interval after each.
+
+    Only one thread may use a `Switches`.
+    """
 
     def __init__(self) -> None:
         self._usual: float | None = None  # while the interval is short

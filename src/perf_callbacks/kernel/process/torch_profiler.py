@@ -1,4 +1,4 @@
-"""Owner of torch.profiler, which exists once per process, during the profiled steps of a fit."""
+"""Owner of torch.profiler during the profiled steps of a fit. torch.profiler exists once per process."""
 
 import gc
 import os
@@ -151,7 +151,7 @@ _recording: set[int] = set()
 
 
 def _in_child() -> None:
-    """Stop the inherited recording in a forked child, which would otherwise keep each operation for ever."""
+    """Stop the inherited recording in a forked child. Otherwise the child would keep each operation for ever."""
     with suppress(Exception):  # our errors must not stop a worker
         if get_ident() in _recording:
             from torch._C._autograd import _enable_record_function  # noqa: PLC0415 torch has no public name

@@ -29,7 +29,7 @@ from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
-"""Number of marks on a tape from which on waits are no longer marked. The tape grows while no step ends, as in a long
+"""Waits are no longer marked once a tape holds this many marks. The tape grows while no step ends, as in a long
 generation of text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
@@ -109,7 +109,10 @@ class Waits(Owner[Claim]):
         return counted
 
     def _forked(self) -> None:
-        """Time no thread in a forked child, whose main thread has the same id as the thread that forked."""
+        """Time no thread in a forked child.
+
+        The child's main thread has the same id as the thread that forked, which was timed.
+        """
         super()._forked()
         self._tapes.clear()
 
@@ -183,9 +186,11 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
 def _timed_if_waiting(
     tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], collective: Any
 ) -> Callable[..., Any]:
-    """Return a function that calls `collective`, and times synchronous calls once such a call has returned no `Work`.
+    """Return a function that calls `collective`, and times synchronous calls if they wait.
 
-    Until then, the caller is expected to call `Work.wait`, which is timed by itself.
+    A synchronous call that returned no `Work` has waited. Synchronous calls are timed after the first such call.
+
+    Before that, the caller is expected to call `Work.wait`, which is timed by itself.
     """
     timed, waits = _timed(tapes, collective), False
 

@@ -1,8 +1,8 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks report the end of a step, but no hook reports that no step ends any more. Steps stop ending after an exception
-that a loop swallows, in a fit that is never closed, and in a step that takes minutes. So the watchdog calls every
-registered object once a second. For example, an object releases process-wide state, or writes records to the disk.
+Hooks report each end of a step, but no hook reports that steps have stopped ending. Steps stop ending if a loop
+swallows an exception, if a fit is never closed, or while a step takes minutes. So the watchdog calls every registered
+object once a second. For example, an object releases process-wide state, or writes records to the disk.
 """
 
 import atexit

@@ -33,8 +33,8 @@ _SPARSE = (Use, Memory, OutOfMemory)
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Pattern that finds 100 digits in a row, after `_DIGITS` has turned all digits into 9. Such a line is not read:
-msgspec reads integers of up to 4,300 digits, and converting one to a float could overflow."""
+"""Pattern that finds 100 digits in a row, after `_DIGITS` has turned all digits into 9. A line with 100 digits in a row
+is not read: msgspec reads integers of up to 4,300 digits, and converting such an integer to a float could overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,10 @@ def _json(value: Any) -> str:
 
 
 def _without_surrogates(value: Any) -> str:
-    """Encode a value. Halves of surrogate pairs, which stand for bytes that aren't UTF-8, become question marks."""
+    """Encode a value.
+
+    Bytes that aren't UTF-8, which the value holds as halves of surrogate pairs, become question marks.
+    """
     return json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
 
 

@@ -202,11 +202,11 @@ class Finding:
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
     evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
     share: float | None
-    """Share of the fit's wall time after startup that the remedy could save, from 0 to 1. For the cause "startup":
-    share of all wall time that passed until the callback was set up. None: unknown."""
+    """Share of the fit's wall time after startup that the remedy could save, from 0 to 1. For the cause "startup", this
+    is the time until the callback was set up, as a share of all wall time. None: unknown."""
     low: float | None = None
-    """Lower end of the interval around `share`, from the variation between steps and the error of estimates. None if
-    unknown, or if an older version wrote the journal."""
+    """Lower end of the interval around `share`. The interval follows from the variation between steps and from the
+    error of estimates. None if unknown, or if an older version wrote the journal."""
     evidence: str
     remedy: str
     """Line of code to write, or action to take."""
@@ -244,15 +244,17 @@ class Window:
     """Model FLOPs of all ranks together. `hardware_flops` also covers all ranks."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """Values that the ranks agree on, by name. Each value is the minimum of the ranks' proposals."""
+    """Values that the ranks agree on. Each key is the name of a value. The agreed value is the minimum of the ranks'
+    proposals."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """For each name in `asks`, the step from whose end on all ranks use the agreed value."""
+    """Maps each name in `asks` to a step. From the end of this step on, all ranks use the agreed value."""
     job: Mapping[str, float] = field(default_factory=dict)
-    """Use of the machines by all ranks since the previous window, by the names of the metrics `perf/job_…`. Empty if
-    unknown, or if an older version wrote the journal."""
+    """Use of the machines by all ranks since the previous window. The keys are the names of the metrics `perf/job_…`.
+    Empty if unknown, or if an older version wrote the journal."""
     by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """Use of the machine by each rank, in jobs of up to 64 ranks. The names are those of the `use` record, and
-    `cpu_cores`: the number of CPU cores that a rank keeps busy. None: unknown."""
+    """Use of the machine by each rank, in jobs of up to 64 ranks: one tuple with the values of all ranks for each name.
+    The names are `cpu_cores`, the number of CPU cores that a rank keeps busy, and names of fields of the `use` record.
+    None: unknown."""
 
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
@@ -262,7 +264,7 @@ seconds."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a fit, so far or at its end. The part of a feature is None if unknown or if the feature is off."""
+    """Figures of a fit, so far or at its end. The part of a feature that is off or unknown is None."""
 
     run_id: str
     attempt: int
@@ -350,7 +352,10 @@ class Summary:
 
     @property
     def long_enough(self) -> bool:
-        """True: the fit is long enough for findings that depend on times. In shorter fits, shares are due to chance."""
+        """True: the fit is long enough for findings that depend on times.
+
+        In shorter fits, such findings would be due to chance.
+        """
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 
     def _repr_html_(self) -> str | None:

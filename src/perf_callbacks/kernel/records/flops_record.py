@@ -24,10 +24,10 @@ class Flops:
     counted on a copy of the model with fake tensors. "closed form": FLOPs were computed from the sizes of the weights.
     """
     coverage: float | None
-    """Share of the matrix weights, by number of elements, that counted operations multiplied."""
+    """Share of the elements of all matrix weights that counted operations multiplied."""
     uncounted: Mapping[str, int]
-    """Number of calls that were not counted, by name. A name stands for an operation that may multiply matrices but has
-    no formula, or for a module that ran without gradients outside of the forward."""
+    """Number of calls that were not counted, for each operation or module. An uncounted operation may multiply matrices
+    but has no formula. An uncounted module ran without gradients outside of the forward."""
     lower_bound: bool
     """True: the step has more FLOPs than counted."""
     whole_step: bool = True
@@ -40,10 +40,11 @@ class Flops:
     """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
     pairs computes about half."""
     masked_flops: int = 0
-    """Part of `causal_flops` that is spent on masked pairs. Only torch's own kernels with as many keys as queries are
-    included."""
+    """Part of `causal_flops` that is spent on masked pairs. Only torch's own kernels are included, and only if there
+    are as many keys as queries."""
     over_six_n: float | None = None
-    """Model FLOPs divided by 6 x tokens x multiplied weights. None without tokens."""
+    """Model FLOPs divided by a product: 6 x number of tokens x number of weights that were multiplied. None without
+    tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
     """Matrix products with the most FLOPs. Each entry holds operation, shapes, number format and FLOPs."""
     copies: tuple[tuple[str, str, int], ...] = ()
@@ -54,7 +55,7 @@ class Flops:
     """Number of values that Python read from tensors outside of forward, backward and optimizer, by line of the
     program."""
     reductions: int = 0
-    """Number of micro-batches in whose backward tensors, such as DDP's gradients, were summed over ranks."""
+    """Number of micro-batches whose backward summed tensors over ranks, as DDP sums gradients."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Number of errors during the count, by operation."""
     modules: tuple[ModuleWork, ...] = ()

@@ -32,7 +32,10 @@ class FollowedJournals:
         self._known: dict[Path, FollowedJournal] = {}
 
     def read(self, journal: Path, locks: Locks) -> list[FitEnds]:
-        """Read the ends of each fit in a journal, the oldest fit first. Raise `OSError` if the file can't be read."""
+        """Read the beginning and the end of each fit in a journal, the oldest fit first.
+
+        Raise `OSError` if the file can't be read.
+        """
         followed = self._known.get(journal)
         if followed is None:
             followed = self._known[journal] = FollowedJournal(journal)

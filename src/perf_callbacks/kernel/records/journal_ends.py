@@ -16,14 +16,15 @@ from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, signs
 T = TypeVar("T", bound=Record)
 
 END_BYTES = 65_536
-"""Bytes that are read at each end of a fit."""
+"""Number of bytes that are read at the beginning of a fit, and at its end."""
 
 SEARCH_BYTES = 4_000_000
-"""Size, in bytes, of the blocks in which a file with several fits is searched for the beginnings of fits. The search
-starts with the last block of the file, and goes backwards until a fit begins in a block."""
+"""A file with several fits is searched for the beginnings of fits in blocks of this many bytes. The search starts with
+the last block of the file, and goes backwards until a fit begins in a block."""
 
 MOST_SEARCHED_BYTES = 600_000_000
-"""Largest number of bytes that are searched. Twice the default size of a journal is less."""
+"""Largest number of bytes that are searched. This limit is more than twice the size that a journal may have by
+default."""
 
 KEPT_STEPS = 50
 """Number of steps that are kept from the end of a fit. More steps would need much memory in a list of many runs."""
@@ -67,7 +68,7 @@ class FitEnds:
 
     @property
     def so_far(self) -> Summary | None:
-        """Summary so far, from the file beside the journal. None if the file has none of this attempt."""
+        """Summary so far, from the file beside the journal. None if the file has no summary of this attempt."""
         record = None if self.interim is None else self.interim.record
         return record if isinstance(record, Summary) else None
 
@@ -79,7 +80,7 @@ class FitEnds:
 
     @property
     def last_step(self) -> int:
-        """Number of the last step that is known, from the disk, to have ended."""
+        """Number of the last step whose end is known from the files."""
         steps, summary = self.last(Steps), self.final or self.so_far
         known: list[int] = [self.run.step]
         known += steps.step[-1:] if steps is not None else ()
@@ -106,7 +107,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class FitLines:
-    """Ends of a fit, and the lines from which its last records were read."""
+    """Beginning and end of a fit, and the lines from which its last records were read."""
 
     start: int
     """Byte offset of the `run` record in the file."""
@@ -131,7 +132,7 @@ def read(journal: Path, locks: Locks) -> list[FitEnds]:
 
 
 def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
-    """Return a copy of `ends` with other last lines, and with the summary beside the journal."""
+    """Return a copy of `ends` with the last records taken from `lines`, and with the summary beside the journal."""
     return replace(
         ends,
         latest=tuple(_without_old_steps([line.entry for line in lines if line.entry is not None])),
@@ -234,14 +235,17 @@ class EndReader:
         return found
 
     def _lines(self, start: int, end: int) -> list[Line]:
-        """Read the lines between two byte offsets, except a line that begins before.
+        """Read the lines between two byte offsets. A line that begins before the first offset is left out.
 
         The last line may be torn or empty.
         """
         return lines_of(*self._data(start, end))
 
     def _data(self, start: int, end: int) -> tuple[bytes, int]:
-        """Read the bytes between two offsets, without a line that begins before. Return the bytes and their offset."""
+        """Read the bytes between two offsets, without the rest of a line that begins before the first offset.
+
+        Return the bytes and their offset.
+        """
         before = max(0, start - 1)
         self._file.seek(before)
         data = self._file.read(end - before)

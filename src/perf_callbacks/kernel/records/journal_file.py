@@ -47,7 +47,7 @@ LONG_PAUSE = 0.001
 """Once the journal is full, only collections of at least this many seconds are still written."""
 
 MOST_WRITERS = 1000
-"""A directory has fewer writers than this for the journals of one rank."""
+"""Fewer writers than this may write journals of one rank to the same directory at once."""
 
 FOLDER = "perf_callbacks"
 """Name of the journals' folder in an output directory."""
@@ -237,7 +237,10 @@ class FileJournal(Journal):
             data = data[written:]
 
     def _lasts(self, record: Record) -> bool:
-        """Return True if a record must be written. A full journal takes no steps and no short collections."""
+        """Return True if a record must be written.
+
+        Once the journal is full, steps and short collections are not written.
+        """
         if self._size < self._max_bytes:
             return True
         return not isinstance(record, Steps) and not (isinstance(record, Gc) and record.seconds < LONG_PAUSE)
@@ -283,7 +286,10 @@ def read(path: Path | str) -> Iterator[Entry]:
 
 
 def files(path: Path) -> list[Path]:
-    """List the journals in an output directory, or in its folder `perf_callbacks`, by rank. Return a file as it is."""
+    """List the journals in an output directory, or in its folder `perf_callbacks`, by rank.
+
+    If `path` is a file, return only this path.
+    """
     if not path.is_dir():
         if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError(f"{path}: it is not a regular file")

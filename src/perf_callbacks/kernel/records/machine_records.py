@@ -47,7 +47,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Memory of one optimizer step on this rank's device, by what it holds, in GB of 10^9 bytes.
+    """Memory of one optimizer step on this rank's device, split by what it holds, in GB of 10^9 bytes.
 
     Fields that are unknown or zero are None and are not written. Each part is measured at its own maximum during the
     step, so the sum of the parts may exceed `peak_gb`.
@@ -72,8 +72,8 @@ class Memory:
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
-    """Largest sum of all parts at any moment of the step. On a device with an allocator, this is the allocator's
-    largest sum since the program began."""
+    """Largest sum of all parts at any moment of the step. On a device with an allocator, this is the most memory that
+    the allocator has given to tensors at once since the program began."""
     micro_batch: int | None = None
     """Number of samples in the largest micro-batch of the step."""
     micro_batches: int | None = None
@@ -132,8 +132,8 @@ class OutOfMemory:
     only if no step was measured, and if the allocation failed in the forward on a device whose allocator has
     statistics."""
     layers: int | None = None
-    """Number of layers in the module list whose layers hold the most activations, or in the module list that had run
-    only in part."""
+    """Number of layers in the module list whose checkpointing would free the most memory. If no such list is known,
+    this is the number of layers in the module list in whose forward the allocation failed."""
     layers_to_checkpoint: int | None = None
     """Number of layers of that module list whose checkpointing would have avoided the failure. None if unknown, or if
     checkpointing all of them would not have been enough."""

@@ -1,6 +1,7 @@
 """The registry of metrics, each with its unit and meaning. `make tables` writes the registry into `docs/metrics.md`.
 
-Code that computes metrics returns them by name, without prefix. `KEYS` gives the key with the prefix for each name.
+Code that computes metrics returns values with the metric's name, such as `mfu`, which has no prefix. `KEYS` maps each
+name to the key with the prefix, such as `perf/mfu`.
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ PREFIX = "perf/"
 """Prefix of the key of each metric."""
 
 RUN = "run/"
-"""Second part of the key of an average over a whole run, `perf/run/…`. If the average had the key of a row, a plot
-would show the average as one more step."""
+"""Second part of the key of an average over a whole run, `perf/run/…`. In a plot, an average with the key of a row
+would look like one more step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,8 @@ class Metric:
     constant: bool = False
     """True: the metric hardly changes in a run. Loggers get such a metric only in rows in which its value changes."""
     usual: float | None = None
-    """Usual value of a constant metric, which loggers don't get. None if there is no usual value. For the peak, the
-    first value counts as usual."""
+    """Usual value of a constant metric. Loggers don't get this value. None if there is no usual value. For the peak,
+    the first value counts as usual."""
 
     @property
     def key(self) -> str:
@@ -51,8 +52,8 @@ FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
 GPU, RANKS, SEVERAL_RANKS = "GPU", "several ranks", "rank 0 of several"
 RESUMED, BASELINE = "a resumed run", "`baseline`, a directory or a number"
 JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
-"""Conditions for `Metric.needs`. `MASK` means a mask of integers or booleans. `GC` and `FLOPS` mean that the setting is
-not "off"."""
+"""Conditions for `Metric.needs`. `MASK` means that the attention mask consists of integers or booleans. `GC` and
+`FLOPS` mean that the setting `gc` or `flops` is not "off"."""
 
 _STEPS = "excluded steps"
 _FLOPS_LEFT_OUT = (
@@ -292,4 +293,4 @@ KEYS = {
     "row": {metric.name: metric.key for metric in METRICS},
     "whole": {metric.name: metric.run_key for metric in METRICS},
 }
-"""Keys of metrics by name, for a row and for the whole fit."""
+"""Maps each metric's name to its key, once for a row and once for the whole fit."""

@@ -1,4 +1,4 @@
-"""Convert summaries of schema 1, which had no parts: the figures of all features stood side by side."""
+"""Convert summaries of schema 1, in which the figures of all features were fields of the summary itself."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -46,9 +46,10 @@ class ProfiledCopy:
 class Profile:
     """Reduced trace of some profiled steps.
 
-    `busy_seconds` and all `idle_seconds` sum to `span_seconds`. Each moment of busy time is counted once, also if
-    kernels ran on several streams: as computation if any computation ran, else as communication, else as a copy by a
-    copy engine. Kernels of equal priority share the moment equally.
+    `busy_seconds` and all `idle_seconds` sum to `span_seconds`. Each moment of busy time counts once, even if kernels
+    ran on several streams. The moment counts as computation if any computation ran. Otherwise it counts as
+    communication if a collective ran, and as a copy if only a copy engine ran. If several kernels of the same sort ran,
+    each gets an equal part of the moment.
     """
 
     timeline: str
@@ -63,14 +64,14 @@ class Profile:
     first_step: int | None = None
     """Number of the first step, as the profiler counts. None if the trace does not mark steps."""
     span_seconds: float
-    """Time from the beginning of the first step to the end of the last step and of the work that the steps launched."""
+    """Time from the beginning of the first step until the last step and all work that the steps launched have ended."""
     busy_seconds: float
     """Time in which the device ran a kernel, a copy or a collective."""
     idle_seconds: Mapping[str, float]
     """Idle time by cause. "data": the host waited for the DataLoader. "communication": the host was in a collective.
     "sync": the host had queued no work, because it had waited for the device before. "host": the host ran Python or
     dispatched operations. "device": work was queued, but the device had not started the work yet. "unknown": the trace
-    does not show the host, or work was queued behind work from before the recording."""
+    does not show the host, or the work was queued behind other work that was launched before the recording."""
     class_seconds: Mapping[str, float]
     """Busy time by class: contraction, attention, normalization, elementwise, copy, communication, optimizer,
     softmax, reduction, indexing, other."""
@@ -81,7 +82,7 @@ class Profile:
     kernels: int
     """Number of kernels, copies and collectives. On a CPU, this is the number of operations."""
     sync_seconds: Mapping[str, float]
-    """Seconds of idle time of cause "sync", by the innermost Python function outside of torch, or by the operation."""
+    """Idle time of the cause "sync". The key is the innermost Python function outside of torch, or the operation."""
     operations: tuple[ProfiledOperation, ...] = ()
     """The ten operations with the most time."""
     flops: float | None = None
@@ -89,13 +90,14 @@ class Profile:
     copies: tuple[ProfiledCopy, ...] = ()
     """The ten copies with the most time."""
     module_seconds: Mapping[str, float] | None = None
-    """Busy time by module path of at most three levels. The time of a path does not include the time of longer paths.
-    In a profile of a run, paths are those of `ModuleWork`, such as "model.layers.*.mlp". In a trace with Python's
-    stacks, paths consist of classes and numbers, such as "Model_0/Block_3/Linear_2". A path in parentheses stands for
-    time outside of modules, in the optimizer, or in further modules. None if the trace does not show modules."""
+    """Maps each module path, of at most three levels, to its busy time. The time of a path does not include the time of
+    longer paths. In a profile of a run, paths are those of `ModuleWork`, such as "model.layers.*.mlp". In a trace with
+    Python's stacks, paths consist of classes and numbers, such as "Model_0/Block_3/Linear_2". A path in parentheses
+    stands for time outside of modules, in the optimizer, or in further modules. None if the trace does not show
+    modules."""
     module_backward_seconds: Mapping[str, float] | None = None
-    """Part of `module_seconds` that falls in the backward, with recomputation. Modules without such time are left out.
-    """
+    """Part of `module_seconds` that falls in the backward, including recomputation. Modules without such time are left
+    out."""
     trace: str | None = None
     """File name of the gzipped trace in the directory of the journal. None if no trace was kept."""
 

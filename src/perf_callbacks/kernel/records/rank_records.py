@@ -25,13 +25,13 @@ class Straggler:
 
     step: int
     rank: int
-    """The slow rank, or the slowest rank of a set."""
+    """The slow rank, or the slowest rank of a set of slow ranks."""
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
-    """Seconds by which the cause made the affected steps longer, in total."""
+    """Seconds that the cause added to all affected steps together."""
     steps: int = 1
-    """Number of affected steps up to `step`. The number is above 1 for a rank that is slow for many steps."""
+    """Number of affected steps. The last of these steps is `step`."""
     ranks: tuple[int, ...] = ()
-    """All ranks of a set, in ascending order: the job loses the time as long as one of them is slow. Empty if only
-    `rank` is slow."""
+    """All ranks of a set of slow ranks, in ascending order. The job loses the time even if only one of these ranks
+    stays slow. Empty if only `rank` is slow."""

@@ -9,12 +9,12 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records import interim
 
 Locks = Mapping[tuple[int, int, int], int]
-"""Id of the process that holds the lock on a file. The key is the device's major and minor number, and the inode
-number."""
+"""Id of the process that holds the lock on a file, for each locked file. The key consists of the major and minor number
+of the file's device, and the file's inode number."""
 
 _WORDS = 8
-"""Number of words in a line of /proc/locks about a lock that a process holds. If the process waits for the lock, the
-line has one more word."""
+"""Number of words in a line of /proc/locks about a held lock. A line about a process that waits for a lock has one more
+word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def signs_of(journal: os.stat_result, summary: os.stat_result | None, locks: Loc
 
 
 def exists(pid: int) -> bool:
-    """Return True if this machine's /proc lists a process with this id that is no zombie."""
+    """Return True if /proc on this machine lists a process with this id, and the process is no zombie."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
     return False
@@ -57,8 +57,8 @@ def exists(pid: int) -> bool:
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
     """Return the file locks that processes of this machine hold; empty if the system doesn't list them.
 
-    Trying to take the lock would show the same. But a run that started at the moment of the try would find its journal
-    in use.
+    This function doesn't try to take a lock. A run that started at the moment of such a try would find its journal in
+    use.
     """
     found: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):

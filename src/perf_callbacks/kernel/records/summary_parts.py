@@ -9,31 +9,34 @@ class FlopsSummary:
     """FLOPs of the included steps on this rank, and the device's peak. None: unknown."""
 
     model_flops: int | None = None
-    """Model FLOPs of the included steps whose FLOPs are known. The next three fields cover the same steps."""
+    """Model FLOPs of the included steps whose FLOPs are known. `hardware_flops`, `seconds` and `steps` cover the same
+    steps."""
     hardware_flops: int | None = None
     seconds: float | None = None
     steps: int = 0
     source: str | None = None
-    """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
+    """One or several sources of the FLOPs: "counted", "fake-tensor copy" or "closed form", as in `Flops`. "scaled"
+    means that FLOPs were computed from the counts of other batch sizes."""
     checked_step: int | None = None
-    """Last step whose count confirmed an earlier count of the same work. None if all work was counted once."""
+    """Last step in which work was counted again, and the new count confirmed the earlier count. None if no work was
+    counted twice."""
     unknown: str | None = None
     """Reason why some included steps have unknown FLOPs. None if all FLOPs are known, or if `flops` is off."""
     mfu_unknown: str | None = None
     """Reason why MFU is unknown although FLOPs are known."""
     coverage: float | None = None
-    """Coverage of the last count, as in `Flops`. `lower_bound` is from the same count."""
+    """`Flops.coverage` of the last count. `lower_bound` comes from this count too."""
     lower_bound: bool = False
     uncounted: tuple[str, ...] = ()
     """Names in `Flops.uncounted` of the last count."""
     unmasked_share: float | None = None
-    """Share of the executed FLOPs that remains without the masked part of attention (`Flops.masked_flops`). None if no
-    kernel got a causal mask, or if counts differ."""
+    """Share of the executed FLOPs that is not spent on masked pairs of attention (`Flops.masked_flops`). None if no
+    masked pairs were counted, or if this share differs between counts."""
     heaviest_modules: tuple[tuple[str, float], ...] = ()
     """Modules with the most executed FLOPs in the last count, each with its path and its share of all executed FLOPs.
     Empty: unknown."""
     dtype: str | None = None
-    """Number format that carries most FLOPs. `peak_flops_per_second` is the peak of one device in this format."""
+    """Number format with the most model FLOPs. `peak_flops_per_second` is the peak of one device in this format."""
     peak_flops_per_second: float | None = None
     peak_source: str | None = None
     peak_measured: bool = False
@@ -66,21 +69,20 @@ class GcSummary:
     """Garbage collections of a fit."""
 
     collections: tuple[int, ...]
-    """Number of collections by generation."""
+    """Number of collections of each generation."""
     seconds: float
-    """Seconds of all collections; `longest` is the maximum."""
+    """Seconds of all collections together. `longest` is the time of the longest collection."""
     longest: float
     scheduled_seconds: float | None = None
-    """Seconds of the collections by the checklist's schedule. Python or the program ran the other collections. This
-    field and the next are None if unknown."""
+    """Seconds of the collections that the checklist ran on its schedule. Python or the program ran the other
+    collections. This field and `startup_seconds` are None if unknown."""
     startup_seconds: float | None = None
     """Seconds of the checklist's first full collection, which no other field includes."""
     scheduled_made: int | None = None
-    """Number of objects that the program made and didn't free by itself, up to the last scheduled collection. This
-    field and the next are None in an older journal."""
+    """Number of new objects that existed when a scheduled collection began, summed over all these collections. This
+    field and `scheduled_garbage` are None in an older journal."""
     scheduled_garbage: int | None = None
-    """Number of garbage objects that the scheduled collections found. The other objects of `scheduled_made` were no
-    garbage."""
+    """Number of garbage objects that the scheduled collections found. The other new objects were still in use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,12 +91,12 @@ class StallSummary:
 
     count: int = 0
     seconds: float = 0.0
-    """Seconds, in all these stalls together, in which no step ended."""
+    """Total duration of the stalls, in seconds."""
     under_way: bool = False
-    """True: the last of these stalls had not ended."""
+    """True: the last stall had not ended when the summary was made."""
     where: str | None = None
-    """Sentences that this rank logged about the last stall. None if there was no stall, or if another rank logged them.
-    """
+    """Sentences that this rank logged about the last stall. None if there was no stall, or if another rank logged these
+    sentences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +104,7 @@ class MemorySummary:
     """Memory of this rank."""
 
     parts_gb: Mapping[str, float] = field(default_factory=dict)
-    """Memory by part, in GB, as far as known. The names are the fields of `Memory` without `_gb`, such as "weights"."""
+    """Memory of each known part, in GB. The names are the fields of `Memory` without `_gb`, such as "weights"."""
     resident_gb_per_hour: float | None = None
     """Growth per hour of the resident memory of this rank and its child processes. None if there are too few `use`
     records."""
@@ -112,11 +114,11 @@ class MemorySummary:
     micro_batches: int | None = None
     """Number of micro-batches of the measured step."""
     data_parallel: int | None = None
-    """Number of data-parallel groups. The ranks of a group process the same samples."""
+    """Number of data-parallel groups. The ranks of such a group process the same samples."""
 
     @property
     def global_batch(self) -> int | None:
-        """Number of samples in an optimizer step of all ranks, if all micro-batches are as large as the largest."""
+        """Number of samples in a step over all ranks, if each micro-batch is as large as the largest micro-batch."""
         if self.micro_batch is None or self.micro_batches is None or self.data_parallel is None:
             return None
         return self.micro_batch * self.micro_batches * self.data_parallel
@@ -124,9 +126,9 @@ class MemorySummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnergySummary:
-    """Energy of the whole device of this rank, by the device's own counter, while training went on.
+    """Energy that the whole device of this rank used during training, from the device's own counter.
 
-    The energy is that from the first reading of the counter to the last, with evaluations and checkpoints.
+    The energy covers the time from the first reading of the counter to the last, including evaluations and checkpoints.
     """
 
     joules: float
@@ -143,7 +145,8 @@ class CpuSummary:
     no_cpu_share: float | None = None
     """Share of the fit in which the training thread was ready to run and waited for a CPU, from 0 to 1."""
     other_cpus: float | None = None
-    """Mean number of this rank's CPUs that other programs used. Other ranks of the job don't count."""
+    """Mean number of this rank's CPUs that other programs used. Other ranks of the job don't count as other programs.
+    """
     idle_cpus: float | None = None
     """Mean number of this rank's CPUs that were idle."""
     load_average: float | None = None
@@ -167,30 +170,30 @@ class StragglerSummary:
     other_work: int = 0
     """Number of ranks that were not compared in the newest window, because no other rank does the same work."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
+    """Seconds that the job lost to stragglers, for each cause in `Straggler.cause`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()
     """Costliest stragglers, each as rank, cause, lost seconds and number of affected steps. Of a set of slow ranks,
     only the slowest rank is named."""
     costliest_ranks: tuple[tuple[int, ...], ...] = ()
-    """For each entry of `costliest`, in the same order, all ranks of the set. The inner tuple is empty for a single
-    rank."""
+    """All ranks of the set, for each entry of `costliest` in the same order. An empty tuple stands for a single rank.
+    """
     uneven_batches_seconds: float | None = None
     """Seconds lost because ranks had batches of unequal sizes. The next two fields don't contain these seconds. All
     three are None if ranks were not compared."""
     uneven_stages_seconds: float | None = None
     """Seconds lost because the stages of the pipeline take unequal times."""
     chance_seconds: float | None = None
-    """Seconds lost by chance: in each step some rank is the slowest, and takes longer than the mean."""
+    """Seconds lost to chance: in each step, one rank happens to be the slowest, and takes longer than the mean."""
     slowdown: float | None = None
-    """Duration of the steps, divided by the duration that they would have without slow ranks, uneven work and chance.
-    None if unknown, or if there is only one rank."""
+    """Duration of the steps, divided by the duration of the same steps without slow ranks, uneven work and chance. None
+    if unknown, or if there is only one rank."""
 
     backward_waiting: float | None = None
-    """Share of the backward that is left when the gradient that usually comes last is ready, from 0 to 1. The rank
-    waits for other ranks for at most this share. None: unknown."""
+    """Share of the backward's time, from 0 to 1, that remains after the gradient that is usually last. The rank waits
+    for other ranks for at most this share of the backward. None: unknown."""
 
     def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
-        """Yield the entries of `costliest`, each with all ranks of its set instead of the slowest."""
+        """Yield the entries of `costliest`, with all ranks of a set in place of its slowest rank."""
         sets = self.costliest_ranks or ((),) * len(self.costliest)
         for (rank, cause, seconds, steps), ranks in zip(self.costliest, sets, strict=False):
             yield ranks or (rank,), cause, seconds, steps

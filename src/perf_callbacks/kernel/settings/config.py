@@ -79,8 +79,8 @@ class PerfConfig:
     window: int = 50
     """Number of optimizer steps between two exchanges."""
     stall_after: str = "auto"
-    """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or 20 median
-    steps if longer. Evaluations, checkpoints and the first three steps may take ten times as long."""
+    """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or the time of
+    20 median steps if that is longer. Evaluations, checkpoints and the first three steps may take ten times as long."""
     metrics: Literal["main", "all"] = "all"
     """Metrics that loggers get: the five metrics of the console, or all."""
     console: Literal["main", "all", "off"] = "main"
@@ -91,16 +91,16 @@ class PerfConfig:
     report: bool = False
     """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
     output_dir: str | None = None
-    """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced; `{{` stands for a brace.
-    None: use the trainer's output directory or, in Lightning, the directory of rank 0's logger. If there is neither,
-    use the working directory."""
+    """Directory of the journal and the report. `{job}`, `{run}` and `{host}` are replaced. `{{` stands for the
+    character `{`. None: use the trainer's output directory or, in Lightning, the directory of rank 0's logger. If there
+    is neither, use the working directory."""
     baseline: str | None = None
     """Baseline for this run's first steps: auto (the last five runs of the same program), a directory of runs, or
     samples/s per device, such as "1500". None: no comparison."""
     profile: str = "off"
     """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
-    on rank 0. auto: three steps after a confirmed slow step or straggler, on its rank, at most three times. off: no
-    step."""
+    on rank 0. auto: three steps on the rank of a confirmed slow step or straggler, at most three times. off: no step.
+    """
     max_journal_mb: int = 256
     """Size of a rank's journal, in MB, beyond which steps and short garbage collections are no longer written."""
 
@@ -166,7 +166,7 @@ class Rule:
 
 
 MOST_SHOWN = 200
-"""Number of characters to which a value in a message is cut."""
+"""Largest number of characters of a value in a message. A longer value is cut."""
 
 MOST_DIGITS = 18
 """Largest number of digits of a whole number. Python parses up to 4,300 digits, but clocks and files support fewer."""

@@ -1,7 +1,8 @@
 """Read settings from YAML or JSON files.
 
-YAML is only composed into nodes. No objects are constructed, so a tag can't run code, and aliases are not expanded. The
-text of a value is parsed like the text of an environment variable, because YAML itself would read `off` as False.
+PyYAML only parses the text into nodes, and constructs no Python objects. So a tag can't run code, and aliases are not
+expanded. The text of a value is parsed like the text of an environment variable, because YAML itself would read `off`
+as False.
 """
 
 import stat
@@ -16,11 +17,11 @@ LIMIT = 100_000
 """Largest size of a file, in bytes. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
-"""A node of PyYAML. The package has no type annotations."""
+"""A node of PyYAML, which has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Return the settings in force, from `config`, the file that `PERF_CALLBACKS_CONFIG` names, and the environment."""
+    """Return the settings in force, from `config`, the file of `PERF_CALLBACKS_CONFIG` and the environment."""
     return resolve(config, environ, named(environ))
 
 
@@ -61,7 +62,7 @@ def read(path: Path) -> str:
 
 
 def compose(path: Path, text: str) -> Node | None:
-    """Return the root node of a file, a mapping; None if the file is empty."""
+    """Return the root node of a file, which must be a mapping, or None if the file is empty."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:

@@ -37,18 +37,18 @@ class Settings:
     config: PerfConfig
     """Settings in force."""
     from_env: tuple[str, ...]
-    """Fields that the environment set, except those that come from accelerate's config."""
+    """Fields whose value comes from the environment. Values from accelerate's config don't count."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
     remarks: tuple[str, ...]
-    """Sentences for the log about environment variables that look like a setting but are none."""
+    """Sentences for the log about environment variables that look like settings, although no such setting exists."""
     on_event: tuple[str, ...] = ()
     """Command that runs at events, with its arguments; empty if there is none. `config` has no such field, because only
     the environment can set the command."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Values of all settings. The command for events is without its arguments, which may hold secrets."""
+        """Values of all settings. The command for events is shown without its arguments, which may hold secrets."""
         return asdict(self.config) | {on_event.FIELD: on_event.shown(self.on_event) if self.on_event else None}
 
     @property
@@ -136,7 +136,7 @@ def _value(name: str, text: str, where: str) -> object:
 
 
 _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
-"""Pattern of likely misspellings of `PERF_CALLBACKS` and of its prefix form."""
+"""Pattern of likely misspellings of `PERF_CALLBACKS`, alone or at the beginning of a longer name."""
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:

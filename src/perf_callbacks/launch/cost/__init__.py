@@ -1,1 +1,1 @@
-"""Measurement of the callback's cost on this machine, by short trainings with and without the callback."""
+"""Measure the callback's cost on this machine: compare short trainings with and without the callback."""

@@ -13,7 +13,7 @@ BATCH_SIZE = 4
 
 
 class Classifier(nn.Module):
-    """Model with an embedding and a linear layer, which returns its loss."""
+    """Model with an embedding and a linear layer. Its forward returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Classifier(nn.Module):
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Dataset whose samples have eight equal tokens and a label from 0 to 15."""
+    """Dataset whose samples have eight tokens, all 0, and a label from 0 to 15."""
 
     def __len__(self) -> int:
         return 10_000_000

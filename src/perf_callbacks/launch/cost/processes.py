@@ -17,13 +17,13 @@ from perf_callbacks.report.units import duration
 INTEGRATIONS = ("loop", "transformers", "lightning", "accelerate")
 
 LONGEST_SECONDS = 300.0
-"""Time limit of a process in seconds, to which ten times its planned training time is added."""
+"""A process may take this many seconds in addition to ten times its planned training time."""
 
 _DROPPED = ("PERF_CALLBACKS", "PERF_CALLBACKS_OUTPUT_DIR", "PERF_CALLBACKS_ON_EVENT")
-"""Environment variables that would turn the callback on, or have an effect outside of the process."""
+"""Environment variables that would turn the callback on, or have effects outside of the process."""
 
 _SCHEDULERS = ("SLURM_", "TORCHELASTIC_")
-"""Prefixes of environment variables of a job, with which Lightning may refuse to train on one device."""
+"""Prefixes of environment variables of a job. Such variables may make Lightning refuse to train on one device."""
 
 _OVERRIDDEN = {
     "HF_HUB_OFFLINE": "1",

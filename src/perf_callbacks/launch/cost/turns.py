@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SETTLING = 320
-"""Number of steps at the start of a training that are not compared. In some of them, the callback counts FLOPs."""
+"""Number of steps at the start of a training that are not compared. In some of these steps, the callback counts FLOPs.
+"""
 
 COUNTED = 256
 """Number of compared steps of a training. Within 256 steps, the callback writes its journal at least once."""
@@ -27,7 +28,7 @@ class TrainingTurn:
     """Times of one short training."""
 
     quiet_seconds: float
-    """Seconds of a quiet step: the 10th percentile of the compared steps, which other programs disturb least."""
+    """Seconds of a quiet step, which other programs hardly disturb: the 10th percentile of the compared steps."""
     cpu_seconds: float
     """Mean CPU time of a compared step, in seconds."""
     other_seconds: float
@@ -57,7 +58,8 @@ class Cost:
     control: MedianInterval
     """Difference in seconds between two trainings without the callback. The interval should contain zero."""
     cpu: MedianInterval
-    """Mean CPU time in seconds that the callback adds to a step, including work in every 64th or 256th step."""
+    """Mean CPU time in seconds that the callback adds to a step. Work that is done only in every 64th or 256th step is
+    included."""
     run: MedianInterval
     """Seconds that the callback adds once per run: at the start, in the first 320 steps, and at the end."""
 
@@ -89,13 +91,13 @@ class Stopwatch:
 
 
 def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float, clock: Callable[[], float]) -> Cost:
-    """Train alternately without and with the callback for some seconds, at least three times with the callback.
+    """Train without and with the callback in turn, for some seconds. Train with the callback at least three times.
 
     Args:
         integration: Name of the integration.
         turn: Function that runs one short training, with the callback if `armed` is True, and returns its times.
         seconds: Seconds for all trainings together.
-        clock: Clock by which these seconds are measured.
+        clock: Clock that measures these seconds.
     """
     turn(armed=True)  # a first turn pays for imports and caches
     end = clock() + seconds

@@ -19,7 +19,8 @@ from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
 
 PROGRAM = Path(__file__).with_name("train.py")
-"""Path of the demo's program. Each run uses a copy, because the verdict names no line of an installed package."""
+"""Path of the demo's program. Each run uses a copy of the file, because a verdict never names a line of an installed
+package."""
 
 AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
 """Names of the directories of the two runs."""
@@ -128,9 +129,9 @@ def run_both(
 
 
 def about_fault(summary: Summary, ranks: int) -> Finding | None:
-    """Return the finding about the hidden fault, or None. A finding with a remedy that the demo can apply comes first.
+    """Return the finding about the hidden fault, or None. A finding whose remedy the demo can apply is preferred.
 
-    With several ranks, the finding is either a wait for the slow rank, or a wait for data on the slow rank.
+    With several ranks, the finding says that ranks wait for the slow rank, or that the slow rank waits for data.
     """
     causes = {"data"} if ranks == 1 else {"data", "straggler"}
     found = [one for one in summary.findings if one.cause in causes and one.share is not None]
