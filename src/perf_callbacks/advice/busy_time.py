@@ -33,7 +33,7 @@ With at least `MANY`, the start of the collectives may take long.
 """
 
 SHORT_SECONDS = 200e-6
-"""If collectives take less than this many seconds on average, their start takes most of this time."""
+"""If a collective takes less than this many seconds on average, it spends most of its time on its start."""
 
 BUCKETS, LARGE_BUCKET_MB = 8, 100
 """Number of gradient buckets with which DDP hides much communication, and size of a large bucket in megabytes."""

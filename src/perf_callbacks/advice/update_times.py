@@ -45,7 +45,7 @@ class UpdateTimes(Observer):
 
     @property
     def watching(self) -> bool:
-        """True while calls of `step` are timed, and until the engine has read the training steps with timed calls."""
+        """True until the engine has read all training steps in which calls of `step` are timed."""
         return self._first != NEVER and self._recorder.step <= self._last + 2 * WATCHED_BLOCK
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 times suffice

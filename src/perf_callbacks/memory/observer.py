@@ -142,7 +142,7 @@ class MemoryWatch(Observer):
             self._let_go()
 
     def record_written(self, record: Record) -> None:
-        """Store the activations of each module from a `flops` record, for the report of a failed allocation."""
+        """Keep the work of each module that a `flops` record lists. The report of a failed allocation shows it."""
         if isinstance(record, Flops) and record.modules:
             self._modules = record.modules
 

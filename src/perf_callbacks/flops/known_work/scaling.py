@@ -136,9 +136,9 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if the counts for some size along an axis are not needed to find all factors of a law.
+    """Return True if a law's factors are known even without the counts of one size along an axis.
 
-    The counts that are not needed then confirm the law.
+    These counts are then left to confirm the law.
     """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}

@@ -35,8 +35,10 @@ and all means are sorted. Then as many means as the critical value says are remo
 
 
 LONGEST = 1.5
-"""A longer step counts as if it took this many times the median step of its turn. Before this limit applies, the time
-of garbage collections in this process is subtracted from the step."""
+"""Limit of a step's time, relative to the median step of its turn. A step above the limit counts as this limit.
+
+The time of garbage collections in this process is subtracted from the step first.
+"""
 
 LEAST = 0.001
 """Minimum saving that is worth keeping, as a share of the length of a step."""
@@ -167,7 +169,7 @@ def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _done(turn: int) -> bool:
-    """Return True if the change is on in a turn.
+    """Return True if the trial applies the change in this turn, which is numbered from 0.
 
     The turns follow the Thue-Morse sequence, so that no periodic effect coincides with the change.
     """

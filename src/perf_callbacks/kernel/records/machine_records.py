@@ -68,7 +68,7 @@ class Memory:
     activations_gb: float | None = None
     """Tensors that the forward made and that are alive when the backward begins."""
     temporary_gb: float | None = None
-    """Maximum of all other memory that the step allocates."""
+    """Largest sum, at any moment, of the memory that the step allocates and that belongs to none of these parts."""
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
