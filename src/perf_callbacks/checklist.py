@@ -113,7 +113,8 @@ class Startup(Observer):
     def asks(self) -> Mapping[str, int]:
         """Values that this rank proposes to all ranks, by name.
 
-        If an item failed on this rank, or is not on trial on this rank, the proposal makes all ranks drop the item.
+        If an item failed or isn't on trial on this rank, this rank proposes the value that makes all ranks drop the
+        item.
         """
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
@@ -260,7 +261,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Leave the time of the `with` block out of the step's time. Metrics still include the step."""
+    """Subtract the time of the `with` block from the step's time, but keep the step in all metrics."""
     recorder = reference()
     began = 0.0
     if recorder is not None:

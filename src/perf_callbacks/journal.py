@@ -97,9 +97,9 @@ __all__ = [
 def columns(path: Path | str) -> dict[str, list[Any]]:
     """Return the steps of all fits, attempts and ranks, as a dictionary of columns. Each column has one value per step.
 
-    The columns `run_id`, `attempt` and `rank` come from the `Run` record before the steps. The other columns are the
-    fields of `Steps`. None stands for an unknown value. If the beginning of a journal was cut off, its steps have no
-    `Run` record, and their `run_id`, `attempt` and `rank` are None.
+    The columns `run_id`, `attempt` and `rank` come from the `Run` record that precedes the steps in the journal file.
+    The other columns are the fields of `Steps`. None stands for an unknown value. If the beginning of a journal was cut
+    off, the `Run` record is missing, and the columns `run_id`, `attempt` and `rank` are None.
 
     Args:
         path: One journal file, or an output directory.
@@ -124,9 +124,9 @@ def columns(path: Path | str) -> dict[str, list[Any]]:
 def runs(directory: Path | str) -> list[dict[str, Any]]:
     """Return one flat dictionary for each run in a directory and its subdirectories, oldest run first.
 
-    The values come from the latest summary of the run's last attempt, on the lowest rank. None stands for an unknown
-    value. Times such as `step_seconds` and `data_time` are means over the measured steps. A directory that can't be
-    read is skipped.
+    The values come from the most recent attempt of the run. If several ranks have a journal, the values come from the
+    rank with the lowest number. None stands for an unknown value. Times such as `step_seconds` and `data_time` are
+    means over the measured steps. A directory that can't be read is skipped.
 
     Args:
         directory: Directory to search. The search skips links and hidden directories.

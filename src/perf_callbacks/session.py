@@ -75,7 +75,7 @@ W = TypeVar("W", bound=Watch)
 
 
 def no_batches(_watch: object) -> Batches:
-    """Return a `Batches` that says nothing about how batches get to the device."""
+    """Return `Batches()`, for an integration that doesn't know how batches get to the device."""
     return Batches()
 
 
@@ -104,7 +104,7 @@ def checked(
 
 
 class Session:
-    """Measures one fit at a time, from `begin` to `end`, which an integration calls at events of its framework."""
+    """Measures one fit at a time. An integration calls `begin` when a fit begins, and `end` when the fit ends."""
 
     def __init__(
         self,
@@ -150,17 +150,17 @@ class Session:
         setup: Callable[[], Setup] = Setup,
         before_seconds: float = 0.0,
     ) -> W:
-        """Begin a fit: make the recorder, apply the checklist, watch calls, make the observers, show the opening card.
+        """Begin a fit: make a recorder, apply the checklist, install hooks, make observers, and show the opening card.
 
-        The checklist comes first: if it replaces a method, the watch wraps the replacement. When the fit ends, the
-        watch's wrappers are removed first, and then the changes of the checklist.
+        The checklist may replace methods that the watch wraps, so the checklist is applied before the watch. When the
+        fit ends, the watch's wrappers are removed first, and then the changes of the checklist.
 
         Args:
             place: Device, rank and output directory of the fit.
             watch: Function that makes the `Watch` of the fit, given its recorder.
-            model: Model whose FLOPs are counted. If None, no FLOPs are counted.
+            model: Model whose FLOPs are counted. None means that no FLOPs are counted.
             batches: Function that returns how batches get to the device.
-            earlier: Checklist items that were already applied before the fit.
+            earlier: Checklist items that were applied before the fit began.
             setup: Function that returns the optimizers and loaders of the fit.
             before_seconds: Seconds that the trainer has already spent on the fit.
         """

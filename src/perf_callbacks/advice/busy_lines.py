@@ -1,7 +1,7 @@
 """Lines of the program that keep the training thread busy, sampled by the watchdog's thread.
 
-In forward, backward and optimizer, most lines of the program wait for an operation of torch that computes. Other lines
-are slow code: they run Python or many small operations, or they sleep or read a file.
+In forward, backward and optimizer, the training thread should run long operations of torch. A line of the program is
+slow code if the line runs pure Python or many small operations, sleeps, or reads a file.
 """
 
 import random
@@ -29,10 +29,16 @@ LEAST_PART = 0.5
 """The callback names a line of a function only if the function appears in this share of a stage's samples or more."""
 
 LEAST_LASTING = 0.25
-"""A function counts as slow only if at least this part of its samples is slow code. Less may be chance."""
+"""A function is reported as slow code only if it was slow in at least this share of its samples.
+
+A smaller share may be chance.
+"""
 
 MOST_LINES = 256
-"""Largest number of distinct lines that are counted per stage. Samples at further lines are dropped."""
+"""Largest number of distinct lines that are counted per stage.
+
+If a stage already has this many lines, samples of new lines are dropped.
+"""
 
 LOOKS = 4
 """Number of samples in each tick of the watchdog."""
@@ -44,20 +50,21 @@ The waits vary, so that samples fall anywhere in a step.
 """
 
 GOLDEN = 0.618
-"""Each wait is longer than the last wait by this part of `SPREAD_SECONDS`, modulo `SPREAD_SECONDS`.
-
-The golden ratio spreads the waits evenly.
-"""
+"""The golden ratio, which spreads the waits between samples evenly."""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
-"""Seconds for which the sampling thread holds the GIL: first without a look, then to look at the training thread.
+"""Two times in seconds for which the sampling thread holds the GIL.
 
-Python in the training thread stops before the look. A small operation of torch stops too. A large operation goes on,
-because it has released the GIL.
+For `SETTLE_SECONDS`, the sampling thread waits until Python and small operations of torch stop in the training thread.
+For `HELD_SECONDS`, the sampling thread checks whether the training thread still uses a CPU. A large operation of torch
+goes on, because it has released the GIL.
 """
 
 AGAIN_SECONDS = 0.0001
-"""Seconds between a sample and the second look at the same code. A few small operations take less time."""
+"""Seconds between a sample and the second look at the same code.
+
+A few small operations of torch take less than `AGAIN_SECONDS`.
+"""
 
 LATE_SECONDS = 0.0005
 """If the second look is late by more than this many seconds, the training thread ran pure Python and kept the GIL."""
@@ -66,14 +73,14 @@ FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
 """For each stage in which the program's own code runs: the field of `Facts` that names the busiest line."""
 
 COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
-"""Stages that should compute on tensors, so that a line of pure Python there counts as slow code."""
+"""Stages that should compute on tensors. In a stage of `COMPUTING`, a line of pure Python counts as slow code."""
 
 Moment = tuple[int, float]
 """Number of the current step, and time at which the training thread entered the current stage."""
 
 
 class Look(NamedTuple):
-    """State of the training thread at one moment, as the sampling thread sees it."""
+    """State in which the sampling thread finds the training thread."""
 
     moment: Moment
     stage: Stage
@@ -97,7 +104,7 @@ class Sample(NamedTuple):
 class BusyLines(Observer):
     """Takes samples of the training thread on the watchdog's thread, and counts the program's lines in each stage.
 
-    A sample counts only after its step has ended. So samples after the last step don't count.
+    A sample counts only after its step has ended.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -119,7 +126,7 @@ class BusyLines(Observer):
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Sample the training thread a few times. Keep only one of several samples from the same stage of a step.
+        """Sample the training thread a few times. Keep only one sample per stage of a step.
 
         Chance decides which sample is kept. The first samples alone would show the beginning of a stage more often
         than its end.
@@ -191,7 +198,10 @@ class BusyLines(Observer):
         return self._cpu_seconds() - before > held / 2
 
     def _note(self, look: Look, number: int) -> None:
-        """Store a sample, or keep an earlier sample of the same stage. `number` counts this stage's samples so far."""
+        """Store a sample, or keep an earlier sample of the same stage.
+
+        `number` is 1 for the first sample of a stage, 2 for the second sample, and so on.
+        """
         if look.moment[0] != self._step:
             self._count(look.moment[0])
         stage: Stage | None = look.stage
@@ -213,9 +223,9 @@ class BusyLines(Observer):
         """Return True if the program's code keeps the training thread longer than a few small operations would.
 
         - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
-        - In a sleep or a loop over small operations, the second look finds the same function again. Modules and
-          optimizers consist of small operations, so such a second look says nothing about them. On a device, the host
-          spends little time on each operation, so the second look says nothing there either.
+        - In a sleep or a loop over small operations, the second look finds the same function again. The second look is
+          not used inside modules and optimizers, because modules and optimizers consist of small operations. The second
+          look is not used on a device, because the host spends little time on each operation.
         """
         position = look.position
         if position is None or position.in_torch or look.computes:
@@ -252,7 +262,7 @@ class BusyLines(Observer):
         self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
     def _code(self, stage: Stage) -> SlowCode | None:
-        """Return the slow code of a stage: all samples of slow functions, and the busiest line among them."""
+        """Return how many samples of a stage are in slow functions, and the busiest line of the slow functions."""
         lines, slow = self._lines[stage], self._slow[stage]
         looks = _by_function(lines)
         found = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
@@ -267,7 +277,7 @@ class BusyLines(Observer):
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
-"""If the next mark after a backward is one of these, the time until this mark belongs to the stage optimizer."""
+"""If the first mark after a backward is in `_OPTIMIZING`, the time up to the mark belongs to the stage optimizer."""
 
 
 def _by_function(lines: Counter[str | None]) -> Counter[str]:

@@ -29,7 +29,7 @@ TRANSFERS = {
 FEW, MANY = 3, 20
 """With at most `FEW` collectives per step, DDP hides little communication.
 
-With at least `MANY`, the start of the collectives may take long.
+With at least `MANY` collectives per step, starting the collectives may take long.
 """
 
 SHORT_SECONDS = 200e-6
@@ -156,9 +156,9 @@ def _collectives_per_step(steps: ProfiledSteps) -> float:
 
 
 def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:
-    """Return the largest part of the exposed communication that can be saved, and the remedy.
+    """Return an upper limit for the saving, as a part of the exposed communication, and the remedy.
 
-    Communication can be hidden only behind computation during which no other communication runs.
+    Computation that already runs at the same time as communication can't hide more communication.
     """
     profile, work = steps.profile, facts.work
     exposed, running = profile.exposed_communication_seconds, profile.communication_seconds
@@ -179,7 +179,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return the largest part of DDP's exposed communication that can be saved, and the remedy."""
+    """Return an upper limit for the saving, as a part of DDP's exposed communication, and the remedy."""
     size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:

@@ -15,7 +15,7 @@ On a machine with other programs, smaller shares are usual.
 """
 
 LARGE = 0.25
-"""`cpu` comes before the findings in `INFLATED` if its share is at least this part of the largest share among them."""
+"""`cpu` comes before the findings in `INFLATED` if the share of `cpu` is at least `LARGE` times their largest share."""
 
 INFLATED = frozenset(
     {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
@@ -38,7 +38,7 @@ def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding 
 def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | None:
     """Return evidence and remedy if an operation uses more threads than the process has CPUs, or else None.
 
-    CPUs that other programs use don't count, if their number is known.
+    If `facts.left_cpus` is known, only the CPUs that other programs leave free count as the process's CPUs.
     """
     cpus = machine.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))

@@ -37,7 +37,7 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 def saved(facts: Facts, measured: Measured) -> float | None:
     """Return the share of the run that would be saved if all steps were as short as the first steps.
 
-    None means that steps didn't become longer, or that a lack of CPUs or other ranks may be the reason.
+    None means that steps didn't become longer, or that other programs or other ranks may have made the steps longer.
     """
     found = facts.drift
     starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer

@@ -22,11 +22,11 @@ WORTH = 0.01
 """A finding is reported only if its remedy could save at least this share of the run."""
 
 INTERRUPTED = (0.75, 1.4)
-"""Least and most time saved if code such as evaluations or logging runs rarely, divided by the time of this code.
+"""Least and most seconds that a program saves for each second of avoided interruptions, such as logging.
 
-The steps after such code are slower too, so the saving may exceed the time of the code. In `benchmarks/promises.py`, 39
-of 42 programs saved 0.77 to 1.39 times the time of the code. The other programs saved 0.45, 0.47 and 2.3 times: see
-`docs/verdict-evidence.md`.
+The steps after an interruption are slower too, so the saving may exceed the time of the interruptions. In
+`benchmarks/promises.py`, 39 of 42 programs saved 0.77 to 1.39 s for each second of avoided interruptions. Three
+programs of `benchmarks/promises.py` saved 0.45, 0.47 and 2.3 s: see `docs/verdict-evidence.md`.
 """
 
 DEVIATIONS = 1.96
@@ -82,7 +82,7 @@ class SlowCode(NamedTuple):
     of_all: int
     """Number of samples in all stages."""
     in_loop: bool = False
-    """True: the line's function has samples in other stages too, as the function with the training loop has."""
+    """True: the function of `line` runs in several stages, so the function may contain the training loop."""
 
     @property
     def part(self) -> float:
@@ -116,9 +116,9 @@ class Facts:
     batch_lengths: int = 0
     """Number of distinct sequence lengths of batches, or 0 if unknown."""
     calm_share: float | None = None
-    """Share of calm groups of steps: groups that hardly waited for data.
+    """Share of calm groups of steps. A group has as many steps as there are workers.
 
-    A group has as many steps as there are workers.
+    A group is calm if waits for data took less than the share `loaded_batches.STARVED` of the group's time.
     """
     burst_seconds: float = 0.0
     """Mean seconds for which a group of steps that isn't calm waits for data."""
@@ -127,9 +127,12 @@ class Facts:
     epochs: int = 0
     """Number of epochs whose first step was measured. The fit's first epoch doesn't count."""
     epoch_wait_seconds: float = 0.0
-    """Total wait for the first batches of the epochs in `epochs`, divided by the number of all steps of the fit."""
+    """Total wait for the first batch of each epoch, divided by the number of all steps of the fit.
+
+    Only the epochs that `epochs` counts are included in the total wait.
+    """
     epoch_wait_in_rows: float = 0.0
-    """Part of `epoch_wait_seconds` that belongs to measured steps."""
+    """Like `epoch_wait_seconds`, but only with waits in measured steps."""
     data_line: str | None = None
     """Busiest line of a function that appears in at least half of the samples of the stage `data`."""
     host_line: str | None = None
@@ -207,7 +210,7 @@ class Facts:
     left_cpus: float | None = None
     """Number of the process's CPUs that other programs leave free.
 
-    CPU time that these programs wait for counts as used.
+    A CPU that another program waits for doesn't count as free.
     """
     idle_share: float | None = None
     """Share of the fit in which the training thread waited for a disk, a device or a process, and needed no CPU."""
@@ -222,7 +225,10 @@ class Facts:
     drift: Drift | None = None
     """Growth of the step time in the course of the fit, or None if steps didn't become longer."""
     widths: Mapping[str, float] = field(default_factory=dict)
-    """Relative error of each stage's share of the step time: half the 95 % interval's width, divided by the share."""
+    """For each stage: the relative error of the stage's share of the step time.
+
+    The error is half the width of the share's 95 % confidence interval, divided by the share.
+    """
     work: Flops | None = None
     """FLOPs of the last counted step."""
     profiles: tuple[Profile, ...] = ()
@@ -241,7 +247,7 @@ class Measured:
         self.summary, self._facts = summary, facts
         wall = summary.wall_seconds
         self.seconds = sum(wall.values()) - wall.get(STARTUP, 0.0)
-        """Wall time of the fit without its startup. Every share of the run refers to this time."""
+        """Wall time of the fit without its startup. A share of the run is always a share of `seconds`."""
         self.steps_seconds = wall.get(STEPS, 0.0)
         self.known = self.seconds > 0 and summary.long_enough and bool(summary.stage_seconds)
         """True: enough steps were measured, and their stages are known."""
@@ -272,7 +278,7 @@ class Measured:
     def low(self, share: float, *stages: str) -> float | None:
         """Return the lower end of the 95 % interval of a share, or None after too few steps.
 
-        The share is a part of the time of `stages`.
+        `stages` are the stages in which the time of `share` is spent.
         """
         widths = self._facts.widths
         return share * max(0.0, 1 - max([widths[name] for name in stages])) if widths else None
@@ -302,7 +308,7 @@ class Measured:
 
 
 def interrupting(share: float, most: float = INTERRUPTED[1]) -> tuple[float, float]:
-    """Return the least and the largest share of the run that is saved if interruptions such as logging become rare.
+    """Return a lower and an upper limit for the share of the run that rarer interruptions, such as logging, save.
 
     Args:
         share: Share of the run that the avoided interruptions take.

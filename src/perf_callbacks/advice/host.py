@@ -27,8 +27,8 @@ TRAINERS = frozenset({"transformers", "lightning"})
 def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Report the time of Python code in steps, outside of loader, model and optimizer.
 
-    A trainer also runs code of its own in this time, and the user can't change that code. So with a trainer, the rule
-    reports the time only if it knows a line of the user's program.
+    If a trainer runs the loop, the rule reports the time only if samples show a line of the user's program. The user
+    can't change the trainer's own code.
     """
     if reads_each_step(facts):  # the rule `sync` covers the same time
         return None
@@ -70,8 +70,8 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The rule subtracts all busy time of the device from the time of these stages, even busy time outside of the stages
-    and kernels of other processes. So the reported idle share is a lower bound.
+    The device may be idle for longer than the rule reports, because the rule subtracts too much busy time. The
+    subtracted busy time also contains kernels of other stages and of other processes.
     """
     use = facts.memory
     if machine.accelerator is None or use is None or use.gpu_busy is None or on_device(machine, facts, measured):
@@ -99,7 +99,7 @@ def too_many_threads(machine: MachineFacts, facts: Facts, measured: Measured | N
 
 @timed
 def too_few_threads(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Advise more threads if a model computes on fewer than half of the CPUs while the other CPUs are idle.
+    """Advise more threads if the threads use less than half of the CPUs, and at least half of the CPUs are idle.
 
     The saving is unknown: small operations run in one thread in any case.
     """

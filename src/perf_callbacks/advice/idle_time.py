@@ -13,9 +13,10 @@ LARGE = 0.1
 """The rule `launches` reports idle time of at least this share of the run, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
-"""If a step takes more seconds per kernel than this, the host does other work than launching kernels.
+"""Most seconds per kernel in a profile whose host only launches kernels.
 
-A launch takes some 5 to 50 us.
+If a profile has more seconds per kernel, the host spends time on work that launches no kernels. The launch of one
+kernel takes some 5 to 50 us.
 """
 
 KEEPING = "keeping values on the device until they are logged"
@@ -33,7 +34,7 @@ REMEDIES = (
 )
 """Patterns for the names of operations in which the host waits for the device, each with its remedy.
 
-For all other operations, the remedy is `KEEPING`.
+If no pattern matches the operation, the remedy is `KEEPING`.
 """
 
 
@@ -53,7 +54,8 @@ def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which the device waits until the host launches kernels.
 
-    If samples show much slow code of the program, the rules of `slow_code` report this time instead.
+    If samples show much slow code of the program, only the rules of `slow_code` report the time in which the device
+    waits.
     """
     steps = profiled(machine, facts, measured)
     known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]

@@ -1,8 +1,8 @@
 """Verdict of a job. Rank 0 reads the findings of all ranks when the fit ends and for each interim summary.
 
-Each rank writes its findings as a note into a channel between ranks. A rank writes its last note when its exchange
-ends. Rank 0 waits a moment for the last notes. If a rank's last note is missing, the verdict uses an earlier note of
-this rank. If there is no earlier note, the verdict lacks the findings of this rank.
+Each rank writes its findings as a note into a channel between ranks. A rank writes its final note when the fit of the
+rank is over. Rank 0 waits up to `WAIT_SECONDS` for the final notes of all ranks. If a rank's final note is missing, the
+verdict uses an earlier note of the rank. If a rank has written no note, the verdict lacks the findings of the rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from perf_callbacks.stragglers.text import rank_names
 CHANNEL = "findings"
 
 WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
-"""Most seconds that rank 0 waits for notes at the end of a fit, and seconds between two reads of the notes."""
+"""Rank 0 waits for the final notes at most `WAIT_SECONDS`, and reads the notes every `LOOK_SECONDS`."""
 
 FEW = 64
 """If a job has more ranks than this, ranks write their notes only at the end."""
@@ -36,7 +36,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""For each cause that rank 0 measures for a slow rank: matching causes in the findings of the slow rank itself."""
+"""For each cause of a slow rank in the comparison of ranks: the causes of findings that describe the same problem."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +106,8 @@ def verdict(
 
     Args:
         own: Findings of rank 0.
-        others: Findings of other ranks, by rank. If rank 0 found the same cause, only rank 0's finding is returned.
-        stragglers: Comparison of ranks, which names the slow ranks that cost the job most, and why they are slow.
+        others: Findings of other ranks, by rank. A finding is left out if rank 0 has a finding with the same cause.
+        stragglers: Comparison of ranks. The comparison says which ranks slow the job down most, and why.
     """
     slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
     found, causes = [*own], {one.cause for one in own}

@@ -27,8 +27,8 @@ LARGE = 0.1
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
 """Causes that are not shown during training.
 
-Stalls have log lines of their own. The facts about the other causes in this set cover the whole fit, not the last
-minute.
+A stall is not shown as a live line, because the log already reports each stall. Every cause in `WHOLE_FIT` but stalls
+is measured over the whole fit, not over the most recent minute.
 """
 
 MOST_STEPS = 10_000
@@ -54,7 +54,7 @@ class LiveAdvice(Observer):
 
     @property
     def due(self) -> int:
-        """Step after which the current window may be over, as predicted from the pace of its steps so far."""
+        """Number of the step after which the clock is read again, because the current window may be over."""
         return self._due
 
     def step_ended(self, step: int) -> None:
@@ -88,7 +88,10 @@ class LiveAdvice(Observer):
 
 
 def between(before: Summary, after: Summary) -> Summary:
-    """Return a copy of `after` in which the fields that rules read cover only the time since `before`."""
+    """Return the summary of the time between two summaries.
+
+    Only fields that rules read are subtracted. Every field that no rule reads is a copy from `after`.
+    """
     return replace(
         after,
         steps=after.steps - before.steps,

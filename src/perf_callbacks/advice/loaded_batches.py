@@ -10,8 +10,8 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STARVED = 0.15
 """Workers are too slow if waits for data take at least this share of the steps' time.
 
-A shorter wait is only the time to receive a batch. On a busy machine, receiving a batch takes 9 to 15 ms, even from a
-fast loader.
+Waits that take a smaller share than `STARVED` don't prove slow workers. On a busy machine, receiving a batch takes 9 to
+15 ms, even from a fast loader.
 """
 
 FEWEST_GROUPS = 8

@@ -20,7 +20,7 @@ per tensor, so larger tensors hardly take longer.
 """
 
 CONTENTION = 0.1
-"""For each second in which a worker computes, training loses this many seconds. CPUs share caches and clocks.
+"""Seconds that training loses for each second in which a worker computes, because CPUs share caches and clocks.
 
 In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s per second of a worker.
 """
@@ -32,7 +32,10 @@ The benchmark `benchmarks/advice_figures.py worker` measured 24 to 26 MB.
 """
 
 IN_WORK = 2
-"""Number of batches that a worker holds besides prefetched batches: the next samples, and the batch made of them."""
+"""Number of batches for which a worker needs memory, not counting the prefetched batches.
+
+A worker that makes a batch needs memory for the samples, and as much memory for the batch that is made of the samples.
+"""
 
 MOST_PREFETCH = 16
 
@@ -40,15 +43,19 @@ CALM = 0.75
 """Workers load fast enough on average if at least this share of the groups of steps hardly waits for data."""
 
 LOW, HIGH = 0.7, 1.4
-"""Least and largest gain from workers, relative to the estimate: see `docs/verdict.md` for 32 pairs of runs."""
+"""Lower and upper limit for the time that workers save, divided by the rule's estimate of the saved time.
+
+For 32 pairs of runs, `docs/verdict-evidence.md` compares the saved time with the estimate.
+"""
 
 MOST_UNLOADED = 1.25
-"""Largest gain on a CPU if workers take over loading from the training thread, divided by the waits for data."""
+"""On a CPU, workers that take over loading from the training thread save at most this many times the waits for data."""
 
 MOST_RESTARTED = 1.6
 """Largest gain from persistent workers, relative to the waits for the start of workers.
 
-Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times these waits: see `docs/verdict-evidence.md`.
+Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times the waits for the start of workers: see
+`docs/verdict-evidence.md`.
 """
 
 
@@ -56,8 +63,8 @@ Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times these waits
 def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise workers that load batches while the model computes. The wait and the CPUs decide the number of workers.
 
-    Without workers, the wait is the time to load a batch. With n workers, a wait means that the loader limits the run.
-    Then a step takes 1/n of the time in which one worker loads a batch.
+    Without workers, the wait is the time to load a batch. If the training thread waits although there are n workers, a
+    step takes 1/n of the time in which one worker loads a batch.
     """
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
@@ -164,14 +171,15 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
     """Predict the seconds of a step with workers.
 
-    A step takes as long as the slowest of three: computing, loading, and both together on all CPUs. CPUs that other
-    programs use don't count. A worker on such a CPU would save no time, because training would lose as much.
+    The prediction is the largest of three times: the time to compute a step, the time in which the workers load a
+    batch, and the CPU time of computing and loading divided by the number of CPUs. A CPU that other programs use is
+    left out. A worker on a CPU of another program would take as much time from training as the worker saves.
 
     Args:
-        load: Seconds that a batch takes to load.
+        load: Seconds in which one worker loads a batch.
         busy: Seconds of a step without loading.
         workers: Number of workers.
-        cpus: Number of CPUs that the process uses or that are free.
+        cpus: Number of CPUs for training and workers: CPUs that training uses now, plus idle CPUs.
         threads: Number of CPUs that a step without loading keeps busy.
         computed: Part of `load` in which a CPU computes. In the rest of `load`, the loader waits, for example for a
             disk.

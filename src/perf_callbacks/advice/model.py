@@ -11,7 +11,7 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 MOST_REASON = 120
-"""Largest number of characters that a finding quotes of torch's reason for a compilation."""
+"""A finding quotes at most this many characters of the reason that torch gives for a compilation."""
 
 SHAPED = ("size", "stride", "shape")
 """If a new shape caused a compilation, torch's reason for it contains one of these words."""
@@ -20,10 +20,11 @@ LOW = 0.3
 """The rule `compiling` advises torch.compile only if HFU in forward, backward and optimizer is below this value."""
 
 RECOMPUTED = (0.75, 1.65)
-"""Least and most time of a recomputation, relative to its estimate from FLOPs. Operations without FLOPs run again too.
+"""Lower and upper limit for the time of recomputation, divided by an estimate of this time from FLOPs.
 
-The values come from ten Llamas on one thread: see `benchmarks/advice_figures.py llama`. Six programs of
-`benchmarks/promises.py` saved 1.05 to 1.63 times the estimate.
+Recomputation may take longer than the estimate, because operations without FLOPs run again too. The values come from
+ten Llamas on one thread: see `benchmarks/advice_figures.py llama`. Six programs of `benchmarks/promises.py` saved 1.05
+to 1.63 times the estimate.
 """
 
 FORWARDS = 1.4
@@ -36,7 +37,10 @@ The values were measured on a CPU, for attention heads of size 16 and 32. Nothin
 """
 
 FUSED_WIDE = (0.0, 0.6)
-"""Factors like `FUSED`, for heads wider than `NARROW` on a CPU. For short sequences, fused attention saves nothing."""
+"""On a CPU, the factors `FUSED_WIDE` replace `FUSED` if attention heads are wider than `NARROW`.
+
+With wide heads and short sequences, fused attention saves nothing.
+"""
 
 NARROW = 32
 """Largest size of a head that counts as narrow."""
@@ -56,12 +60,12 @@ elements. SGD means SGD with momentum. Without momentum, `fused=True` saves noth
 UPDATED = (0.9, 1.7)
 """Least and most gain from a fused update, relative to the gain that `SAVED` predicts.
 
-Fourteen programs of `benchmarks/promises.py` gained 1.0 to 1.7 times the predicted time. A fused update has fewer small
-operations, so it leaves more of the CPU's caches to the model.
+In fourteen programs of `benchmarks/promises.py`, a fused update saved 1.0 to 1.7 times the time that `SAVED` predicts.
+A fused update has fewer small operations, so it leaves more of the CPU's caches to the model.
 """
 
 RECOMPILED = (0.8, 1.6)
-"""Least and most time that batches of few shapes save, relative to the time that torch.compile took.
+"""Least and most time saved if all batches have one of a few shapes, relative to the time that torch.compile took.
 
 Programs of `benchmarks/promises.py` saved 0.95 to 1.53 times the time that torch.compile took. With fewer compiled
 versions, each call also checks fewer guards.
@@ -81,7 +85,9 @@ SIZES = (1024, 16_384, math.inf)
 """For each share in `SAVED`: the largest mean number of elements per tensor for which the share holds."""
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
-"""Matrix products are assumed to reach at least these parts of the peak: in float32, and in a faster format.
+"""Matrix products in float32 are assumed to reach at least the part `REACHED_BEFORE` of the peak of float32.
+
+Matrix products in a faster format are assumed to reach at least the part `REACHED_AFTER` of the faster format's peak.
 
 GPT-2 small in the Hugging Face `Trainer` reached 0.59 of the peak of float32 on an H200, over whole steps.
 """
@@ -178,8 +184,7 @@ def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) ->
 def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise the fused form of torch's optimizer. On an accelerator, torch updates many tensors at once anyway.
 
-    Only the optimizer's own update gets faster. Clipping, hooks, the scheduler and `zero_grad` belong to the same
-    stage, but don't count.
+    Only the optimizer's own update gets faster. Clipping, hooks, the scheduler and `zero_grad` don't get faster.
     """
     saved = saved_by_fused(facts.optimizer, facts.elements)
     if not saved or facts.fused or machine.accelerator is not None or facts.update_part is None:
@@ -224,7 +229,8 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
 def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile if nothing is compiled and HFU is low, on a device with fast 16-bit matrix products.
 
-    If there is a profile, `busy_time.fusing` and `idle_time.launches` give this advice, with an estimate of the saving.
+    If there is a profile, the rule advises nothing, because `busy_time.fusing` and `idle_time.launches` advise
+    torch.compile with an estimate of the saving.
     """
     if facts.half is None or facts.work is None or facts.work.compiled or on_device(machine, facts, measured):
         return None
@@ -258,7 +264,7 @@ def precision(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
 def _faster_products(
     facts: Facts, measured: Measured | None, flops: float, before: str, after: str
 ) -> tuple[float | None, float | None]:
-    """Return the largest and the least share of the run that a format with a higher peak saves.
+    """Return an upper and a lower limit for the share of the run that matrix products in a faster format save.
 
     The products take at least the time of their FLOPs at the peak, and at most all of forward and backward. A 16-bit
     format also halves the bytes that other operations move. None means that the run is too short, or that a peak is

@@ -41,10 +41,10 @@ EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention supports."""
 
 QUOTA_PART = 0.5
-"""Advice blames the CPU quota only if the quota caused more than this part of the time without a CPU."""
+"""The advice names the CPU quota only if the quota caused more than half of the training thread's waits for a CPU."""
 
 MOST_WANTED = 3.0
-"""Other programs are assumed to need at most this many times the CPU time that they had."""
+"""Upper limit for the CPU time that other programs need, divided by the CPU time that other programs get."""
 
 
 def begin(recorder: Recorder, training: Training) -> "Advice | None":
@@ -248,7 +248,7 @@ class _Since:
         return None if now is None or before is None or now.ran <= before.ran else now.since(before)
 
     def _stopped(self) -> float:
-        """Return the seconds for which the cgroup's CPU quota stopped this job, summed over the CPUs."""
+        """Return for how many seconds the cgroup's CPU quota stopped this job. The seconds of all CPUs are added up."""
         now = cpu_time.throttled()
         return 0.0 if now is None or self._throttled is None else now - self._throttled
 
@@ -256,9 +256,9 @@ class _Since:
         """Return the number of the process's CPUs that other programs leave free.
 
         Other programs are assumed to use the CPU time that is neither idle nor used by this process, its workers or the
-        ranks that share its CPUs. The estimate assumes that all ranks are alike. If the training thread waits for a
-        CPU, other programs wait too. `wanted` is the time for which the thread needed a CPU, divided by the time for
-        which it had one.
+        ranks that share its CPUs. The estimate assumes that all ranks are alike. `wanted` is the CPU time that a
+        program needs, divided by the CPU time that the program gets. `wanted` is measured for the training thread, and
+        assumed to be the same for other programs.
         """
         others = self._others(seconds)
         if others is None or not self._own:

@@ -1,9 +1,9 @@
 """Estimates for the steps without a profiler, from the profiled steps of the same fit.
 
 The profiler makes steps longer, because it works on the host between operations. A device's operations take the usual
-time, so the device's busy time counts in full. The device's idle time counts only up to the idle time that steps
-without a profiler can have. On a CPU, the profiler also makes the operations longer. So on a CPU, the rules use parts
-of the profiled steps instead of seconds.
+time, so the device's busy time counts in full. The rules limit the device's idle time to the idle time that fits into a
+step without a profiler. On a CPU, the profiler also makes the operations longer. So on a CPU, the rules use parts of
+the profiled steps instead of seconds.
 """
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
@@ -37,9 +37,10 @@ class ProfiledSteps:
     def idle(self, cause: str) -> tuple[float, float]:
         """Return the least and the largest share of the run for which the device idles due to a cause.
 
-        Only idle time within forward, backward and optimizer counts. The largest share is at most the share of the run
-        in which the device is idle in steps without a profiler. For the cause "host", the idle time of the cause "sync"
-        is subtracted from this limit. The least share leaves out the time by which the profiler makes steps longer.
+        Only idle time within forward, backward and optimizer counts. The largest share never exceeds the device's idle
+        time in steps without a profiler. The sum of the largest shares of "host" and "sync" doesn't exceed the device's
+        idle time in steps without a profiler. The least share excludes the seconds by which the profiler makes steps
+        longer.
         """
         measured, shown = self._measured, self.profile.idle_seconds
         room = max(0.0, measured.computing - self.profile.busy_seconds / self.number)
@@ -66,7 +67,10 @@ def profiled(machine: MachineFacts, facts: Facts, measured: Measured) -> Profile
 
 
 def on_device(machine: MachineFacts, facts: Facts, measured: Measured | None) -> bool:
-    """Return True if a profile shows what the fit's device did. If so, rules that only guess find nothing."""
+    """Return True if a profile shows what the fit's device did.
+
+    A rule that guesses what the device did calls `on_device`, and finds nothing if there is a profile.
+    """
     return machine.accelerator is not None and measured is not None and profiled(machine, facts, measured) is not None
 
 
@@ -84,7 +88,7 @@ def unknown_loading(machine: MachineFacts, facts: Facts, measured: Measured) -> 
 def slow_code_share(machine: MachineFacts, facts: Facts, measured: Measured, part: float) -> float | None:
     """Return the largest share of the run for which the device waits for slow code. None means there is no profile.
 
-    `part` is the part of all samples that show this slow code.
+    `part` is the number of samples with the slow code, divided by the number of all samples.
     """
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu:

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.records.fit_records import Finding
 LARGE = 0.1
 """On a device, slow code is reported if at least this part of all samples shows it.
 
-Slow code costs less if the host runs ahead.
+If the host runs ahead of the device, slow code on the host costs little time.
 """
 
 BESIDE = 1.2

@@ -10,11 +10,10 @@ ENOUGH = 0.05
 """Rarer evaluations or checkpoints are advised if they take more than this share of the time of all steps."""
 
 MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
-"""Largest gain from rarer evaluations or checkpoints, relative to the time of those that are left out.
+"""Most seconds that a program saves for each second of avoided evaluations or checkpoints.
 
-After a checkpoint, the operating system still writes to the disk. With rarer checkpoints, ten of eleven programs of
-`benchmarks/promises.py` saved 0.97 to 1.52 times the time of the checkpoints that were left out. One program saved 1.93
-times this time.
+After a checkpoint, the operating system still writes to the disk. Ten programs of `benchmarks/promises.py` saved 0.97
+to 1.52 s for each second of avoided checkpoints, and an eleventh program saved 1.93 s.
 """
 
 _OFTEN = {
@@ -36,7 +35,7 @@ def checkpoint(_machine: MachineFacts, facts: Facts, measured: Measured | None) 
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise a longer interval, with which evaluations or checkpoints take at most the share `ENOUGH`."""
+    """Advise so few evaluations or checkpoints that they take at most the share `ENOUGH` of the time of all steps."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

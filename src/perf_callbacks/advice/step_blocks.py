@@ -17,7 +17,10 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
 
 FEWEST, MOST = 8, 64
-"""Fewest blocks for a confidence interval, and number of blocks at which neighbouring blocks are joined in pairs."""
+"""A confidence interval needs at least `FEWEST` blocks.
+
+As soon as there are `MOST` blocks, each pair of neighbouring blocks becomes one block.
+"""
 
 CHUNK = 2
 """Number of steps in a block when a fit begins."""
@@ -49,7 +52,7 @@ class StepBlocks(Observer):
         self._blocks: tuple[list[Sums], int] = [], CHUNK
         """Blocks, and the number of steps in each block.
 
-        Another thread reads blocks and number, so both are assigned at once.
+        Blocks and number are in one tuple, so that another thread never reads new blocks with an old number.
         """
         self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block

@@ -94,10 +94,12 @@ class UpdateTimes(Observer):
             let_pass(error)
 
     def _update(self, began: float, ended: float) -> float:
-        """Return the seconds of the update in a call of `step` that began and ended at these times.
+        """Return the seconds of the optimizer's update in a call of `step`.
 
-        In Lightning, forward and backward run within the call, so the update begins with the stage `optimizer`. In a
-        plain loop, hooks of the optimizer begin this stage and end the training step.
+        `began` and `ended` are the times at which the call of `step` began and ended. In Lightning, `step` also runs
+        forward and backward, so the update begins with the stage `optimizer`. In a plain loop, the update lies between
+        two hooks of the optimizer: the first hook begins the stage `optimizer`, and the second hook ends the training
+        step.
         """
         pairs = self._recorder.tape.pairs
         for mark, time in zip(pairs[-2::-2], pairs[::-2], strict=False):

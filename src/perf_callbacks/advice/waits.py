@@ -20,7 +20,7 @@ logging.
 def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Report code that reads values from tensors in each step, for example with `.item()`.
 
-    The share of the run includes the code around these reads.
+    The reported share includes the Python code around the reads.
     """
     if not reads_each_step(facts):
         return None
@@ -81,7 +81,7 @@ def nan_filter(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
 
 
 def reducing(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise `no_sync` if DDP sums gradients over ranks after several micro-batches of a step.
+    """Advise `no_sync` if DDP sums gradients over ranks more than once per step.
 
     If there is a profile, `busy_time.collectives` gives this advice, with the time that collectives take.
     """
@@ -94,7 +94,7 @@ def reducing(machine: MachineFacts, facts: Facts, measured: Measured | None) -> 
 
 
 def no_sync(facts: Facts) -> str:
-    """Return the line of code that lets DDP reduce gradients only once per step."""
+    """Return the code with which DDP reduces gradients once per step, not after each micro-batch."""
     if facts.integration == "accelerate":
         return "with accelerator.accumulate(model):"
     return "with model.no_sync(): around all micro-batches but the last"

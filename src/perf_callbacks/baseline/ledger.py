@@ -30,7 +30,10 @@ MOST_LINES = 1000
 """Number of lines that remain when the ledger is shortened. The newest lines remain."""
 
 MOST_BYTES = 4_000_000
-"""Largest size of the ledger in bytes. `append` shortens a larger file, and `read` reads only its end."""
+"""Largest size of the ledger in bytes.
+
+`append` shortens a larger file, and `read` reads only the end of a larger file.
+"""
 
 LONGEST_LINE = 20_000
 """Size of the longest line that is read or written, in bytes."""
@@ -50,7 +53,7 @@ class LedgerLine:
     title: str
     """Readable title with program, model and host."""
     run: RunFigures
-    """Figures of the whole run."""
+    """Mean step time and other numbers of the whole run."""
     early: RunFigures | None = None
     """Figures of the first steps.
 
@@ -101,13 +104,15 @@ def read(file: Path) -> list[LedgerLine]:
 
 
 def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str) -> Sequence[LedgerLine]:
-    """Return the newest lines that have a given key and early figures, oldest first. Each run has one line.
+    """Return the newest lines that have a given key and early figures, oldest first.
+
+    For a run with several attempts, only the line of the newest attempt is returned.
 
     Args:
         lines: Lines of the ledger, oldest first.
         wanted: The key.
         number: Largest number of lines to return.
-        besides: Id of the current run, whose earlier attempts don't count. Of other runs, the last attempt counts.
+        besides: Id of the current run. Lines of the current run are left out.
     """
     found = {
         line.run.run_id: line
@@ -120,7 +125,7 @@ def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str)
 def _opened(file: Path) -> FileIO:
     """Open a regular file for appending, and lock the file if no other process has locked it.
 
-    The lock only keeps two processes from shortening the file at once, so no process waits for the lock.
+    The lock prevents two processes from shortening the file at the same time. A process never waits for the lock.
     """
     if not _NO_LINK and file.is_symlink():  # Windows
         raise OSError(errno.ELOOP, "it is a symbolic link")

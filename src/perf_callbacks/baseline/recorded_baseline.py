@@ -25,8 +25,8 @@ def read(directory: Path, steps: int, seconds: float, *, besides: str) -> list[R
     Args:
         directory: Directory to search.
         steps: Least number of measured steps. Runs with fewer measured steps are left out.
-        seconds: Least time of the measured steps. Shorter runs are left out.
-        besides: Id of the current run, which is left out.
+        seconds: Least total time of the measured steps. Runs whose measured steps take less time are left out.
+        besides: Id of the current run. The current run is left out.
     """
     found = [one for one in _runs(directory, steps, seconds) if one.run_id != besides]
     return sorted(found, key=lambda one: one.started_unix)[-MOST_RUNS:]
@@ -35,7 +35,8 @@ def read(directory: Path, steps: int, seconds: float, *, besides: str) -> list[R
 def rate_per_device(runs: Sequence[RunFigures], run: Run) -> float | None:
     """Return the mean samples per second and device of runs with the same model and device.
 
-    Only the runs on the fewest devices count. None means that there is no such run, or that its rate is unknown.
+    If the runs differ in their number of devices, only the runs with the smallest number of devices are used. None
+    means that there is no such run, or that its rate is unknown.
     """
     alike = [
         one

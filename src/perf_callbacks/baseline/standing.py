@@ -39,7 +39,10 @@ class Standing:
     rate: float | None = None
     """Samples per second and device if the baseline is such a rate, or else None."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """For each package whose version no baseline run has: its version in the last baseline run, and its version now."""
+    """Packages whose current version was not used in any run of the baseline.
+
+    For each package: the version in the newest baseline run with the package, and the current version.
+    """
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """For each stage that changed much: its seconds per step in the baseline, and now."""
 
@@ -52,8 +55,8 @@ class Standing:
 def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
     """Compare the first steps of a run with the first steps of earlier runs.
 
-    None means that chance or the load of the machine may explain the difference, or that fewer than two undisturbed
-    earlier runs are like this run.
+    The result is None if chance or the load of the machine may explain the difference. The result is also None if fewer
+    than two comparable earlier runs were undisturbed.
     """
     known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
     if _seconds(run) is None or not known:

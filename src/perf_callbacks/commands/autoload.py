@@ -1,4 +1,4 @@
-"""`perf-callbacks autoload`: let the variable PERF_CALLBACKS=1 alone measure every program of this Python."""
+"""`perf-callbacks autoload`: make this Python measure every program that runs with PERF_CALLBACKS=1."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or remove the .pth file if asked to, and print the state of autoload."""
+    """For `enable`, write the .pth file. For `disable`, remove the .pth file. Always print the state of autoload."""
     try:
         if arguments.action == "enable":
             place().mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
-    """Yield sentences about GPUs that CUDA can't use or doesn't see, that don't answer, or that MIG divides."""
+    """Yield a sentence for each problem with GPUs, for example if a GPU doesn't answer or MIG divides a GPU."""
     from perf_callbacks.kernel.process import device  # noqa: PLC0415 other commands do without torch
 
     if not device.may_be_nvidia(here):

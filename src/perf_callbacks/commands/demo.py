@@ -29,8 +29,11 @@ LEAST_SECONDS = 11.0
 """Smallest number of seconds for the first run. A verdict needs ten seconds of steps after the first steps."""
 
 SECONDS = 24.0
-"""Default seconds of the first run. With the remedy, the same steps should still take the ten seconds that a verdict
-needs."""
+"""Default seconds of the first run.
+
+The second run takes the same steps with the remedy. The default is so long that the second run should still last the
+ten seconds that a verdict needs.
+"""
 
 MOST_RANKS = 8
 

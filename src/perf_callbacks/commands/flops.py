@@ -151,7 +151,8 @@ def _check(**values: float | None) -> None:
 def _check_shares(results: Iterable[ConventionFigures]) -> None:
     """Raise `ConfigError` if MFU is above 1 by every convention.
 
-    An MFU above 1 by only some conventions is no error: these conventions count work that kernels skip.
+    No error is raised if any convention gives an MFU of at most 1. Some conventions count work that kernels skip, so
+    their MFU may exceed 1.
     """
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:

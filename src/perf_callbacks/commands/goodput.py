@@ -86,8 +86,8 @@ def _fits(top: Path) -> list[FitHistory]:
 def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
     """Group the runs by job. The jobs, and the runs of each job, are sorted from the oldest to the newest.
 
-    A scheduler or torchrun may restart a job before its first checkpoint. Then the new run has another run id, but the
-    same job id, command and directory. The earlier run has no summary, or its summary contains a failure.
+    Two runs belong to the same job if they have the same job id, command and directory, and the earlier run failed or
+    has no summary. The run ids differ if a scheduler or torchrun restarts a job before the job's first checkpoint.
     """
     jobs: list[list[FitHistory]] = []
     for fit in sorted(fits, key=lambda fit: _ordered(fit)[0].run.started_unix):

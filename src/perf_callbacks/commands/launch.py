@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:
-    """Make accelerate run `perf_callbacks.run`, which runs the script."""
+    """Make accelerate run the script through the module `perf_callbacks.run`."""
     tpu = wanted.tpu or content.get("distributed_type") == "XLA"
     if tpu or content.get("compute_environment") == "AMAZON_SAGEMAKER":  # these launchers can't run a module
         print("perf-callbacks launch: on TPUs and SageMaker, add the callback to the script yourself.", file=sys.stderr)

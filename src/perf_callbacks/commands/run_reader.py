@@ -33,7 +33,7 @@ class RunReader:
         self._locks = read_locks()
 
     def refresh_locks(self) -> None:
-        """Read again which files the processes of this machine have locked."""
+        """Update the list of files that processes of this machine have locked."""
         self._locks = read_locks()
 
     def below(self, top: Path) -> list[RecordedRun]:

@@ -1,4 +1,4 @@
-"""`perf-callbacks show`: show the card of a run. The run may have ended, still be running, or have been killed."""
+"""`perf-callbacks show`: show the card with the results of a run. The run may still be running, or have been killed."""
 
 import argparse
 import json

@@ -97,7 +97,7 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Say whether programs that start here are measured. Such programs have the same import hooks as this process."""
+    """Say whether programs that start here are measured, as the import hooks of this process show."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

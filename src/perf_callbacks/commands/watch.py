@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:
-    """Write the file for Prometheus until a run ends. A run that had already ended at the start doesn't count."""
+    """Write the file for Prometheus again and again, until a run ends while `keep` watches the run."""
     went_on = False
     while True:
         found = watched.look()
@@ -162,7 +162,7 @@ def _prom(path: Path) -> Path:
 
 
 def _redraws() -> bool:
-    """Return True if standard output is a terminal on which a frame can be drawn over the last frame.
+    """Return True if standard output is a terminal on which a new frame can replace the previous frame.
 
     In a notebook, `!perf-callbacks watch` also writes to a terminal. But a notebook doesn't move the cursor, so frames
     would pile up.

@@ -42,7 +42,7 @@ TERMINATED = 143
 
 
 class _Frame:
-    """Lines that rich draws. If `ends` is true, a newline also follows the last line."""
+    """Lines that rich draws. If `ends` is true, a newline follows the bottom line."""
 
     def __init__(self, lines: Sequence[Line], *, ends: bool = False) -> None:
         self._lines, self._ends = lines, ends

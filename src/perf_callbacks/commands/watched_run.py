@@ -45,9 +45,9 @@ class WatchedRun:
         return self._shown
 
     def choose(self, places: int) -> None:
-        """Show an older run: the run that is `places` further down the list. If `places` is negative, show a newer run.
+        """Show the run `places` positions after the current run in the list. If `places` is negative, show a newer run.
 
-        If the newest run is shown, a run that starts later will replace it.
+        If the newest run is chosen, each run that starts from now on replaces the run on the screen.
         """
         if self._shown is None or not self._runs:
             return

@@ -16,16 +16,20 @@ STEPS_PER_COUNT = 50
 """After the free counts, one more count is allowed for every 50 steps."""
 
 MOST_PART = 0.05
-"""Largest share of a fit's time that all counts after the first may take. If no time is left, a count of new work
-waits, and a recount of known work is skipped."""
+"""Largest share of a fit's time that counts may take. The first count of a fit is free.
+
+If counts have used up their share of the time, new work is counted later, and known work is not counted again.
+"""
 
 EARLY_SECONDS = 10.0
-"""A fit that is shorter than ten seconds has the same time for counts as a fit of ten seconds."""
+"""Counts may take at least `MOST_PART` of ten seconds, even if the fit is shorter than ten seconds."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
-"""Steps of the fit whose FLOPs are counted again although they are known. Such a recount shows if FLOPs vary although
-the batch shapes are equal. If every 2nd, 3rd, 4th, 5th, 8th or 16th step of a fit has extra work, some of the recounted
-steps have the extra work, and some don't."""
+"""Steps of the fit whose FLOPs are counted again although they are known.
+
+A recount shows if FLOPs vary although the batch shapes are equal. The recounted steps are chosen to find extra work
+that repeats every 2, 3, 4, 5, 8 or 16 steps.
+"""
 
 RECOUNT_EVERY = 1009
 """After the last step in `RECOUNTS`, every 1,009th step is counted again. The number is prime, so that recounts don't
@@ -44,7 +48,10 @@ class CountSchedule:
         self.steps = 0
         """Number of completed steps of the fit."""
         self.counts = 0
-        """Number of counts that are charged to the budget. Recounts are free. A useless count may be charged twice."""
+        """Number of counts that are charged to the budget. Recounts are free.
+
+        The method `spend_more` charges a useless count a second time.
+        """
         self.done = False
         """True if the first count is over."""
         self.elapsed_seconds = math.inf
@@ -62,7 +69,7 @@ class CountSchedule:
         self._spent_seconds += self._last_seconds if self.done else 0.0
 
     def _in_time(self) -> bool:
-        """Return True if the time budget allows another count that takes as long as the last count."""
+        """Return True if the time budget allows a count that takes as long as the most recent count."""
         spent = self._spent_seconds + self._last_seconds
         return not self.done or spent <= MOST_PART * max(EARLY_SECONDS, self.elapsed_seconds)
 
@@ -88,7 +95,7 @@ class CountSchedule:
         """Return the number of completed steps after which a step with uncounted work is expected.
 
         Work is uncounted if a step calls the model in a new way or trains other parameters. If two steps had the same
-        new calls, the schedule expects these calls to repeat at the same distance.
+        uncounted calls, for example steps 10 and 15, the schedule expects these calls again in steps 20 and 25.
         """
         work = self._work
         if not self.done or not (work.has_no_count or work.uncounted_calls):
@@ -105,7 +112,7 @@ class CountSchedule:
         return min(again) - 1 - step + self.steps if again else NEVER
 
     def next(self, step: int, *, examples: Collection[object], look_after: int, live: bool) -> int:
-        """Return the number of completed steps after which the next count or the next `Outline` is due.
+        """Return after how many completed steps of the fit the next step is counted or outlined.
 
         A batch of a new shape may be counted earlier.
 

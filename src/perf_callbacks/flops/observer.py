@@ -46,11 +46,11 @@ EAGER_MEMORY = 0.5
 
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
-"""The watchdog ends a count if no operation runs for 5 seconds or for the time of 20 steps, whichever is longer. After
-such a pause, the training loop may have ended."""
+"""The watchdog ends a count if no operation runs for 5 seconds or for the time of 20 steps, whichever is longer. A long
+time without operations may mean that the training loop has ended."""
 
 LOOPS = ("loop", "accelerate")
-"""Integrations of plain training loops. A plain loop may run a forward that nothing announces."""
+"""Integrations of plain training loops. A plain loop may run a forward without calling a watched function."""
 
 _trains = attrgetter("requires_grad")
 
@@ -72,8 +72,8 @@ class Counting(Observer, Listener):
     """Counts the FLOPs of some steps of a fit, and writes a `flops` record for each count.
 
     The metrics leave out counted steps. The first step is not counted, because it includes initialization and
-    compilation. Evaluation is never counted. If no step may run eagerly, the FLOPs are computed without a step, and
-    the record's field `source` says so.
+    compilation. Evaluation is never counted. If no step may run eagerly, the FLOPs are computed without running a step.
+    The field `source` of the record says how the FLOPs were found.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, *, live: bool) -> None:
@@ -160,7 +160,8 @@ class Counting(Observer, Listener):
     def loader_left(self, *, exhausted: bool) -> None:
         """Drop the outline. If the loop left its loader early, also remove the FLOP counter from the thread.
 
-        Training may be over, and only the training thread itself can remove its counter.
+        The counter is removed now, because training may be over, and only the training thread can remove its own
+        counter.
         """
         self._looks.drop()
         if self._window is not None and not exhausted:
@@ -217,7 +218,8 @@ class Counting(Observer, Listener):
     def _look_at_clock(self) -> None:
         """Set the time budget of counts.
 
-        A job of several ranks has no time budget, because all ranks count the same steps.
+        A job of several ranks has no time budget, because ranks of different speed would choose different steps to
+        count.
         """
         if self._recorder.run.world_size == 1:
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
@@ -230,9 +232,10 @@ class Counting(Observer, Listener):
     def _eager(self) -> bool:
         """Return True if a counted step may run eagerly.
 
-        After the first count, one rank may count alone. The eager model of this rank might then issue collectives in
-        another order than the compiled models of other ranks. Eager execution also takes more memory than compiled
-        code. Compiled flex attention, for example, stores no scores.
+        After the first count, a rank may count a step that the other ranks don't count. The eager model of this rank
+        might then issue collectives in another order than the compiled models of other ranks. Eager execution also
+        takes more memory than compiled code. For example, compiled flex attention stores no attention scores, but eager
+        flex attention stores all of them.
         """
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
@@ -241,7 +244,7 @@ class Counting(Observer, Listener):
         return not anything_compiled() or (alone and used <= EAGER_MEMORY)
 
     def _await(self) -> None:
-        """Make the batch reader report the next batch of each waiting shape again."""
+        """For each waiting batch shape, make the batch reader treat the next batch of this shape as new."""
         for shape in self._examples:
             self._recorder.reader.forget(shape)
         self._examples.clear()
@@ -282,10 +285,10 @@ class Counting(Observer, Listener):
         - An exception was raised in a step of several batches, and training continued.
         - A part of the step ran before the count began, as in a loop that calls no watched function.
         - The step trained on no new batch.
-        - The count has no matrix products. Without matrix products, a count is useful only for a whole step without a
-          backward, after an earlier count with matrix products.
-        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, such
-          forwards and backwards are counted from the next step on.
+        - The count has no matrix products. A count without matrix products is useful only if three conditions hold: the
+          whole step was counted, the step had no backward, and an earlier count had matrix products.
+        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, the next
+          steps are counted with the forwards and backwards that the trainer does not announce.
 
         The first count is over after a step with a backward, or when the budget of counts is used up.
         """

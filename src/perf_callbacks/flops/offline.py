@@ -93,10 +93,12 @@ skip padding tokens."""
 
 
 def _vouched(model: nn.Module, example: Example) -> bool:
-    """Return True if the closed form can't be too high, because the model is a known, unchanged, fully trained decoder.
+    """Return True if the model is a known, unchanged, fully trained decoder.
 
-    In other models, a custom head may see fewer tokens, or a layer may be skipped. A model with an adapter computes
-    fewer gradients. Layers below the first trained layer need no gradients.
+    For a known, unchanged, fully trained decoder, the closed form gives at most the true FLOPs.
+
+    In a changed model, a custom head may process only some of the tokens, or a layer may be skipped. A model with an
+    adapter computes fewer gradients. Layers below the first trained layer need no gradients.
     """
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)

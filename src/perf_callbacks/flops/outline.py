@@ -25,15 +25,15 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""After n steps, the next outline comes n / `LOOK_PART` steps later, but at most `LOOK_EVERY` steps later. So a short
-fit and a long fit both soon notice that a step does other work than earlier steps."""
+"""From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps. So a
+short fit and a long fit both soon notice that a step does other work than earlier steps."""
 
 LOOK_EVERY = 47
 """Largest number of steps between two outlines. The number is prime, so that outlines don't always hit the same step of
 a repeating schedule."""
 
 _WITH_BACKWARD = 3
-"""Multiplications in the forward and backward of a module, relative to the multiplications in its forward alone."""
+"""The forward and backward of a module together have three times as many multiplications as its forward alone."""
 
 
 class Outline:
@@ -97,7 +97,7 @@ class Outlines:
         """Filter of the step whose outline is being taken, or None if no outline is being taken."""
         self._own = False  # True: `begin` made the training; False: it belongs to a count
         self.after = 0
-        """Number of completed steps of the fit after which the next outline is taken."""
+        """The next outline is taken when the fit has completed this many steps."""
         recorder.patches.add(self._outline.close)
         finalize(self, self._outline.close).atexit = False
 

@@ -22,10 +22,10 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 class TrainingFilter(Filter):
     """Decides which operations of a step are counted as training work.
 
-    A trainer announces each forward. A plain loop may call a part of the model without an announcement. So in a plain
-    loop, a module call is also counted if the module is in training mode and the call builds an autograd graph. Text
-    generation and rewards are not counted. In a plain loop, an operation outside of all modules is not counted while
-    gradients are off, even between a forward and its backward.
+    A trainer announces each forward. A plain loop doesn't announce each forward. So in a plain loop, a module call is
+    also counted if the module is in training mode and the call builds an autograd graph. Text generation and rewards
+    are not counted. In the forward of a plain loop, an operation is not counted if gradients are disabled and no module
+    is running.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
@@ -36,9 +36,9 @@ class TrainingFilter(Filter):
         self.unannounced = False
         """True if a backward ran that the trainer did not announce."""
         self.apart: Counter[str] = Counter()
-        """Number of uncounted model calls for each kind of call, such as a teacher's calls without gradients.
+        """Maps the kind of an uncounted model call, such as "Teacher without gradients", to the number of such calls.
 
-        A call is included only if a backward follows the call before the next batch is fetched.
+        A call is included only if the loop runs a backward between the call and the fetch of the next batch.
         """
         self._waiting: Counter[str] = Counter()
         """Model calls that move to `apart` if a backward follows."""
@@ -76,7 +76,7 @@ class TrainingFilter(Filter):
     def settle(self) -> None:
         """Move waiting calls to `apart` if a backward followed.
 
-        Drop the calls if a batch was fetched before this backward.
+        Drop a waiting call if the loop fetched a batch between the call and the backward.
         """
         if self._waiting and self.stage_tracker.calls.backwards > self._backwards:
             if self.stage_tracker.fetches_at_backward == self._fetches:

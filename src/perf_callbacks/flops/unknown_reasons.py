@@ -49,7 +49,8 @@ class Unknowns:
     def _cause(self) -> str:
         """Return the main cause of unknown FLOPs.
 
-        Unreadable batches come first, then the reason why no step was counted, and then the most frequent cause.
+        The function returns the first cause that applies: a batch is unreadable, no step was counted, or else the most
+        frequent cause.
         """
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
@@ -72,13 +73,14 @@ def checked(source: str, checked_step: int | None, step: int) -> str:
 
 
 UNCHECKED_STEPS = 100
-"""If the last recount was more than this many steps ago, the summary at the end of the fit names the recounted step."""
+"""If the fit goes on for more than this many steps after its most recent recount, the fit's summary names the step of
+the recount."""
 
 UNREAD = "the shapes of its batches can't be read"
 """Cause of unknown FLOPs: the shapes of a batch can't be read."""
 
 NO_BATCH = "these steps trained on no new batch"
-"""Cause of unknown FLOPs: a step trained on an earlier batch again, or on no batch."""
+"""Cause of unknown FLOPs: a step used no batch, or only a batch that an earlier step had already used."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"
 """Cause of unknown FLOPs: the batches of a step had different shapes and different model calls. For example, one of the

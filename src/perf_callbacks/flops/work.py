@@ -1,7 +1,7 @@
 """FLOPs of a step, by phase, dtype and kind of operation.
 
 A FLOP is one multiplication or one addition of floating-point numbers, so a multiply-accumulate is two FLOPs. Only
-matmuls, convolutions and attention count. Elementwise operations are left out, as in all published figures.
+matmuls, convolutions and attention count. Elementwise operations are not counted.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ class Work:
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     def of(self, *, optimizer: bool) -> "Work":
-        """Return only the FLOPs of the optimizer, or all FLOPs except the optimizer's."""
+        """Return the FLOPs of the optimizer if `optimizer` is True, or else the FLOPs of all other phases."""
         return Work({cell: flops for cell, flops in self.cells.items() if (cell.phase == "optimizer") is optimizer})
 
     @staticmethod

@@ -9,10 +9,10 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
 
 MOST_YOUNG = 500_000
-"""A rank collects garbage at once if it has made more than this many new objects since the last collection."""
+"""A rank that has made more than this many new objects since its previous collection collects garbage immediately."""
 
 GROWTH = 0.1
-"""A rank collects garbage at once if its memory has grown by more than this share. The growth must also exceed
+"""A rank collects garbage immediately if its memory use has grown by more than 10%. The growth must also exceed
 `LEAST_GROWTH` bytes."""
 
 LEAST_GROWTH = 256_000_000
@@ -20,7 +20,8 @@ LEAST_GROWTH = 256_000_000
 
 
 LOOK_SECONDS = 0.25
-"""Planned seconds between two checks for garbage. Soon after the beginning of a fit, checks are more frequent."""
+"""Number of seconds that should pass between two checks for garbage. Soon after the beginning of a fit, checks are more
+frequent."""
 
 
 class Relief(NamedTuple):
@@ -44,7 +45,7 @@ class Growth:
         self._base = self._memory()
 
     def relieve(self, step: int) -> Relief | None:
-        """Collect garbage after a step if it has grown too much. Return None if no collection was needed."""
+        """After a step, collect garbage if there is too much garbage. Return None if no collection was needed."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)

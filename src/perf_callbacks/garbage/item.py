@@ -1,9 +1,10 @@
 """The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
 
-Automatic collections come at a different step on each rank, and all ranks wait for each of these collections. So the
-item turns automatic collection off at the end of a fit's second step, when lazy imports and optimizer states exist.
-From then on, the step counter triggers collections. The first full collection also freezes all live objects, so that
-later collections are cheap. A short fit ends before this collection, and does not pay for it.
+Python's automatic collections come at different steps on different ranks, and all ranks wait whenever one rank
+collects. So the item turns automatic collection off at the end of a fit's second step, when lazy imports and optimizer
+states exist. From then on, the step counter triggers collections. The first full collection also freezes all live
+objects, so that later collections are cheap. A short fit ends before the first full collection, and so freezes no
+objects.
 """
 
 import gc
@@ -25,7 +26,7 @@ RARER = 10
 """Every tenth collection is full. Only a full collection frees a reference cycle that survived a young collection."""
 
 ASKED = "gc_interval"
-"""Name of the interval between collections, on which all ranks agree."""
+"""Name under which each rank tells the other ranks its proposed interval between collections."""
 
 LEAST_INTERVAL = 10
 """Shortest interval, in steps, that a rank proposes by itself. Only the user can set a shorter interval."""
@@ -78,7 +79,7 @@ def _next(step: int, interval: int) -> int:
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect after step `step`, or None if no collection has become due since step `before`.
+    """Return the generation to collect in the steps from `before` + 1 to `step`, or None if no collection is due.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -91,9 +92,9 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 class ScheduledCollection(ActiveItem):
     """Collects garbage at planned steps, and at once if garbage grows too fast.
 
-    A trial consists of turns of 32 steps. The schedule is on in one turn and off in the next. Each turn with the
-    schedule ends with a young collection, so that the turn includes the cost of its own garbage. During a trial, no
-    objects are frozen, and full collections run between two turns, in time that belongs to no step.
+    A trial consists of phases of 32 steps, called turns. The schedule is on in one turn and off in the next. Each turn
+    with the schedule ends with a young collection, so that the turn includes the cost of its own garbage. During a
+    trial, no objects are frozen, and full collections run between two turns, in time that belongs to no step.
     """
 
     slug, collects = Garbage.slug, True
@@ -119,7 +120,7 @@ class ScheduledCollection(ActiveItem):
 
     @property
     def due(self) -> int:
-        """Number of the next step at whose end the item has work to do, or 0 if an evaluation was not ended."""
+        """Number of the step at whose end the item acts next. The number is 0 during an evaluation or a checkpoint."""
         return 0 if self._spans else self._due
 
     def step_ended(self, step: int) -> None:
@@ -143,7 +144,7 @@ class ScheduledCollection(ActiveItem):
         self._last = step
 
     def span_began(self, kind: str, step: int) -> None:
-        """Turn on automatic collection for an evaluation or a checkpoint. Ranks rarely wait for each other there."""
+        """Turn on automatic collection during an evaluation or a checkpoint, where ranks rarely wait for each other."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True
@@ -188,7 +189,7 @@ class ScheduledCollection(ActiveItem):
         self._due, self._fresh = NEVER, False
 
     def turn(self, step: int, *, done: bool) -> None:
-        """End a turn of the trial after step `step`. In the next turn, the schedule is on if `done` is True."""
+        """End a turn of the trial after step `step`. `done` tells whether the schedule is on in the next turn."""
         while self._spans:
             self.span_ended()
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
@@ -243,7 +244,7 @@ class ScheduledCollection(ActiveItem):
         self._growth.begin()
 
     def _take_over(self) -> None:
-        """Resume the schedule after a long step, in which the watchdog turned automatic collection on."""
+        """Resume the schedule after a step so long that the watchdog turned automatic collection on."""
         if self._lease.turn_off() and self._frozen:
             self._lease.freeze()
 

@@ -59,8 +59,8 @@ def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedA
     """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
 
     A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
-    time since boot, because somebody may change the wall clock. The time of the boot comes from the wall clock at the
-    start of the boot's last attempt.
+    time since boot, because somebody may change the wall clock. To convert the time since boot to unix time, the
+    function uses the wall clock of the most recent attempt of the boot.
     """
     found = [*attempts]
     boots: dict[str, Run] = {}
@@ -99,9 +99,9 @@ def _key(run: Run) -> tuple[float, int, int, str]:
 def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
     """Return for each attempt the index of the attempt that it resumed, or None if it began anew.
 
-    Usually the checkpoint names the resumed attempt. If the named attempt has no journal, or no attempt is named, the
-    function takes the last earlier attempt that reached the checkpoint's step. If no attempt reached this step, the
-    function takes the last earlier attempt that began before this step.
+    Usually the checkpoint names the resumed attempt. If the checkpoint names no attempt with a journal, the function
+    returns the most recent earlier attempt that reached the checkpoint's step. If no attempt reached the checkpoint's
+    step, the function returns the most recent earlier attempt that began at a lower step.
     """
     found: list[int | None] = []
     for place, one in enumerate(ordered):

@@ -102,7 +102,7 @@ class JobTime:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the devices' time in surviving steps, without waits for data and for other ranks."""
+        """Device time in surviving steps, minus waits for data and for other ranks, as a share of all device time."""
         return self._share((PRODUCTIVE,), self.device_seconds)
 
     def _share(self, kinds: Iterable[str], seconds: Mapping[str, float] | None = None) -> float | None:
@@ -192,7 +192,7 @@ def _attempt(
 def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None]:
     """Return two numbers of tokens in the surviving steps: the tokens of one rank, and the tokens of all ranks.
 
-    The windows in the journal show the ratio of these two numbers.
+    The `Window` records of the journal show how many tokens all ranks have for each token of one rank.
     """
     column = one.columns["tokens"]
     own = _known_sum([None if isnan(value) else value for value in column[:kept]])
@@ -212,7 +212,7 @@ def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None
 
 
 def _joules(one: RecordedAttempt) -> float | None:
-    """Return the energy of the rank's device, or None if it was not measured or several processes share the device."""
+    """Return the energy of the rank's device. Return None if the energy is unknown or processes share the device."""
     uses = [use for use in records(one, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None

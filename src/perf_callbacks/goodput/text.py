@@ -33,10 +33,11 @@ LOSSES = {
     DOWNTIME: "downtime",
     OTHER: "other work",
 }
-"""For each kind of lost time: the words that `sentence` uses."""
+"""Maps each kind of unproductive time to the words that describe the kind in `sentence`."""
 
 FEW = 256
-"""Number of steps in a block of the journal. If an attempt fails, its last block may be lost."""
+"""Number of steps in a block of the journal. If an attempt fails, its last block of steps may be missing in the
+journal."""
 
 
 def sentence(job: JobTime) -> str:
@@ -74,7 +75,7 @@ def kinds(job: JobTime) -> list[tuple[str, str, str]]:
 
 
 def unknown(job: JobTime) -> list[str]:
-    """Return the kinds of time that no attempt measured. Their time is part of other kinds."""
+    """Return the kinds of time that no attempt measured. The time of an unmeasured kind is part of other kinds."""
     alone = all(one.run.world_size == 1 for one in job.attempts)
     asked = [DATA, *([] if alone else [COMMUNICATION, STRAGGLERS])]
     if any(one.run.step for one in job.attempts):

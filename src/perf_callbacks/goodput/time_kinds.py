@@ -24,18 +24,18 @@ KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
 """Kinds of time, in the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
-"""Maps a reason that excludes a step to a kind of time. If the step takes longer than the median step, the additional
-time is of this kind."""
+"""Maps the reason for excluding a step to the kind of its additional time, which is the time beyond the median step
+time."""
 
 COPIED_SECONDS = 120.0
-"""If a journal file was written this many seconds later than its last record, then the file is a copy, or its run
-hung."""
+"""If a journal file was written more than this many seconds after its last record, the file counts as a copy, unless
+the run hung."""
 
 
 def lasted(attempt: RecordedAttempt) -> float:
     """Return the seconds from the beginning of an attempt to its last sign of life.
 
-    After a hang, the last sign of life is the last write to the journal before the next attempt.
+    If an attempt hung, the time of the last write to its journal counts as its last sign of life.
     """
     known = max(0.0, attempt.seconds)
     if attempt.written_unix is None or summary(attempt) is not None:
@@ -137,7 +137,8 @@ def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> 
 def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
     """Count the time that slow ranks cost as stragglers.
 
-    The time is taken from communication, and then from productive time.
+    The cost of slow ranks is subtracted from the time of the kind `communication`. If that time is too short, the
+    remainder is subtracted from productive time.
     """
     if STRAGGLERS not in parts:
         return

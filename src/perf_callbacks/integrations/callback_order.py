@@ -51,8 +51,8 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
     """Return True if this callback is the trainer's first enabled `PerfCallback`, which measures the trainer.
 
-    Warn if another `PerfCallback` measures. If the program itself has added a `PerfCallback`, even a disabled one, then
-    callbacks that a launcher added don't count.
+    Warn if another `PerfCallback` measures. If the program itself has added a `PerfCallback`, callbacks that a launcher
+    added are ignored, even if the program's callback is disabled.
     """
     ours = [one for one in callbacks if isinstance(one, CallbackBase)]
     ours = [one for one in ours if not one.armed] or ours

@@ -22,8 +22,8 @@ def stages(
 ) -> None:
     """Count the time in calls of the method `owner.name` as the stage `stage`.
 
-    After the call, the stage `then` begins. If `then` is None, the stage before the call resumes.
-    If `ends_fit` is True, an exception from the call ends the fit.
+    After the call, the stage `then` begins. If `then` is None, the stage that was active before the call continues. If
+    `ends_fit` is True, an exception from the call ends the fit.
     """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
     _marked(recorder, owner, name, begin, end, ends_fit=ends_fit)
@@ -145,7 +145,7 @@ def around(
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
-    """Count the time in calls of the method `owner.name` as the part `part` of the stage named `other`.
+    """Add the time in calls of the method `owner.name` to a part of the stage `other`. `part` is the name of this part.
 
     A call during a stage such as `forward` doesn't count.
     """
@@ -166,7 +166,7 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
 
 
 def _since(recorder: Recorder) -> float | None:
-    """Return the current time if the current stage is `other` or still undecided, and None otherwise."""
+    """Return the current time if the current stage is `Stage.OTHER` or `Stage.UNDECIDED`. Otherwise return None."""
     with guard(recorder.fail):
         stage, _ = recorder.tape.turned()
         return None if recorder.engine.open_spans or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
@@ -188,8 +188,8 @@ def exits(
 ) -> None:
     """End the fit if a call of the method `owner.name` raises an exception.
 
-    Some trainers don't report exceptions to callbacks. If `last` is True, the fit also ends after a successful call.
-    The function `before` runs before an exception ends the fit, and may end the last step.
+    Some trainers don't report exceptions to callbacks. If `last` is True, the fit also ends after a successful call. If
+    an exception ends the fit, the function `before` is called first, for example to end the current step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -212,10 +212,10 @@ def exits(
 
 
 def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by a method, and a plain function on an instance by a plain function.
+    """Replace `owner.name`. A plain function on an instance is replaced by a plain function, and a method by a method.
 
-    For example, torch's schedulers set `optimizer.step` to a plain function. A method in place of this function would
-    be slower.
+    For example, torch's schedulers set `optimizer.step` to a plain function. If a method replaced a plain function,
+    each call would be slower.
     """
     found = getattr(owner, name, None)
     plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)

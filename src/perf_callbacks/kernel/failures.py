@@ -76,10 +76,10 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
 class guard:  # noqa: N801 named like `contextlib.suppress`
     """Context manager that passes an `Exception` of its block to `handle`. The program goes on after the block.
 
-    If a signal handler of the program raised the exception, `handle` must raise it again. The method `fail` and the
-    handlers from `logs` do this. Any other `handle` must call `let_pass`. Without `handle`, the attribute `reason`
-    describes the error. A guard costs two Python frames, so code that runs for each event of a step has its own
-    `except` instead.
+    If a signal handler of the program raised the exception, `handle` must raise it again. If you write a `handle`
+    yourself, begin it with a call of `let_pass`, which raises the exceptions of signal handlers again. Without a
+    `handle`, the guard's attribute `reason` describes the exception. A guard costs two Python frames, so code that runs
+    for each event of a step has its own `except` instead.
     """
 
     __slots__ = ("_handle", "reason")
@@ -128,7 +128,7 @@ def describe(error: BaseException) -> str:
 
 
 def exit_reason() -> str:
-    """Return the text that the interpreter exited, with the exception that ended the program, if there was one."""
+    """Return a text about the interpreter's exit. If an exception ended the program, the text names the exception."""
     error: object = getattr(sys, "last_value", None)
     after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
     return f"the interpreter exited{after}"

@@ -30,9 +30,9 @@ def of_handler(error: BaseException) -> BaseException | None:
     """Return this error, or a cause of this error, if a signal handler raised it. Otherwise return None.
 
     The `__context__` of an error is the exception that was being handled when the error was raised. A `__context__`
-    counts as a cause only if its exception was caught by a frame in the error's traceback. For example, `Thread.start`
-    may raise a `KeyError` while it handles the exception of a signal handler. The program may have handled any other
-    `__context__` long ago.
+    counts as a cause of the error if a function in the error's traceback caught the `__context__`. For example,
+    `Thread.start` may raise a `KeyError` while it handles the exception of a signal handler. If a function outside of
+    the traceback caught the `__context__`, the program may have handled the `__context__` long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause

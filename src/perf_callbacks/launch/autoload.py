@@ -98,8 +98,8 @@ class ImportedSpec(ModuleSpec):
     """Module spec that runs the module's action in `ACTIONS` when the import of the module ends.
 
     CPython 3.10 to 3.13 set `_initializing` to False when the import is done: see `_load_unlocked` in
-    importlib/_bootstrap.py. Replacing `exec_module` would be worse. It would be too late for a module whose import has
-    begun, and the replacement would appear in the traceback of a failed import.
+    importlib/_bootstrap.py. A replaced `exec_module` would miss modules whose import has already begun, and would
+    appear in the traceback of a failed import.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -153,7 +153,7 @@ def _arm_transformers(trainer: ModuleType) -> None:
     """
 
     class ArmedCallback:
-        """Class in `DEFAULT_CALLBACKS`. A trainer that calls this class gets a callback that measures."""
+        """Entry of `DEFAULT_CALLBACKS`. A trainer that makes an instance of this class gets a measuring callback."""
 
         def __new__(cls) -> Any:
             return _safely(_transformers_callback) or trainer.TrainerCallback()

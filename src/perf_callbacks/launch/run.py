@@ -36,7 +36,8 @@ PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 def main(words: Sequence[str]) -> int:
     """Replace this process by the program.
 
-    The function returns only after an error, or on Windows, because Windows can't replace a process.
+    On Windows, the program runs as a child process, and the function returns the status of the program. On other
+    systems, the function returns only after an error.
     """
     steps, words = profiled(words)
     environ = {**os.environ, PROFILE: steps} if steps else dict(os.environ)

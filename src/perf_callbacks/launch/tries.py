@@ -28,7 +28,8 @@ from perf_callbacks.trials.writes import TRACKERS
 POLL_SECONDS = 0.02
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
-"""A trial counts as hanging if it takes four times as long as the longest earlier trial, and at least 120 s."""
+"""A trial counts as hanging after 120 s, or after four times the duration of the longest earlier trial, whichever is
+later."""
 
 LAST_LINES = 3
 """If a trial fails, this many lines from the end of the program's output are shown."""
@@ -37,10 +38,12 @@ TAIL_BYTES = 65536
 """Number of bytes at the end of the program's output that are read to find the last lines."""
 
 LONGEST = 40
-"""Largest length of the temporary directory's path. Paths of the program's sockets are 60 characters longer."""
+"""Largest length of the temporary directory's path. The path of a socket of the program is 60 characters longer than
+the path of the temporary directory."""
 
 SCANS = 10
-"""Largest number of searches for processes of a trial. A process may start a new process before it is killed."""
+"""Largest number of searches for processes of a trial. Each search finds the processes that were started during the
+previous search."""
 
 QUIET = {
     "PERF_CALLBACKS": "1",

@@ -21,7 +21,7 @@ class EpochWaits(Observer):
         self._seconds = self._seconds_in_rows = 0.0
         self._recorder = recorder
         self._last: set[int] = set()
-        """Numbers of the steps that ended an epoch and whose next step is not measured yet."""
+        """Number of the last step of each epoch that has ended. A number is removed once the next step is measured."""
 
     @property
     def watching(self) -> bool:

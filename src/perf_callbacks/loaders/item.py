@@ -144,7 +144,7 @@ class PinnedLoading(ActiveItem):
         self._copies.go_on = False
 
     def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
-        """Make copies asynchronous if `done` is True, and synchronous otherwise, for the next steps of the trial."""
+        """Begin a turn of the trial: copies are asynchronous if `done` is True, and synchronous if `done` is False."""
         self._copies.go_on = done
 
     def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items

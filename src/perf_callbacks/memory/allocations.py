@@ -40,8 +40,8 @@ class Allocations:
         self._events: list[Allocation | None] = []  # None for each new storage, its allocation for each freed storage
         self._seen = 0  # events processed so far
         self.activation_bytes = 0
-        """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards,
-        these bytes are added up for each backward, and the largest sum counts."""
+        """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards, the
+        largest value of all backwards is kept."""
 
     @property
     def seen(self) -> bool:
@@ -69,7 +69,7 @@ class Allocations:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def hold(self, storages: Iterable[Any]) -> None:
-        """Track the storages of gradients that exist before the step. The step may free these storages."""
+        """Track the storages of gradients that exist before the step, because the step may free the storages."""
         for storage in storages:
             self._follow(storage, backward=True)
             self.keep([storage._cdata])  # noqa: SLF001 there is no public identity
@@ -96,7 +96,7 @@ class Allocations:
         return _peak(self._all)
 
     def high_moments(self) -> list[tuple[int, int]]:
-        """Return the moments at which a step may need the most memory if gradients are sharded.
+        """Return the moments that may be the memory peak of a step, for any number of ranks that share the gradients.
 
         Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made.
         """
@@ -162,7 +162,7 @@ def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
 
 
 def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
-    """Drop a moment if another has at least as many bytes of gradients and of other storages. Return all others."""
+    """Return each moment unless another moment has at least as many bytes in both sums of `_moments`."""
     found: list[tuple[int, int]] = []
     for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
         if not found or rest > found[-1][1]:

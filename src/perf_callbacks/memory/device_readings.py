@@ -31,8 +31,8 @@ class Lowered:
 
     readings: int
     lost: float
-    """Sum over the readings. Each reading adds the share of time that the full clock would have saved. The speed of all
-    work is assumed to be proportional to the clock. Time in which the device is idle adds nothing."""
+    """Lost time, summed over the readings: a reading of a busy device at half of the full clock adds 0.5. The speed of
+    all work is assumed to be proportional to the clock. Time in which the device is idle adds nothing."""
     sm_mhz: float
     max_sm_mhz: int
     celsius: float | None
@@ -74,7 +74,10 @@ class DeviceReadings:
         self._before: tuple[int, float] | None = None
 
     def add(self, step: int, use: DeviceUse) -> float | None:
-        """Add a reading that was taken after `step` steps. Return the joules since the previous reading, if known."""
+        """Add a reading that was taken after `step` steps.
+
+        Return the joules that the GPU used since the previous reading, or None if the joules are unknown.
+        """
         self._shared |= (use.processes or 0) > 1
         mhz, most = use.sm_mhz, use.max_sm_mhz
         if use.throttled_by is not None and mhz is not None and most:

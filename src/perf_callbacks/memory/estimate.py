@@ -19,7 +19,7 @@ SHARDED = {
     "zero2": ("optimizer", "gradients"),
     **dict.fromkeys(FULL, ("optimizer", "gradients", "weights")),
 }
-"""For each kind of sharding, the parts of memory that it divides among the ranks."""
+"""Maps the name of a kind of sharding to the parts of memory that are divided among the ranks."""
 
 GATHERED_LAYERS = 2
 """With sharded weights, a rank gathers the full weights of two layers: the layer that runs, and the next layer."""
@@ -32,8 +32,8 @@ class SimulatedStep:
     parts: Memory
     """Parts of memory in the form of a `memory` record, like those of a real step."""
     passes: tuple[tuple[int, int], ...]
-    """Moments of forward and backward at which memory may have its peak. Each moment is a pair: the bytes of gradients,
-    and the bytes of all other tensors that the step made."""
+    """Memory use at several points of forward and backward, among them the point with the largest use. Each pair holds
+    the bytes of gradients, and the bytes of all other tensors of the step at this point."""
     optimizer_temporary: int
     """Peak memory of the tensors that the optimizer makes during its step."""
     weights: int
@@ -47,8 +47,8 @@ def on_rank(
     """Return the parts of memory on one of several ranks, and their peak, in GB.
 
     - ddp adds buckets as large as all gradients, as with `gradient_as_bucket_view=False`.
-    - zero3 and fsdp add the gathered weights of two layers, and all weights outside of the list of layers. Both also
-      add the unsharded gradients of one layer, and of all weights outside of the list of layers.
+    - zero3 and fsdp add the full weights of two layers, and the full gradients of one layer. zero3 and fsdp also add
+      the full weights and gradients of all modules outside of the list of layers.
     - With gradient accumulation, fsdp exchanges gradients only in the last micro-batch (`no_sync`). Before the
       exchange, each rank holds all gradients.
     - The buckets of zero1 and zero2 are left out, because their size doesn't depend on the model.
@@ -115,8 +115,8 @@ def growth_gb(parts: Memory) -> float | None:
     """Return the GB of a measured step that may grow with the micro-batch, or None if unknown.
 
     The result is the peak memory minus weights and optimizer state. The result may contain gradients, although
-    gradients don't grow with the micro-batch. So the estimated memory of a larger micro-batch may be too high, but
-    never too low.
+    gradients don't grow with the micro-batch. Because the result may contain gradients, the memory of a larger
+    micro-batch may be estimated too high, but never too low.
     """
     if parts.peak_gb is None or parts.weights_gb is None or not parts.micro_batch:
         return None
@@ -154,13 +154,14 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 def _fixed_gb(parts: Memory) -> float:
     """Return the GB of gradients and temporary tensors, such as the temporary tensors of an optimizer.
 
-    At most this part of `growth_gb` stays the same with another micro-batch or with checkpointing.
+    The result is an upper limit for the part of `growth_gb` that doesn't change with the micro-batch or with
+    checkpointing.
     """
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 
 
 def about_micro_batch(batch: int, used: float, room: float, layers_run: int, layers: int) -> int:
-    """Estimate the micro-batch that would have fitted, after an allocation failed in a layer of the forward.
+    """Estimate which micro-batch would fit, from an allocation that failed in the forward of a layer.
 
     The estimate assumes that all layers use the same amount of memory. It also assumes that only the layers use memory
     that grows with the micro-batch.
@@ -189,9 +190,9 @@ class Layers(NamedTuple):
 def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
     """Return the list of layers whose checkpointing would free the most memory, or None if there is no such list.
 
-    A checkpointed layer still stores its input, which is the output of the previous layer. The size of this output is
-    the size of the tensors that the layer's own forward made. If the layer's own forward made none, the largest
-    activations of one of its submodules are used instead.
+    A checkpointed layer still stores its input, which is the output of the previous layer. The size of a layer's output
+    is estimated by the activations of the layer itself, without its submodules. If the layer itself has no activations,
+    the size is estimated by the largest activations of a submodule.
     """
     lists: dict[str, list[ModuleWork]] = {}
     for line in modules:

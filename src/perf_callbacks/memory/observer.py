@@ -43,8 +43,8 @@ PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
 
 TRIES = 3
-"""If no optimizer steps in a measured step, the next step is measured too, up to this number of steps. A gradient
-scaler may skip the first optimizer steps."""
+"""Largest number of steps that are measured. If no optimizer updates the weights in a measured step, the next step is
+measured too. A gradient scaler may skip the first optimizer steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
@@ -93,7 +93,7 @@ class MemoryWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Number of the next step at whose end this observer acts: the fit's first step, then each measured step."""
+        """Number of the next step at whose end `step_ended` is called: the fit's first step, or a measured step."""
         if self._tries == TRIES:
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
@@ -137,12 +137,12 @@ class MemoryWatch(Observer):
             self._model = None
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Stop measuring the current step if a loop leaves its loader early, because training may be over."""
+        """If a loop leaves its loader early, training may be over, so stop measuring the current step."""
         if not exhausted:
             self._let_go()
 
     def record_written(self, record: Record) -> None:
-        """Keep the work of each module that a `flops` record lists. The report of a failed allocation shows it."""
+        """Keep the work of each module in a `flops` record, for the report of a failed allocation."""
         if isinstance(record, Flops) and record.modules:
             self._modules = record.modules
 

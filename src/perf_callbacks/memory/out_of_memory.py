@@ -27,15 +27,15 @@ LONGEST = 300
 """Largest number of characters of the error message in a report."""
 
 DEEPEST = 8
-"""Largest number of errors that are examined in a chain of `__cause__`. Tensors in nested containers are searched to
-the same depth."""
+"""Largest number of errors that are examined in a chain of `__cause__`. Nested containers are searched for tensors to
+at most this depth."""
 
 MOST_LOOKS = 1000
 """Largest number of objects that are examined at each depth of nested containers."""
 
 _SIGNS = ("defaultcpuallocator", "out of memory", "cublas_status_alloc_failed", "bad_alloc")
-"""Texts in lower case. A `RuntimeError` whose message contains one of them means a failed allocation. For example, the
-CPU's allocator raises a `RuntimeError`, and no `MemoryError`."""
+"""If the message of a `RuntimeError` contains one of these texts, in upper or lower case, an allocation failed. The
+CPU's allocator, for example, raises a `RuntimeError` instead of a `MemoryError`."""
 
 _REQUEST = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 
@@ -44,7 +44,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 
 _STAGES = {"torch/autograd/graph.py": "backward", "torch/optim/": "optimizer"}
-"""For a part of the path of a torch file, the stage of a training step in which the file's functions run."""
+"""Stage of a training step, by the path of the torch file whose functions run in this stage."""
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
@@ -103,8 +103,9 @@ class Failure(NamedTuple):
 def place(error: BaseException) -> Failure:
     """Find the place of a failed allocation from the frames of the error's traceback.
 
-    The report reads local variables only in frames within a module's call. Other frames may catch the exception and go
-    on. Up to Python 3.12, reading the variables of such a frame would keep their values alive.
+    The result holds only frames within the call of a module, because the report reads the variables of all frames in
+    the result. A frame outside of modules may catch the exception and go on. Up to Python 3.12, reading the variables
+    of a frame that goes on would keep the values of the variables alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
     for frame in _frames(error):
@@ -126,8 +127,8 @@ def place(error: BaseException) -> Failure:
 def variables(frame: FrameType) -> dict[str, Any]:
     """Return the local variables of a function that has ended.
 
-    Up to Python 3.12, reading `f_locals` leaves a copy of the variables in the frame. `traceback.clear_frames` doesn't
-    remove this copy, so this function removes it.
+    Up to Python 3.12, reading `f_locals` leaves a copy of the variables in the frame. This function removes the copy of
+    the variables from the frame, because `traceback.clear_frames` would leave the copy there.
     """
     found = dict(frame.f_locals)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -211,7 +212,7 @@ class Holdings:
     def largest(self, counted: Sequence[ModuleWork]) -> tuple[HeldMemory, ...]:
         """Return the `MOST` largest amounts of memory, the largest first.
 
-        `counted` lists the modules that ran in an earlier step. The activations of these modules are included.
+        The result includes the activations of the modules in `counted`, as measured in a step before the failure.
         """
         found = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
         found += [

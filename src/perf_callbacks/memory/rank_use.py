@@ -39,7 +39,7 @@ class RankUse:
     def take(self) -> dict[str, float]:
         """Return the mean of each value since the previous call of this method. For memory, return the maximum.
 
-        If no reading was added since the previous call, return the values of the last reading.
+        If no reading was added since the previous call of this method, return the values of the most recent reading.
         """
         new, self._new = self._new, deque(maxlen=MOST_READINGS)
         readings = [*new] or ([] if self._last is None else [self._last])

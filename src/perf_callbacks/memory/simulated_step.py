@@ -21,7 +21,7 @@ from perf_callbacks.memory.step_memory import StepMemory, sizes
 from perf_callbacks.memory.use import GB
 
 _DEVICE = "cpu"
-"""Device of the fake tensors. For fake tensors on "cuda", autograd would need a real GPU."""
+"""Device of the fake tensors: the CPU, because autograd would need a real GPU for fake tensors on "cuda"."""
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=1e-3),
@@ -34,7 +34,8 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 MIXED = "-mixed"
-"""Suffix of a dtype's name, as in "bf16-mixed". The weights are then float32, and the model runs under autocast."""
+"""Suffix of a dtype's name, as in "bf16-mixed". With this suffix, the weights are float32, and the model runs under
+autocast."""
 
 
 class Simulation:

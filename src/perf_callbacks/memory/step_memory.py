@@ -65,7 +65,7 @@ class StepMemory:
     def look(self, found: Iterable[Any]) -> None:
         """Measure the gradients of optimizers after their step. Call this method if there is no optimizer hook.
 
-        A gradient that no longer exists counts with the size of its weight.
+        If a gradient no longer exists, the size of its weight is used instead of the gradient's size.
         """
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]

@@ -17,15 +17,16 @@ MB = 1e6
 HOUR_SECONDS = 3600.0
 
 WARM_UP = 1 / 3
-"""Share of a run's memory readings that are left out at the beginning, because caches and allocators grow at first."""
+"""Share of a run's memory readings that count as warm-up and are left out. During warm-up, caches and allocators
+grow."""
 
 FEWEST = 12
-"""Smallest number of readings after warm-up from which a slope is computed. With a reading every 10 seconds, the first
-slope is known after three minutes."""
+"""A slope is computed if there are at least this many readings after warm-up. With a reading every 10 seconds, the
+first slope is known after three minutes."""
 
 MOST = 96
-"""Largest number of readings to keep. If there are more, every second reading is dropped. From then on, only every
-second new reading is added."""
+"""Largest number of readings that a series keeps. A series that grows longer drops every second reading, and adds new
+readings half as often as before."""
 
 GROUPS = 4
 """Number of equal parts into which a run is cut. With a leak, memory grows from each part to the next."""
@@ -35,8 +36,8 @@ STEADY = 0.6
 levels off is therefore not a leak."""
 
 LEAST_RISE = 0.05
-"""In a leak, memory grows from the first part of a run to the last by at least this share of the memory in the first
-part."""
+"""In a leak, the last part of a run uses more memory than the first part, by at least this share of the first part's
+memory."""
 
 
 class MemoryReading(NamedTuple):
@@ -120,7 +121,7 @@ def known(parts: Memory) -> dict[str, float]:
 
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary", "context", "peak")
-"""Names of the parts of memory, in the order of their fields in `Memory`."""
+"""Names of the parts of memory, in the order of the fields of `Memory`."""
 
 
 class Series:

@@ -77,7 +77,7 @@ class Notifications(Observer):
                 self._reach()
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Pass on a stall or a slow rank. If too many events came recently, only count this event."""
+        """Pass on a stall or a slow rank. If too many events came recently, don't send the event, but count it."""
         with guard(logs(log.warning, NO_MORE)):
             sentence = str(details.get("text", kind))
             step = int(details.get("step", self._recorder.step))

@@ -1,7 +1,7 @@
 """Sender of events from the training process to the side process, which runs the user's command.
 
-Events go through a socket. If the socket is full, the watchdog's thread sends the events later. So no thread of the
-training ever waits for the command.
+Events go through a socket. If the socket is full, the watchdog's thread sends the events later, so that the training
+never waits for the command.
 """
 
 import atexit
@@ -31,7 +31,7 @@ MOST_UNSENT = 256_000
 EXIT_SECONDS = 3.0
 """Seconds that the exit of the interpreter may wait for the command.
 
-When its program ends, a container or a Slurm step kills all its other processes.
+Without a wait, a container or a Slurm step would kill the command as soon as the training program ends.
 """
 
 POLL_SECONDS = 0.01
@@ -50,7 +50,8 @@ class Sender(SideProcess):
 
         Args:
             command: The program and its arguments.
-            lost: Event that the command gets if this process is killed or crashes. If None, the command gets no event.
+            lost: Event that the command gets if this process is killed or crashes. If `lost` is None, the command gets
+                no event after a crash.
             seconds: Time limit of the command in seconds.
         """
         setup = {"command": list(command), "seconds": seconds, "lost": lost}

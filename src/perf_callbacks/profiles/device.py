@@ -30,7 +30,7 @@ MOST_MICROSECONDS = 1e18
 
 @dataclass(slots=True, eq=False)
 class DeviceWork:
-    """Kernel, copy or collective on a device. On a CPU: part of an operation in which no nested operation runs."""
+    """Kernel, copy or collective on a device. On a CPU: part of an operation, without its nested operations."""
 
     start: float
     end: float
@@ -45,7 +45,7 @@ class DeviceWork:
     """True if the work is a part of a CPU operation, but not the first part."""
     kind: str = kernel_classes.OTHER
     share: float = 0.0
-    """Part of the device's busy time that counts as this work's time, in microseconds."""
+    """This work's share of the device's busy time, in microseconds."""
 
     @property
     def rank(self) -> int:

@@ -62,8 +62,8 @@ def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...
 def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
     """Return the FLOPs of a group of device work, or None if no FLOPs are known.
 
-    The kernels of one operation may be in several groups. Then only the group with the most time gets the FLOPs of the
-    operation.
+    If an operation has kernels in several groups, only the group with the longest total time gets the operation's
+    FLOPs.
     """
     total: float | None = None
     for one in group:

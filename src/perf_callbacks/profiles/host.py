@@ -63,8 +63,8 @@ class CallSite:
     in_optimizer: bool = False
     in_data: bool = False
     line: str | None = None
-    """File, line and name of the innermost Python function outside of torch. If all functions are in torch, the
-    innermost of them is given."""
+    """File, line and name of the innermost Python function outside of torch. If all enclosing Python functions are in
+    torch, the innermost function is given."""
     modules: Modules = None
     """Names of at most `LEVELS` enclosing modules, the outermost first. None means unknown. In traces with our own
     module events, the only entry is the path of the innermost module."""
@@ -89,7 +89,7 @@ class Host:
     origins: dict[int, CallSite] = field(default_factory=dict)
     """`CallSite` of each call, except calls of Python functions. The key is the `id` of the call."""
     self_times: list[tuple[Call, Interval]] = field(default_factory=list)
-    """Parts of each operation or collective during which no nested operation ran on the same thread."""
+    """Time spans in which an operation or a collective ran, but no operation nested in it."""
     has_modules: bool = False
 
     def of(self, call: Call | None) -> CallSite:
@@ -98,10 +98,11 @@ class Host:
 
 
 class _Forward:
-    """Modules of each forward operation. An operation is found by its thread and its sequence number.
+    """Modules that enclose each forward operation. An operation is found by its thread and its sequence number.
 
-    A forward operation has the same sequence number as the autograd node that it makes. Each thread numbers its own
-    operations. If several operations of a thread have the same number, the last of them made the node.
+    A forward operation has the same sequence number as the autograd node that it makes. Sequence numbers are counted
+    separately in each thread. If several operations of a thread have the same sequence number, the most recent
+    operation made the autograd node.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class _Forward:
         self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
 
     def add(self, call: Call, origin: CallSite, *, again: bool) -> None:
-        """Add a forward operation. `again` is True if the operation ran within a backward, as in checkpointing."""
+        """Add a forward operation. `again` is True if checkpointing repeats the operation in the backward."""
         sequence = number(call.arguments.sequence)
         if sequence is not None:
             (self._again if again else self._first)[call.thread][sequence] = origin.modules
@@ -117,8 +118,8 @@ class _Forward:
     def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
         """Return the modules of the forward operation that made the autograd node `nodes[0]`.
 
-        `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, `thread` may
-        have run the forward of the innermost node again, within an outer node.
+        `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, an outer node
+        may have run the forward operation of the innermost node a second time.
         """
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
@@ -229,8 +230,8 @@ def _in_function(outer: CallSite, name: str) -> CallSite:
 def _line(outer: str | None, name: str) -> str | None:
     """Return the name of a called function, with file and line, or else the name `outer` of its caller.
 
-    `outer` is returned if `name` has no line. It is also returned if `name` belongs to torch or Python's library, and
-    `outer` doesn't.
+    `outer` is returned if `name` has no line. `outer` is also returned if `name` is a function of torch or of Python's
+    library, but `outer` is not such a function.
     """
     shown, library = _function(name)
     if shown is None or (library and outer is not None and not _LIBRARY.match(outer)):

@@ -41,15 +41,16 @@ class Idle:
 
 
 def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host) -> Idle:
-    """Find the cause of each part of the idle gaps between a device's kernels. `work` must be sorted by start.
+    """Find the causes of the idle gaps between a device's kernels. `work` must be sorted by start.
 
-    The launch of the next kernel divides a gap. After the launch, the cause is "device". Before the launch, the device
-    waited for the host. Time that the host spent in the DataLoader has the cause "data". Time that the host spent in a
-    collective has the cause "communication".
+    Each gap is split at the time when the host launched the next kernel. After the launch, the cause is "device".
+    Before the launch, the device waited for the host. Time that the host spent in the DataLoader has the cause "data".
+    Time that the host spent in a collective has the cause "communication".
 
     All other time before the launch has the cause "sync" or "host". Assume that `loss.item()` waited 3 ms for the
-    device. Without this wait, the host would have launched the next kernels 3 ms earlier. So up to 3 ms of the gaps
-    after `loss.item()` have the cause "sync". All remaining time has the cause "host".
+    device. Without this wait, the host would have launched the next kernels 3 ms earlier. In the gaps after
+    `loss.item()`, a total of at most 3 ms therefore has the cause "sync". Idle time without any of the other causes has
+    the cause "host".
 
     One call launches all kernels of a CUDA graph. So after the launch of a CUDA graph, gaps between its kernels have
     the cause "device".
@@ -95,8 +96,9 @@ def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence
 def _waits(calls: Iterable[Call], busy: Cover, copies: Mapping[int, float]) -> Iterable[tuple[Call, float]]:
     """Yield each host call that waited for the busy device, with the duration of the wait in microseconds.
 
-    `copies` maps the `id` of a host call to the start of the copy that the call launched. An asynchronous copy call
-    also waits if the host memory is not pinned. A copy call that returned before its copy began did not wait.
+    `copies` maps the `id` of a host call to the start of the copy that the call launched. Even an asynchronous copy
+    call waits for the device if the host memory is not pinned. A copy call that returned before its copy began did not
+    wait.
     """
     for call in calls:
         if call.kind != "runtime":

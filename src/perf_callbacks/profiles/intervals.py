@@ -60,8 +60,8 @@ def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[
 def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
     """Return each interval's share of the busy time. The shares add up to the length of the union of all intervals.
 
-    An interval is a tuple (start, end, rank). At each moment, only the running intervals with the smallest rank share
-    the time. Their shares are equal.
+    An interval is a tuple (start, end, priority). 0 is the highest priority. At each moment, the running intervals with
+    the highest priority share the time equally.
 
     >>> shares([(0, 10, 0), (5, 15, 1), (0, 10, 0)])
     [5.0, 5.0, 5.0]

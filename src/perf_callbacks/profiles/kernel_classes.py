@@ -93,8 +93,9 @@ def of_name(name: str) -> str | None:
 def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> str:
     """Return the class of a kernel by its name, or else by the operations that launched it, the innermost first.
 
-    If the name means softmax, reduction or indexing, the kernel may be part of a larger operation, such as attention.
-    Then the larger operation decides. Any kernel in an optimizer's step has the class "optimizer", except a collective.
+    If the name means softmax, reduction or indexing, the kernel may be part of a larger operation, such as attention. A
+    kernel that is part of a larger operation gets the class of the larger operation. Any kernel in an optimizer's step
+    has the class "optimizer", except a collective.
     """
     kind = of_name(name)
     if in_optimizer and kind != COMMUNICATION:

@@ -21,8 +21,9 @@ from perf_callbacks.profiles.host import LEVELS, MODULE
 def marks(model: nn.Module | None) -> Callable[[Patches], None]:
     """Return a function that turns on the marks of a model's modules.
 
-    The function adds its change to the `Patches` that it receives. Undoing the patches turns the marks off. The
-    function holds only a weak reference to the model. If an error occurs, the trace shows no modules.
+    The returned function takes a `Patches` object as its argument, and uses it to replace `nn.Module.__call__`. Undoing
+    the patches turns the marks off. The function holds only a weak reference to the model. If an error occurs, the
+    trace shows no modules.
     """
     weak = None if model is None else ref(model)
 

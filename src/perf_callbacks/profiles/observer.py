@@ -39,8 +39,9 @@ MOST_PART = 0.05
 MOST_NODES = 20_000
 """Largest number of autograd graph nodes in a profile. A forward makes about one node per operation.
 
-torch holds the GIL while it ends a profile. On a busy CPU, ending a profile took 0.9 s and 0.2 GB for 5,000 nodes, 7 s
-and 1.3 GB for 40,000 nodes, and 49 s and 6 GB for 200,000 nodes. Kernels of a GPU take more time and memory."""
+torch holds the GIL while it ends a profile. On a busy CPU, the end of a profile took 7 s for 40,000 nodes, and 49 s for
+200,000 nodes. The end of a profile also needed memory: 1.3 GB for 40,000 nodes, and 6 GB for 200,000 nodes. Kernels of
+a GPU take more time and memory."""
 
 MOST_TRIES = 3
 """Number of attempts to record a profile. An attempt fails if an evaluation or a checkpoint comes in its first step."""
@@ -54,10 +55,11 @@ CLOSE_SECONDS = 5.0
 POLL_SECONDS = 0.02
 
 NO_WISH = 10**12
-"""Number that a rank sends if it proposes no profile. All ranks adopt the smallest number that any rank sends."""
+"""Number that a rank sends if it proposes no profile. The number is larger than every proposal, because all ranks
+follow the smallest number."""
 
 PER_TURN = 10**9
-"""A proposal is one integer: the number of the profile times `PER_TURN`, plus the rank to profile."""
+"""A proposal is one integer. For example, `2 * PER_TURN + 7` proposes to profile rank 7 in the fit's second profile."""
 
 WISH = "profile"
 
@@ -94,7 +96,7 @@ class ProfileWatch(Observer):
     """Profiles steps on one rank, and excludes these steps from the measurements of all ranks.
 
     With `profile="auto"`, rank 0 proposes which rank to profile. All ranks receive the proposal before the profile
-    begins. So no rank mistakes a step that the profiler delays for a slow step.
+    begins, so that no rank reports the profiled steps as slow.
     """
 
     def __init__(
@@ -203,7 +205,8 @@ class ProfileWatch(Observer):
     def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
         """End the running profile before an evaluation, a checkpoint or another span.
 
-        If the profile has no complete step yet, plan another attempt, which begins with the next step.
+        If no step of the profile has ended yet, plan another attempt. The new attempt begins with the step after the
+        current step.
         """
         again = self._left > 0 and self._left == self._count + self._several
         if self._profiler is not None:

@@ -19,7 +19,7 @@ def of(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None
 
     Args:
         operations: The operations that enclose the device work, the innermost first.
-        kind: Class of the device work. A copy or a sum within a matrix product gets no FLOPs.
+        kind: Class of the device work. A copy or a sum gets no FLOPs, even as a part of a matrix product.
     """
     for call in operations:
         given = number(call.arguments.flops)
@@ -82,7 +82,7 @@ def _convolution_backward(shapes: Shapes, values: Sequence[object]) -> int:
 
 
 def _at(values: Sequence[int], place: int) -> int:
-    """Return the value for a dimension. If the list has only one value, this value is for all dimensions."""
+    """Return the value for a dimension. A single value in `values` applies to all dimensions."""
     return values[place] if len(values) > 1 else values[0]
 
 

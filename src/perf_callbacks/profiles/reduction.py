@@ -101,7 +101,7 @@ def _busy(timelines: Timelines, name: tuple[str, str]) -> float:
 
 
 def _steps(calls: Iterable[Call]) -> list[Call]:
-    """Return the steps that the profiler marked, sorted by start. Drop the last steps if no work began in them."""
+    """Return the steps that the profiler marked, sorted by start. Leave out steps after the last operation."""
     calls = [call for call in calls if call.kind in {"operation", "annotation"}]
     steps = [call for call in calls if STEP.match(call.name)]
     starts = [call.start for call in calls if hosts.is_work(call)]
@@ -121,9 +121,10 @@ def _number(step: Call) -> int | None:
 def _window(steps: Sequence[Call], work: Sequence[DeviceWork], span: Interval) -> tuple[Interval, list[DeviceWork]]:
     """Return the time span of the profiled steps, and the device work within this span.
 
-    The span ends when the last step and all work that the steps launched have ended. When the first step begins, the
-    device may still run work of earlier steps. The span begins when this earlier work has ended. Work that crosses an
-    end of the span is cut. Work without a known launch counts as earlier work if it began before all work of the steps.
+    The span begins when the first step has begun and the device has finished all work of earlier steps. The span ends
+    when the last step has ended and the device has finished all work of the profiled steps. If work begins before the
+    span or ends after the span, only the part within the span is kept. Work with an unknown launch counts as work of an
+    earlier step if it began before the first work that the profiled steps launched.
     """
     if steps:
         start, end = steps[0].start, max([step.end for step in steps])

@@ -17,7 +17,8 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""An amount of this size or more counts as unknown. So sums over all ranks of a job need far fewer than 128 bits."""
+"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown. With this limit, a
+sum over all ranks of a job fits into 128 bits."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
@@ -48,7 +49,8 @@ class Bundle:
     names: tuple[str, ...]
     """Names of the signals."""
     columns: "array[float]"
-    """Values of all signals of the first rank, then of the second rank, and so on. Each signal has `length` values."""
+    """Values of all signals of the first rank, in the order of `names`, then of the second rank, and so on. Each signal
+    has `length` values."""
     resources: "array[float]"
     """Use of the machine, rank by rank, in the order of `RESOURCES`; `UNKNOWN` if a rank doesn't know a value."""
 
@@ -99,7 +101,7 @@ class Bundle:
 class RankSignals(Mapping[str, "array[float]"]):
     """Signals of one rank, by name.
 
-    A signal is cut out of the bundle on access, because readers use only one signal of most ranks.
+    A signal is copied from the bundle only when it is read, because most signals are never read.
     """
 
     __slots__ = ("_columns", "_length", "_places", "_start")
@@ -150,11 +152,11 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 
 
 class Combination:
-    """Sums the data of all ranks for one window, some ranks at a time. Thousands of ranks at once take milliseconds.
+    """Sums the data of all ranks for one window. To keep each call short, `add` takes only some ranks at a time.
 
     Sums are exact. A sum is unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
-    samples, the sum is divided by the number of these ranks. If the quotient isn't a whole number, the ranks counted
-    differently, and the sum is unknown.
+    samples, the sum is divided by the number of these ranks. If the division of the sum leaves a remainder, the ranks
+    counted differently, and the sum is unknown.
     """
 
     def __init__(self) -> None:

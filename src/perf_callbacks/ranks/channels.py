@@ -1,6 +1,7 @@
 """Named channels between ranks: features write notes, and the exchange passes the notes on without reading them.
 
-A channel has one note per rank and one note that all ranks share. A note is text, which the feature packs and unpacks.
+A channel has one note of each rank, and one shared note that all ranks read. A note is text, which the feature packs
+and unpacks.
 """
 
 from abc import ABC, abstractmethod
@@ -17,8 +18,8 @@ class Channel:
         self.fit = fit
         """Id of the fit."""
         self.seen = ""
-        """Shared note, with the id of its fit, as this rank last read or wrote it. If this rank talks with the store
-        for its machine, it passes the note on to the machine's other ranks."""
+        """Most recent shared note that this rank read or wrote. The text begins with the id of the fit. In a job of
+        many ranks, the first rank of each machine passes the shared note on to the machine's other ranks."""
         self._name, self._board = name, board
 
     @property
@@ -49,7 +50,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note if no other rank changed it since this rank's last reading. Return True if written."""
+        """Write the shared note and return True, or return False if another rank changed it since this rank read it."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:
@@ -57,7 +58,7 @@ class Channel:
         return claimed
 
     def forget(self) -> None:
-        """Forget the shared note. Other ranks of this machine see no note until this rank reads the note again."""
+        """Forget the shared note. Until this rank reads the shared note again, the machine's other ranks see none."""
         self.seen = ""
 
     def _own(self, text: str) -> str:
@@ -78,4 +79,4 @@ class ChannelHandler(ABC):
 
     @abstractmethod
     def leave(self, channel: Channel) -> None:
-        """Write the last note, because the fit of this rank has ended."""
+        """Write the final note of this rank at the end of its fit."""

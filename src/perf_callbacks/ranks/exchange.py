@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
-A side thread makes all calls to the process group's store, and each call returns at once. If a rank crashes, hangs,
-ends early or lacks the callback, windows are closed without its data, and training continues.
+A side thread makes all calls to the process group's store, and each call returns at once. If the data of a rank don't
+arrive, for example because the rank hangs or lacks the callback, rank 0 closes the window without these data.
 """
 
 import atexit
@@ -83,8 +83,8 @@ def of(recorder: Recorder) -> "Exchange | None":
 class Exchange:
     """One rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
 
-    All ranks use the window length, the run id and the directory of rank 0. If rank 0's `window` is None, nothing is
-    exchanged.
+    All ranks use the window length, the run id and the directory of rank 0. If the window length of rank 0 is None, the
+    ranks exchange nothing.
     """
 
     def __init__(
@@ -119,7 +119,10 @@ class Exchange:
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
-        """Return rank 0's settings, or None after the timeout. Settings that come later appear in `job_settings`."""
+        """Return rank 0's settings, or None after the timeout.
+
+        If the settings come after the timeout, `job_settings` holds them.
+        """
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
         return self._rounds.job_settings
@@ -160,7 +163,7 @@ class Exchange:
 
     @property
     def latest(self) -> Window | None:
-        """Newest window that rank 0 closed and this rank received. None before the first window."""
+        """Newest closed window that has reached this rank. None before the first window."""
         return self._rounds.latest
 
     @property
@@ -171,8 +174,8 @@ class Exchange:
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, one rank per machine talks with the store, and passes on only the channels that it has
-        opened itself.
+        In a job of many ranks, the first rank of each machine must open the channel too, because the first rank passes
+        on the notes of the machine's other ranks.
         """
         self._rounds.open(name, handler)
 
@@ -191,7 +194,7 @@ class Exchange:
             self._talk.wake()
 
     def take(self) -> list[Window]:
-        """Return the windows closed since the last call, for rank 0's journal."""
+        """Return the windows that were closed since the previous call of this method, for rank 0's journal."""
         finished = self._rounds.finished
         return [finished.popleft() for _ in range(len(finished))]
 
@@ -261,7 +264,10 @@ class _ExchangeThread:
         self._finish()
 
     def _rest(self, pause: float | None, began: float) -> None:
-        """Sleep until the next round is due or `offer` is called. Windows that end within `SOON` share a round."""
+        """Sleep until the next round is due or `offer` is called.
+
+        A call of `offer` starts no round earlier than `SOON` seconds after the start of the previous round.
+        """
         try:
             self._calls.get(timeout=pause)
         except queue.Empty:
@@ -281,7 +287,7 @@ class _ExchangeThread:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the ranks of this machine if only its first rank talks with the store. Else return None."""
+    """Return the `Node` of this machine, or None if each rank of the machine talks with the store itself."""
     address = store_room.address(store)
     if address is None:
         return None

@@ -19,16 +19,16 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""Seconds until rank 0 first looks for the data of a window, in a job of more than `MANY` ranks. In such a job, each
-look costs milliseconds."""
+"""In a job of more than `MANY` ranks, rank 0 waits this many seconds after the end of its own window before it looks
+for the data of the other ranks. In a job of so many ranks, each look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""In a job of more than `MANY` ranks, rank 0 pauses between two looks for this many times as long as it has waited so
-far. So rank 0's second look comes after `GATHER_SECONDS`."""
+"""Factor for the pauses of rank 0 in a job of more than `MANY` ranks. If rank 0 has waited 1 s for missing data, it
+pauses for 3 s before it looks again. So rank 0's second look comes after 4 s, which is later than `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
-"""Seconds of work after which the side thread yields the GIL to training. A slice of work may take half a millisecond
-more."""
+"""Seconds of work after which the side thread yields the GIL to training. The side thread may hold the GIL half a
+millisecond longer than `SLICE_SECONDS`."""
 
 SLICE = 128
 """Number of bundles that are combined between two readings of the clock."""
@@ -38,12 +38,12 @@ BREATH_SECONDS = 0.0002
 has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
-"""Largest number of notes, and of bytes of signals, that are read at once."""
+"""One request reads at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals."""
 
 LATE_SECONDS = 1.0
-"""If rank 0 notices a deadline this many seconds late, its process was suspended. So the store, which this process
-serves, was suspended too. The window then stays open for this many seconds more, so that the delayed notes of other
-ranks arrive."""
+"""If rank 0 runs again only this many seconds after the deadline of a window, rank 0's process was suspended. The store
+was suspended too, because rank 0's process serves the store. After a suspension, rank 0 keeps the window open for
+`LATE_SECONDS` more, so that delayed notes of other ranks arrive."""
 
 MOST_SHOWN = 8
 """Largest number of missing ranks that the warning names."""
@@ -66,15 +66,16 @@ class _Pending:
     ranks: set[int] = field(default_factory=set)
     """Ranks whose data `bundles` contains."""
     prolonged: bool = False
-    """True: the deadline was moved once, because this process was suspended when the deadline passed."""
+    """True: the deadline was postponed, because rank 0's process was suspended."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """Length and first bytes of the last note that was read from each source. If both are the same at the next reading,
-    the note has not changed."""
+    """Length and first bytes of the most recent note that was read from each source. A note with the same length and
+    the same first bytes has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
         """If the new bundles are valid, replace the bundles of a source, and return True. Else return False.
 
-        Valid bundles contain all earlier ranks of the source and at least one new rank, but no rank of another source.
+        Bundles are valid if they contain all ranks of the source's previous bundles, and at least one more rank.
+        Bundles with a rank of another source are not valid.
         """
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
@@ -99,8 +100,8 @@ class Leader(Rounds):
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """For each rank, the source of its data: the rank under whose key the store holds the data. Until data arrive,
-        the source is guessed from the number of ranks on this machine."""
+        """For each rank, the source of its data: the rank that writes the data to the store. Until data arrive, the
+        source is guessed from the number of ranks on this machine."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}
@@ -169,7 +170,7 @@ class Leader(Rounds):
         return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
-        """In a job of more than `MANY` ranks, yield the GIL if the last slice of work took longer than `after`."""
+        """In a job of more than `MANY` ranks, yield the GIL if this thread has worked for `after` seconds."""
         if self._world_size > MANY and perf_counter() - self._breathed > after:
             sleep(BREATH_SECONDS)
             self._breathed = perf_counter()

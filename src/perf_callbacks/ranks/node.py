@@ -58,18 +58,17 @@ class Node:
 def gathered(
     rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
-    """Return the ranks of this machine if only its first rank talks with the store. Else return None.
+    """Return the `Node` of this machine, or None if each rank of the machine talks with the store itself.
 
     The ranks of a machine can't ask each other, because they would need a connection. So each rank decides by itself,
     and all ranks of the machine must come to the same result. Launchers number the ranks of a machine one after the
-    other. Different machines may come to different results. This does no harm, because rank 0 finds out which ranks
-    talk with the store.
+    other. Different results on two machines do no harm, because rank 0 finds out which ranks talk with the store.
 
     Args:
         rank: Rank of this process.
         world_size: Number of ranks of the job.
         local: Local rank and number of ranks on this machine. None: unknown.
-        many: Each rank talks with the store itself in a job of at most this many ranks.
+        many: In a job of at most this many ranks, each rank talks with the store.
         job: Words that distinguish this job from other jobs on the machine.
         attempt: Number of times that the job was restarted. Each attempt has a directory of its own.
     """
@@ -132,8 +131,8 @@ class FileNotes:
         """Remove notes that no rank reads any more.
 
         The rank that talks with the store removes the directory. If the directory already holds settings of the next
-        fit, other ranks may have read them. In this case, the rank removes only its own notes. Any other rank removes
-        its notes only if the rank that talks with the store has already left.
+        fit, the rank that talks with the store removes only its own notes. Any other rank removes its notes only if the
+        rank that talks with the store has already left.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
             self._directory.find()
@@ -155,8 +154,8 @@ class FileNotes:
 def remove_earlier(directory: Path) -> None:
     """Remove directories left by killed attempts of this job, and directories unused for a day.
 
-    Removing the directory of a running job does no harm. If the ranks of a job wrote no note for a day, they have read
-    all earlier notes, and their next note creates the directory again.
+    Removing the directory of a running job does no harm: after a day, all notes in the directory have been read, and
+    the next note creates the directory again.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")
@@ -233,7 +232,7 @@ class Relay:
         return notes
 
     def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts into one note, or into several if one would be too large. Each has the key of a rank."""
+        """Bundle parts into one note, or into several notes if one note would be too large. Return the notes by key."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
         notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}

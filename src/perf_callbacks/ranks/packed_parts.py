@@ -1,8 +1,7 @@
 """Pack ranks' data of a window into bytes for the store: a header, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped. The parts in the other bytes stay valid. The byte order is the
-machine's, because all ranks of a job run on the same kind of machine. The first bytes show if a rank runs another
-version.
+Foreign, incomplete or damaged bytes are dropped, and all undamaged parts are kept. The byte order is the machine's,
+because all ranks of a job run on the same kind of machine. The first bytes show if a rank runs another version.
 """
 
 import json

@@ -121,8 +121,8 @@ class PrivateDirectory:
     def remove(self, names: Iterable[str] | None = None) -> None:
         """Remove these files (None: all files), and then the directory if it is empty.
 
-        With None, nothing is removed if any file's name is not that of a note: another user may have moved a directory
-        here.
+        If `names` is None and a file doesn't have the name of a note, nothing is removed, because the directory may
+        hold other files of the user.
         """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory

@@ -1,7 +1,7 @@
 """Exchange messages between ranks in rounds: rank 0's settings, each rank's data of a window, and combined windows.
 
 A round does all work that is possible now and returns the seconds until the next round. No function of this module
-reads a clock. A round waits only if a device is still computing a number of a message.
+reads a clock. A round waits only for a number that a device is still computing.
 """
 
 import dataclasses
@@ -37,15 +37,15 @@ KEPT_OF_MANY = 4
 """Largest number of windows for which the store keeps a rank's data, in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window closes even if the data of some ranks are missing. If two steps take longer than this,
-the window stays open for the time of two steps."""
+"""Seconds after which a window closes even if the data of some ranks are missing. If two steps take longer than
+`DEADLINE_SECONDS`, the window stays open for the time of two steps."""
 
 FINISHED = 64
 """Largest number of windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds until a rank looks again for missing notes. Each further pause is as long as the whole wait so far, but at
-most `SELDOM` seconds."""
+"""Seconds between a rank's first two looks for missing notes. Each later pause between two looks is as long as all
+earlier pauses together, but at most `SELDOM` seconds."""
 
 SOON_HERE = 0.5
 """Like `SOON`, but for notes of the other ranks of the machine."""
@@ -118,7 +118,7 @@ class Rounds:
             yield handler, channel
 
     def _join(self) -> StoreNotes | FileNotes:
-        """Connect to the store. If another rank talks for this machine, open the machine's directory instead."""
+        """Connect to the store, or open the machine's directory if another rank of the machine talks with the store."""
         if self._node is not None and not self._node.talks:
             self._board = FileNotes(self._node.directory)
             return self._board
@@ -172,7 +172,7 @@ class Rounds:
         """Withdraw notes from the store. A rank that only sends its data has no notes to withdraw."""
 
     def _drained(self, window: int) -> list[Part]:
-        """Return the parts that were offered since the last round. Drop parts of windows of another length."""
+        """Return the parts offered since the previous round. Drop parts whose window length is not `window`."""
         parts = [self.offers.popleft() for _ in range(len(self.offers))]
         return [
             dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens), role=self.role, attempt=self._attempt)
@@ -184,9 +184,9 @@ class Rounds:
 class Follower(Rounds):
     """A rank other than rank 0. It follows rank 0's settings, however late they come, and sends its data.
 
-    The store may still hold the settings of an earlier fit. If this process has followed the earlier fit's settings
-    before, the rank ignores them. If the process had no part in the earlier fit, the rank follows the earlier fit's
-    settings until the current settings arrive. The current settings arrive before the first window is sent.
+    The store may still hold the settings of an earlier fit. If this process took part in the earlier fit, the rank
+    ignores the settings of the earlier fit. If the process had no part in the earlier fit, the rank follows the earlier
+    fit's settings until the current settings arrive. The current settings arrive before the first window is sent.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
@@ -267,7 +267,8 @@ def pause(waited: float, least: float = SOON) -> float:
 def patience(part: Part) -> float:
     """Return the seconds after which a window closes even if the data of some ranks are missing.
 
-    If steps are long, a rank may send its last step only at the end of the next step.
+    The result is at least the time of two steps, because a rank may send a window's data only one step after the end of
+    the window.
     """
     return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 

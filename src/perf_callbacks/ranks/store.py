@@ -31,7 +31,7 @@ MOST_WRITTEN = 1_000
 _NOBODY_WRITES = "?"
 
 SHARE = 0.75
-"""Share of a process's allowed open files that the connections of all ranks may take."""
+"""The connections of all ranks may use at most this share of the files that a process may open."""
 
 
 def default_store() -> Any:
@@ -45,8 +45,8 @@ def shortage(store: Any, world_size: int, connections: int) -> str | None:
     """Return the reason why a store's server can't take this many more connections; None if it can.
 
     Each rank has one connection already. If connections used up all descriptors of a process, its next `open` would
-    fail, and so would training. Each rank decides by itself, because asking other ranks would need the new connection.
-    The function doesn't detect limits that differ between nodes.
+    fail, and so would training. Each rank decides by itself, because a rank can't ask other ranks before it has opened
+    a new connection. The function doesn't detect limits that differ between nodes.
     """
     allowed = open_files_allowed()
     if allowed is None or address(store) is None:
@@ -101,7 +101,7 @@ class StoreNotes:
         return [note if len(note) <= LARGEST else b"" for note in self._store.multi_get(list(keys))]
 
     def replace(self, key: str, note: str, other: str) -> None:
-        """Write `other` if the key still holds `note`."""
+        """Replace `note` under this key by `other`. Do nothing if the key holds another note."""
         self._store.compare_set(key, note, other)
 
     def claim(self, key: str, note: str, other: str) -> bool:
@@ -129,7 +129,7 @@ class StoreNotes:
         return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
-        """Find the keys that exist. The store can only check whether all keys exist, so this method bisects."""
+        """Find the keys that exist. The store only tells whether all keys exist, so halves of the keys are checked."""
         new = [key for key in keys if key not in self._found]
         if not new or self._store.check(new):
             self._found.update(new)

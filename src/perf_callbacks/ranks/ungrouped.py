@@ -23,7 +23,7 @@ REMEDIES = {
 }
 ALONE = {"transformers", "accelerate"}
 """Integrations whose framework reports by itself how many processes train together. On a machine without accelerators,
-accelerate forms a process group under torchrun, but each process trains alone, unless the user asks for CPUs."""
+accelerate forms a process group, but by default each process trains alone."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
@@ -82,7 +82,7 @@ class UngroupedWatch(Observer):
             self._warn()
 
     def record_written(self, record: Record) -> None:
-        """Warn at the end of a fit that is shorter than a window, unless the fit has no steps: it may have failed."""
+        """Warn at the end of a fit that is shorter than a window. Don't warn about a fit without steps."""
         if isinstance(record, Summary) and record.steps:
             self._warn()
 

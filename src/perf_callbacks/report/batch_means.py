@@ -137,7 +137,7 @@ def change_between_runs(
 def difference_between_runs(
     before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return the second side's mean minus the first side's mean, and the two ends of its confidence interval.
+    """Return the second side's mean minus the first side's mean, and the confidence interval of this difference.
 
     With one run on each side, the interval comes from Welch's t-test. Otherwise, it comes from Student's t-test on the
     runs' values.

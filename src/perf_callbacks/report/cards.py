@@ -30,23 +30,24 @@ THREADS = "threads"
 is unknown."""
 
 CLEAR = 0.9
-"""If the lower end of a saving is below this share of the upper end, a card prints a range, such as "5% to 9%"."""
+"""A saving is printed as a range, such as "5% to 9%", only if its lower end is below this share of its upper end."""
 
 ENOUGH_COVERED = 0.98
-"""If counted matrix products used less than this share of the weights, the card names this as a reason for a lower
-bound."""
+"""Smallest share of the weights that counted matrix products should use. Below this share, the card says which share of
+the weights was in no counted product."""
 
 MOST_NAMES = 3
 """A card names at most this many operations without a formula."""
 
 WORTH_SAVING = 0.01
-"""A card prints the lower end of a saving only if that end is at least this share of the run."""
+"""The lower end of a saving is printed only if it is at least this share of the run's time."""
 
 MOST = 0.99
 """Largest share of the run that a card promises to save. No estimate is exact enough for a larger share."""
 
 MOSTLY = 0.8
-"""If forward, backward and optimizer took at least this share of the run, there is little or nothing to win."""
+"""If forward, backward and optimizer took at least this share of the run's time, the verdict says that there is little
+or nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
 """Names of parts of the wall time on the card, where they differ from the names in the summary."""
@@ -113,7 +114,7 @@ def _sure(found: Finding) -> float:
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
-    """Yield the verdict, then a line for each other change that would help."""
+    """Yield the verdict, and then a line for each further finding."""
     large = _large(summary)
     yield verdict(summary) or _too_short(summary)
     for other in summary.findings[len(large) :]:
@@ -205,7 +206,7 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Yield a line with the parts of the wall time that are not empty. If no time was measured, yield no line.
+    """Yield a line with all parts of the wall time except empty parts. If no time was measured, yield no line.
 
     The account begins with the trainer's first hook, because the time before this hook is unknown.
     """
@@ -319,7 +320,7 @@ def _pauses(summary: Summary) -> str:
 
 
 def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist in one line. `_proofs` renders the items on trial."""
+    """Render the checklist in one line, without the items that `_proofs` renders."""
     parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
     if parts:
         yield f"checklist: {joined(parts)}"

@@ -29,7 +29,7 @@ class ComparedRun:
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
     load: Load
-    """Load of the machine, as recorded by the rank that waited for a CPU for the largest share of its run."""
+    """Load of the machine, as recorded by the rank that waited longest for a CPU."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
@@ -69,7 +69,8 @@ class ComparedRun:
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
         """Estimate a ratio: the sum of one column, divided by the sum of another column.
 
-        Only steps with both values count. If a name is None, each value of this column is 1.
+        A step with an unknown value in one of the two columns is left out. If `above` or `below` is None, its column
+        has the value 1 in each step.
         """
         ones = [1.0] * self.steps
         columns = [ones if name is None else self.columns[name] for name in (above, below)]
@@ -99,8 +100,8 @@ def _tflops(run: ComparedRun) -> Estimate | None:
 def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
     """Return an estimator of MFU or HFU for the compared steps.
 
-    The estimator takes the summary's MFU or HFU, and multiplies it by a ratio: the FLOPs per second of the compared
-    steps, divided by the FLOPs per second in the summary.
+    The estimator scales the MFU or HFU of the summary. If the compared steps had twice the summary's FLOPs per second,
+    the result is twice the summary's MFU or HFU.
     """
 
     def estimate(run: ComparedRun) -> Estimate | None:
@@ -143,7 +144,7 @@ def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
 
 
 def common_steps(ranks: Sequence[Attempt]) -> list[list[int]]:
-    """Return, for each rank, the indices of the measured steps that all ranks have in common."""
+    """Return, for each rank, the indices of those steps that all ranks measured."""
     places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
     common = [step for step in places[0] if all([step in others for others in places[1:]])]
     return [[where[step] for step in common] for where in places]

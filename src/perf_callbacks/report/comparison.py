@@ -17,8 +17,8 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that can decide whether there is a regression. The first metric that has a verdict decides. For an exception,
-see `_decider`."""
+"""Metrics that can decide whether there is a regression. Usually, the first of these metrics that has a verdict decides
+(see `_decider`)."""
 
 EXPLAINED = 0.5
 """A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
@@ -39,7 +39,7 @@ class ComparedMetric:
     verdict: str | None = None
     """One of "worse", "better", "same" and "undecided". None means that there is no verdict.
 
-    "undecided" means that the change may reach the threshold, but may also be chance.
+    "undecided" means that the confidence interval contains both no change and a change as large as the threshold.
     """
 
 
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def several(self) -> bool:
-        """True if a side has several runs. If so, the intervals cover differences between the runs of a side."""
+        """True if a side has several runs."""
         return max(self.runs) > 1
 
 
@@ -88,7 +88,7 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
         first: The old runs, side A.
         second: The new runs, side B.
         fail_over: Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor
-            better. A rate is worse if the step time that it implies is longer by at least this share.
+            better. The change of a rate, such as tokens/s, is converted to a change of the step time.
 
     Raise `ArithmeticError` or `ValueError` if a figure can't be computed from a journal's values, or isn't finite.
     """
@@ -145,7 +145,8 @@ def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
     This is usually the first metric. But if the verdict on the first metric is "same" or "undecided", and quick steps
     became slower, the time of quick steps decides.
 
-    If other programs run on the machine, throughput may vary too much to show a change that quick steps show.
+    If other programs run on the machine, a change may be visible only in the time of quick steps, because throughput
+    varies too much.
     """
     if not known_metrics:
         return None
@@ -155,7 +156,7 @@ def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
 
 
 def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
-    """Return True if the machine's load may explain a change, or may hide a change that reaches the threshold."""
+    """Return True if the machine's load may be the cause of the verdict."""
     if metric.change is None or metric.verdict in {None, UNDECIDED}:
         return False
     longer = math.log1p(metric.change.change) * (1 if _is_cost(metric.name) else -1)
@@ -234,7 +235,8 @@ CONVENTIONS = {
     "peak_measured": "one peak is measured and one is not",
     "peak_flops_per_second": "the peaks differ",
 }
-"""Fields of `FlopsSummary` that must agree for a comparison of MFU. The first two must also agree for TFLOPS."""
+"""Fields of `FlopsSummary` that must agree for a comparison of MFU. For a comparison of TFLOPS, only "source" and
+"lower_bound" must agree."""
 
 
 def _said(value: object) -> str:

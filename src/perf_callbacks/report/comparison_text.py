@@ -57,7 +57,7 @@ def not_alike(unlike: Values) -> str:
 def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
     """Return the verdict in words.
 
-    If a side has several runs, the words also name a change that is below the threshold but that chance can't explain.
+    With several runs on a side, a change below the threshold is mentioned too, if chance can't explain the change.
     """
     if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
         slower = (change.change > 0) == metric.name.endswith("_time")
@@ -115,7 +115,8 @@ def _load(comparison: Comparison, columns: int) -> list[str]:
 def markdown(comparison: Comparison) -> str:
     """Render a comparison for a pull request, as a code block.
 
-    The block's fence is longer than any backticks in the text, so no value from a journal can end the block.
+    The block's fence has more backticks than the longest row of backticks in the text, so that no value from a journal
+    can end the block.
     """
     rendered = text(comparison)
     fence = "`" * max([3, *[len(run) + 1 for run in re.findall("`+", rendered)]])

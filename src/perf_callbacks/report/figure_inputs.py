@@ -21,7 +21,7 @@ from perf_callbacks.report.work_rate import WorkRate
 
 @dataclass(frozen=True, slots=True)
 class FigureInputs:
-    """A fit, and the parts of the fit that the page draws."""
+    """A fit, and the values that the charts of the page show."""
 
     fit: FitHistory
     drawn: StepSeries
@@ -34,7 +34,8 @@ class FigureInputs:
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
         """Return the explanations of charts and tables, by the figure's name.
 
-        If impossible values in a journal make a calculation fail, the explanation of this figure has no inputs.
+        If a figure can't be calculated because of impossible values in a journal, the figure's explanation lists no
+        inputs.
 
         Args:
             headings: The column headings of each figure, by the figure's name. A chart has no headings.

@@ -1,6 +1,7 @@
 """The report's heat map.
 
-Rows are ranks, and columns are steps. For each stage, a cell shows how much longer the rank takes than the median rank.
+Rows are ranks, and columns are steps. For each stage, a cell shows how much longer the rank takes than the median of
+all ranks.
 """
 
 from heapq import nlargest
@@ -52,7 +53,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return by how many seconds each rank exceeds the median rank, in each stage and bucket of steps."""
+    """Return how many seconds each rank is slower than the median of all ranks, by stage and bucket of steps."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}

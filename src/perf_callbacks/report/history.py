@@ -75,7 +75,7 @@ class Attempt:
             self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
 
     def _add_steps(self, record: Steps) -> None:
-        """Add a block of steps. Drop each step whose number is not larger than the number of every earlier step."""
+        """Add a block of steps. Drop a step if an earlier step has the same number or a larger number."""
         last = self.step[-1] if self.step else -1
         new = [*_ascending(record.step, last)]
         self.step.extend(compress(record.step, new))
@@ -150,7 +150,7 @@ class FitHistory:
 
     @property
     def hang(self) -> Summary | None:
-        """Interim summary of a rank that hangs, or that hung when it was killed. None means that no rank hangs.
+        """Interim summary of a hanging rank, or of a rank that was killed while it hung. None means that no rank hangs.
 
         If several ranks hang, a rank that logged a message about the stall is preferred.
         """
@@ -172,7 +172,7 @@ class FitHistory:
         return schema if schema > SCHEMA else None
 
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
-        """Return the attempts of a rank. Each comes with the number of its steps that no later attempt repeated."""
+        """Return the attempts of a rank, each with the number of those steps that no later attempt repeated."""
         limit = LARGEST
         found = []
         for attempt in reversed(self.ranks[rank]):
@@ -211,9 +211,9 @@ def gather(
 
 
 def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
-    """Return the attempt that a `run` record begins. For a second, equal `run` record, return the same attempt.
+    """Return the attempt that a `run` record begins. If an equal `run` record is known, return its attempt.
 
-    Records are equal if a journal is deleted during a run, because the new file begins with the same `run` record.
+    If a journal is deleted during a run, the new journal file begins with the same `run` record.
     """
     fit = fits.setdefault(run.run_id, FitHistory(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])

@@ -24,7 +24,7 @@ _UNIT = re.compile(r"(?<=≥) |(?<=\d) (?=%|(?:us|ms|s|B|kB|MB|GB|[TGMk]?FLOPS|x
 def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
     """Break parts of a text into the lines of a card.
 
-    If the first part needs several lines, `indent` begins each of them but the first.
+    If the first part needs several lines, its second line and all later lines begin with `indent`.
     """
     width = columns - INDENT
     first, *others = parts
@@ -38,7 +38,7 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
     """Break a text into lines of at most `width` characters. A word longer than a line, such as a path, stays whole.
 
-    A part that `joined` made stays on one line if it fits on one line.
+    If the text comes from the function `joined`, no line is broken within a part that fits on one line.
     """
     if len(text) <= width:
         return [text.replace(_JOINED, " ")]

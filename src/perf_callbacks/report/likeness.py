@@ -9,7 +9,7 @@ from perf_callbacks.report.units import DASH
 
 SAME_AMOUNT = 0.01
 """Two numbers of samples per step are equal if their relative difference is at most this. Step times are compared only
-if samples per step and tokens per step are both this close."""
+if samples per step and tokens per step differ by at most this share."""
 
 SAME_LENGTH = 0.1
 """Two numbers of tokens per step are equal if their relative difference is at most this. The limit is large because the
@@ -38,7 +38,7 @@ def unlike_fields(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the fields of `Run` that differ.
 
-    If the number of parameters is unknown for a run, the model class must agree too.
+    If a run's number of parameters is unknown, the model class must agree in addition to `fields`.
     """
     found: dict[str, tuple[Any, Any]] = {}
     known = all(run.run.parameters is not None for run in [*first, *second])

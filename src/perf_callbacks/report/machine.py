@@ -13,8 +13,7 @@ FEWEST = 3
 """Smallest number of points for which a line is drawn."""
 
 POINTS = 1000
-"""If there are many records, a line shows only every n-th record, so that it has fewer than twice this number of
-points."""
+"""A line has fewer than twice this many points. For example, only every fifth of 5,000 records is drawn."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}

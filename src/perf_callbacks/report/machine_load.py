@@ -66,8 +66,8 @@ class Load(NamedTuple):
         """Natural logarithm of the largest factor by which the load may make steps longer.
 
         If few CPUs are idle, other threads of the program may also wait for a CPU, and the training thread waits for
-        these threads. So the share of the run without a CPU counts as at least the share of the CPUs that other
-        programs use.
+        these threads. If few CPUs are idle and other programs use 40 % of the CPUs, the training is assumed to wait for
+        a CPU for at least 40 % of the time.
         """
         taken = self.no_cpu or 0.0
         others = self.others or 0.0
@@ -90,10 +90,10 @@ def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
 
 
 def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
-    """Return how much longer the load may make the steps of the second side than the steps of the first side.
+    """Return by how much the machine's load may make the second side slower than the first side.
 
-    The result is the natural logarithm of a factor. It is negative if the machine was busier during the first side's
-    runs.
+    The result is the natural logarithm of a factor. The result is negative if the machine was busier during the first
+    side's runs.
     """
     return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
 

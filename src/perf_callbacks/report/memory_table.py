@@ -49,9 +49,9 @@ def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = Non
 
     Args:
         fit: The fit, with a measured step.
-        limit_gb: Memory that the process may take on the device. None means the memory that was available in the
-            measured step.
-        batch: The larger micro-batch. None means twice the measured micro-batch.
+        limit_gb: Memory that the process may take on the device. None means that only the device's free memory is a
+            limit.
+        batch: Micro-batch that the user wants. None means twice the measured micro-batch.
     """
     parts: Memory | None = fit.last(Memory)
     counted: Flops | None = fit.last(Flops)

@@ -61,7 +61,10 @@ def table(fit: Attempt) -> Table | None:
 
 
 def last_count(fit: Attempt) -> Flops | None:
-    """Return the last FLOP count that has modules. Counts of a whole step are preferred."""
+    """Return the most recent FLOP count that lists modules.
+
+    If a whole step was counted, counts of a part of a step are ignored.
+    """
     counts = [count for count in fit.of(Flops) if count.modules]
     whole = [count for count in counts if count.whole_step]
     return next(iter((whole or counts)[-1:]), None)

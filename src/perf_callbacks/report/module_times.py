@@ -28,7 +28,7 @@ class ModuleTime:
     name: str
     seconds: float
     backward_seconds: float
-    """Part of `seconds` that was spent in the backward, including recomputation."""
+    """Part of `seconds` that the backward took. The recomputation of activations counts as backward."""
     mfu: float | None = None
     """Model FLOPs divided by `seconds` and by the device's peak. None means that MFU is unknown, or that the module has
     no matrix products."""
@@ -121,7 +121,7 @@ def _rows(
 
 
 def _executed(profile: Profile, fit: Attempt) -> float | None:
-    """Return the model FLOPs of the profiled steps, or None if they are unknown."""
+    """Return the sum of the model FLOPs of all profiled steps, or None if it is unknown."""
     if profile.first_step is None or not profile.steps or profile.steps > len(fit.step):
         return None
     place = bisect_left(fit.step, profile.first_step)
@@ -134,7 +134,7 @@ def _executed(profile: Profile, fit: Attempt) -> float | None:
 def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
     """Return the model FLOPs of a counted step for each module path in `paths`.
 
-    The FLOPs of any other module count for the innermost module in `paths` that contains it.
+    If a module is not in `paths`, its FLOPs are added to its nearest parent module in `paths`.
     """
     flops = dict.fromkeys(paths, 0)
     for line in count.modules:

@@ -21,7 +21,9 @@ def opening(
     findings: Sequence[Finding] = (),
     columns: int = COLUMNS,
 ) -> str:
-    """Render the card at the start of training: what is measured, the checklist, and advice that needs no measurement.
+    """Render the card that is shown at the start of training.
+
+    The card says what is measured, and shows the checklist and advice that needs no measurement.
 
     >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -53,7 +55,7 @@ def opening(
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
     """Yield a line for each settings file, with the settings in this file.
 
-    The journal also has the line of each setting.
+    The line number of each setting is in the journal, but not on the card.
     """
     files = {name: place.partition(", line ")[0] for name, place in origins.items()}
     for file in dict.fromkeys(files.values()):

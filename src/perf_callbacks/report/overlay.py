@@ -79,7 +79,10 @@ def _unit(tile: Mapping[str, Any]) -> str:
 
 
 def _compared(fit: FitHistory, other: FitHistory) -> Comparison | None:
-    """Compare the last attempts of both runs. None means impossible values in a journal, or a run without steps."""
+    """Compare the most recent attempt of one run with the most recent attempt of the other run.
+
+    None means impossible values in a journal, or a run without steps.
+    """
     try:
         return compare([fit.last], [other.last], fail_over=FAIL_OVER)
     except (ArithmeticError, LookupError, ValueError):
@@ -104,7 +107,7 @@ def _comparison(found: Comparison) -> Table:
 
 
 def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the facts that differ between the two runs, even if the runs can't be compared."""
+    """Yield facts that differ between the two runs, such as the model or the host."""
     for name in ("program", "command_line", "model", "parameters", "batch"):
         one, two = (getattr(run, name) for run in (fit.run, other.run))
         if one != two:

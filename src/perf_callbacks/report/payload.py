@@ -157,7 +157,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe the stall after which no step ended.
+    """Describe a stall that began after the run's most recent step.
 
     The text is empty if there is no such stall, or if the run has a summary.
     """

@@ -42,7 +42,10 @@ class PointNames:
 
     @property
     def rates(self) -> dict[str, str]:
-        """Names of the band of rates, and of the band's ends. Empty names mean that there is no band."""
+        """Names of the band in the chart of rates, and of the band's lower and upper edge.
+
+        Empty names mean that there is no band.
+        """
         if self.single:
             return {"band": "", "least": "", "most": ""}
         of = "rank" if self.width == 1 else "step"

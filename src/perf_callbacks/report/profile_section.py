@@ -18,8 +18,8 @@ MOST_MODULES = 10
 """Largest number of rows of the table of modules."""
 
 MOST_CLASSES = 7
-"""Number of kernel classes that a bar shows as separate parts. If two or more classes are left over, they share one
-more part."""
+"""Number of kernel classes that have their own part of a bar. Further classes share one part of the bar, which is named
+"other classes"."""
 
 BARS = ("profile_time", "profile_classes")
 """Names of the bars of a profile."""

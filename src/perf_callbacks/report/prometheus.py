@@ -25,7 +25,7 @@ class _MetricFamily(NamedTuple):
 
 
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
-    """Render all known metrics of a run. An unknown value has no sample, and a metric without samples is left out.
+    """Render the metrics of a run. Unknown values and metrics without any known value are left out.
 
     Each sample has the attempt as a label. Without this label, a counter would decrease when a resumed run begins with
     fewer steps.

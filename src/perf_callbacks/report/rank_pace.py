@@ -1,4 +1,4 @@
-"""Pace and events of each rank in its last steps, and the slow ranks of the last minute."""
+"""Recent pace and recent events of each rank, and ranks that were slow recently."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from perf_callbacks.report.recorded_run import RecordedRun, finite
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
-"""A rank counts as slow if a recent straggler record names it. A record of the last 60 seconds is recent, and so is a
-record of the last 100 steps."""
+"""A rank counts as slow if a recent straggler record names the rank. A straggler record is recent if it is at most 60
+seconds or at most 100 steps old."""
 
 MOST_BEHIND = 256
-"""If the rank is more than this many steps ahead of its journal, the journal's steps are too old for a pace. For
-example, no more steps are written to a journal that has reached its largest size."""
+"""If a rank's journal is more than this many steps behind the rank, no pace is computed from the journal. A journal
+falls behind, for example, if it has reached its largest allowed size."""
 
 COSTLY = 0.01
 """A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common to
@@ -35,7 +35,7 @@ class RankPace:
 
     rank: int
     step: int
-    """Number of the last step that ended."""
+    """Number of the step that ended most recently."""
     steps: int
     """Number of steps that the means cover. 0 means that no step is known."""
     step_seconds: float | None
@@ -110,7 +110,7 @@ def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -
 
 
 def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
-    """Yield the last events of a rank, without short garbage collections."""
+    """Yield the most recent events of a rank. Short garbage collections are left out."""
     rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
     for entry in ends.latest:
         record, event = entry.record, None

@@ -60,7 +60,7 @@ class _Reasons:
 
 
 def _places(run: RecordedRun, columns: int) -> list[Line]:
-    """Render the table of a hang: the stage and the innermost line of Python of each rank."""
+    """Render the table of ranks in a hang. A row shows a rank's stage and its innermost line of Python."""
     hanging = {one.rank for one in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
@@ -153,9 +153,9 @@ def _cause(cause: str) -> str:
 
 
 def _state(run: RecordedRun, ends: FitEnds) -> str:
-    """Describe a rank that failed, is gone, or is silent while other ranks are not.
+    """Return words about a rank that failed, a rank whose process is gone, or a silent rank.
 
-    For any other rank, return an empty text.
+    Return an empty text for a rank in any other state. If the whole run is silent, silent ranks have an empty text too.
     """
     if ends.final is not None:
         return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""

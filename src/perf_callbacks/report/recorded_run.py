@@ -20,12 +20,12 @@ FRESH_SECONDS = 30.0
 ten seconds."""
 
 COPIED_SECONDS = 120.0
-"""If a journal's file was written more than this many seconds after its last record, the file counts as a copy. The
-last sign of life of a copy is the time of its last record, and not the time of the file."""
+"""A journal counts as a copy if its file is more than this many seconds newer than the journal's last record. A copied
+journal's last sign of life is the time of its last record, because the file's time is the time of copying."""
 
 State = Literal["ended", "failed", "running", "hangs", "silent"]
-"""States of a run. "ended" means that there is a final summary. "failed" means that there is a final summary, which
-says why measuring stopped early. "silent" means that there is neither a final summary nor a sign of life."""
+"""States of a run. "ended" means that there is a final summary. "failed" means that the final summary gives a reason
+why measuring stopped early. "silent" means that there is neither a final summary nor a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class RecordedRun:
     def hanging(self) -> list[HangingRank]:
         """The ranks that cause a hang, with their stacks.
 
-        The rank that logs a stall writes a record of its own stall, and then one for each rank that causes the stall.
-        If the stack of none of the causes is known, the list holds only the rank that logged the stall.
+        The rank that logs a stall writes several records: one of its own stall, and one for each other rank that causes
+        the stall. If no stack of a causing rank is known, the list holds only the rank that logged the stall.
         """
         ends = self.hang
         found = None if ends is None else own_stall(ends)
@@ -164,7 +164,8 @@ class RecordedRun:
     def lives(self, ends: FitEnds) -> bool:
         """Return True if a rank gave a sign of life lately, and its process isn't known to be gone.
 
-        A sign of life may be in the future, because the rank's clock may be ahead of this machine's clock.
+        A sign of life also counts if its time is slightly in the future, because the rank's clock may be ahead of this
+        machine's clock.
         """
         signs = ends.signs
         return signs is not None and signs.gone is None and abs(self.now - sign(ends)) <= FRESH_SECONDS
@@ -200,7 +201,8 @@ def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
 def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
     """Merge runs whose ranks write to several directories. Return all runs, the newest run first.
 
-    Two runs with the same id are not merged if they share a rank, because one of the two is then a copy of the other.
+    If two runs with the same id both have a journal of the same rank, one run is a copy of the other. A run and its
+    copy are not merged.
     """
     found: dict[str, list[RecordedRun]] = {}
     for run in runs:

@@ -32,7 +32,7 @@ def fits(source: Path) -> list[FitHistory]:
 def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
     """Return the fit with this number. Number 1 is the first fit, and 0 means the last fit.
 
-    Raise `ConfigError` if there is no such fit, or if the fit has none of the steps in `within`.
+    Raise `ConfigError` if the fit doesn't exist, or if no step of the fit is in `within`.
     """
     if not 0 <= number <= len(found):
         raise ConfigError(f"fit: got {number}, wanted 1 to {len(found)}, the number of the last fit.")

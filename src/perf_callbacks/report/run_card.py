@@ -101,7 +101,7 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 
 def notes(run: RecordedRun) -> Iterator[str]:
-    """Yield remarks on parts of a run that are missing or can't be read."""
+    """Yield remarks on ranks that are missing or silent, and on files that can't be read."""
     if run.state != "silent" and run.silent_ranks:
         yield f"ranks without a summary and without a sign of life: {listed(run.silent_ranks)}"
     if run.missing:

@@ -54,7 +54,7 @@ class RunFigures:
 
     @property
     def samples_per_second_per_device(self) -> float | None:
-        """Samples per second and device. None means that the rate or the number of data-parallel ranks is unknown."""
+        """Samples per second, divided by the number of devices. None means unknown."""
         groups = 1 if self.world_size == 1 else self.data_parallel
         if self.samples_per_second is None or groups is None or self.devices < 1 or self.world_size < 1:
             return None

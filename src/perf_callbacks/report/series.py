@@ -20,7 +20,7 @@ OUTLIERS = 250
 """Largest number of slow steps that are listed."""
 
 SAMPLED = 5_000
-"""In a long run, a median is computed from every n-th step. The median covers fewer than twice this number of steps."""
+"""Medians of a long run are computed from a sample of its steps. The sample has fewer than `2 * SAMPLED` steps."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -28,7 +28,8 @@ WAITING = ("backward_time", "communication_time")
 """Stages in which ranks wait for each other."""
 
 OWN = tuple(name for name in STAGES if name not in WAITING)
-"""Stages in which a slow rank is slower than other ranks. In the other stages, all ranks wait for the slow rank."""
+"""Stages in which a slow rank is slower than other ranks. In the stages of `WAITING`, other ranks wait for the slow
+rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Axis:
 def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
     """Yield rank, attempt, first index and end index for the steps of each attempt.
 
-    Steps that a later attempt repeated are left out.
+    If a later attempt repeats a step, only the later attempt's step is kept.
     """
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
@@ -133,7 +134,7 @@ class StepSeries:
     mean_seconds: float | None
     """Mean time of a step."""
     stage_seconds: dict[str, float]
-    """Time of each stage in all drawn steps of all ranks."""
+    """Time of each stage, summed over all steps in the chart and over all ranks."""
     seconds: float
     """Time of all drawn steps of all ranks."""
     steps: int
@@ -227,7 +228,9 @@ def medians(fit: FitHistory, rank: int) -> dict[str, float]:
 
 
 def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
-    """Return the slowest steps of all ranks, sorted by step and rank. Steps that are excluded from means also count.
+    """Return the slowest steps of all ranks, sorted by step and rank.
+
+    The list may contain steps that are excluded from means.
 
     Args:
         fit: The fit.

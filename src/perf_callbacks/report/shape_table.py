@@ -9,7 +9,7 @@ HEADER = (" " * 8, "size", "take", "weights with it")
 
 
 def render(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
-    """Render the table, and below it the matrix products that leave many multiprocessors idle.
+    """Render the table of sizes. Below the table, list matrix products that leave many multiprocessors idle.
 
     >>> print(render([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
     ...               ProductSize("head", 128, 128)], [], None))

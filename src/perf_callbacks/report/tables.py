@@ -20,7 +20,7 @@ from perf_callbacks.report.units import DASH, duration, percent, rate, size, whe
 from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
 TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
-"""Kinds of table columns. A label is a short text of this package that the page keeps on one line."""
+"""Kinds of table columns. The page never breaks the text of a `LABEL` column into several lines."""
 
 GIGA = 1e9
 
@@ -218,8 +218,8 @@ def distinct_stalls(fit: FitHistory) -> list[Stall]:
 def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
     """Return the duration of the step, evaluation or checkpoint in which a rank stalled.
 
-    If the step never ended, the duration ends at the rank's last record. If the journal of the rank is missing, return
-    the time that had passed when the stall was noticed.
+    If the journal doesn't show an end, the duration ends at the time of the rank's last journal record. If the journal
+    of the rank is missing, return the time that had passed when the stall was noticed.
     """
     for attempt in reversed(fit.ranks.get(stall.rank, [])):
         noticed = [entry.t for entry in attempt.entries if entry.record == stall]

@@ -51,7 +51,7 @@ def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
 
 
 def excluded(fit: FitHistory, drawn: StepSeries) -> tuple[str, str]:
-    """Return the input "excluded steps" as name and text. The text says how many steps are excluded for each reason."""
+    """Return the name "excluded steps", and a text that says how many steps are excluded for each reason."""
     reasons: Counter[str] = left_out(fit, drawn.axis.within)
     named = [f"{clean(REASONS.get(name, name))} {count:,}" for name, count in reasons.most_common(MOST_REASONS)]
     return "excluded steps", f"{sum(reasons.values()):,}: {', '.join(named)}" if named else "none"

@@ -106,7 +106,7 @@ def _placed(fit: FitHistory, rank: int) -> list[Placed]:
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
     """Return the time at which each step ended, by adding up the times of steps, evaluations and checkpoints.
 
-    A step whose time is unknown counts as `usual` seconds, the median step time.
+    If a step's time is unknown, the function assumes `usual` seconds, the median step time.
     """
     ends = array("d")
     spans = sorted(attempt.of(Span), key=lambda span: span.step)
@@ -123,7 +123,7 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
 def _align(one: Placed, reference: list[Placed]) -> None:
     """Move an attempt in time so that its steps end together with the lowest rank's steps.
 
-    The ranks' clocks are not compared.
+    The clocks of two ranks may differ, but all ranks end a step together.
     """
     other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
     if other is one:
@@ -140,7 +140,7 @@ def _align(one: Placed, reference: list[Placed]) -> None:
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
     """Render the steps and their stages.
 
-    Stages are drawn in a fixed order, because the time of a stage is its sum over all micro-batches.
+    The journal has only one time per stage and step, so the stages of a step are drawn in a fixed order.
     """
     attempt, columns = placed.attempt, placed.attempt.columns
     for place, step in enumerate(attempt.step):
@@ -191,7 +191,7 @@ def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> I
 
 
 def _end_of(step: int, reference: list[Placed]) -> float:
-    """Return the time at which a step ended, in the last attempt that ran the step."""
+    """Return the time at which a step ended. If several attempts ran the step, the most recent attempt counts."""
     place = next((one for one in reversed(reference) if one.attempt.run.step <= step), reference[0])
     return place.end_of(step)
 

@@ -32,7 +32,7 @@ STACK_SHARE, LEAST_FRAMES = 0.4, 3
 """Share of the terminal's rows that stacks get, and smallest number of lines that a stack gets."""
 
 LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
-"""A path that contains one of these parts is not the user's own code."""
+"""If the path of a file contains one of these texts, the file belongs to a library and not to the user's program."""
 
 LATE_SECONDS = 10.0
 """The frame of a running job warns if no new step was written to disk for longer than this. Usually, a step is on disk
@@ -102,7 +102,8 @@ class _Block(NamedTuple):
 
     lines: Sequence[Line]
     least: int
-    """Number of lines that this block gets before any block gets more."""
+    """Smallest number of lines that the block should get. Blocks get further lines only after each block has its
+    smallest number."""
     counted: str = ""
     """Noun for the things that the lines list, such as "ranks". Without a noun, the frame doesn't say how many of the
     things are left out."""
@@ -200,7 +201,7 @@ def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterato
 
 
 def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
-    """Yield the pace in the last steps and over the whole run, then MFU and a rate."""
+    """Yield short texts: step time of recent steps and of the whole run, MFU, and tokens or samples per second."""
     age = None if lead.written is None else finite(run.now - run.lead.run.started_unix - lead.written)
     if not lead.steps:
         yield "no step on disk yet" if lead.step <= run.lead.run.step else "the last steps are not on disk"

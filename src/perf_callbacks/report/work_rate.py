@@ -70,7 +70,8 @@ class WorkRate:
     def scale(self) -> float:
         """The chart shows the value 1 if a rank does this many model FLOPs per second.
 
-        The value 1 means an MFU of 100 % or, without a peak, 1 TFLOPS per device.
+        If the peak is known, the value 1 is an MFU of 100 %. If the peak is unknown, the value 1 is 1 TFLOPS per
+        device.
         """
         return (self.peak or TERA) * self.devices
 

@@ -1,1 +1,1 @@
-"""Scaling: throughput and efficiency on different numbers of devices, and the part of a step that grows most."""
+"""Scaling: how throughput, efficiency and the stages of a step change with the number of devices."""

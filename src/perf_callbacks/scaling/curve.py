@@ -33,7 +33,10 @@ FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartGrowth:
-    """Growth of one part of the step. Seconds are for a step in which a device does the baseline's mean work."""
+    """Growth of one stage of the step, compared with the baseline.
+
+    The seconds are scaled to a step in which each device does as much work as in the baseline's mean step.
+    """
 
     part: str
     """Name of a stage, such as `data_time`."""
@@ -42,11 +45,11 @@ class PartGrowth:
     """Lower end of the 99 % interval."""
     high: float
     share: float | None
-    """Share of this part in the time that is lost compared with perfect scaling, from 0 to 1. None if no time is
-    lost."""
+    """Part of the lost time that this stage explains, as a number from 0 to 1. Lost time is the time beyond perfect
+    scaling. None means that no time is lost."""
     excess: float
-    """Growth of the difference in seconds between the slowest rank and the mean of all ranks. Negative if this
-    difference became smaller."""
+    """Growth, in seconds, of the gap between the slowest rank and the mean of all ranks. Negative if the gap became
+    smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +67,7 @@ class Point:
     per_step: float
     """Mean number of samples or tokens of one device per step."""
     per_step_ends: tuple[float, float]
-    """Each run has a mean number of samples or tokens of one device per step. These are the least and the largest of
-    these numbers."""
+    """Smallest and largest value of `per_step` among the single runs."""
     efficiency: float
     """Work per second and device, divided by the baseline's work per second and device."""
     interval: tuple[float, float] | None
@@ -201,7 +203,7 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 def _others(runs: Sequence[JobRun]) -> list[Load]:
     """Return the load of the machine without the waits for a CPU.
 
-    If ranks of the job take CPUs from each other, this is part of the job's scaling.
+    Waits for a CPU are left out because ranks of the same job may cause these waits.
     """
     return [load._replace(no_cpu=None) for load in _loads(runs)]
 

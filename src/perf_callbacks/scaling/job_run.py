@@ -22,21 +22,22 @@ SUMS_UP = 0.9
 class JobRun:
     """Run of a job, limited to the steps that the journals of all ranks have.
 
-    The ranks of a job wait for each other in the backward and in collectives. The rank that waits least is the rank
-    that the others wait for. So its stages explain the duration of a step. Which rank waits least may change from step
-    to step.
+    The ranks of a job wait for each other in the backward and in collectives. In each step, the rank that waits least
+    is the rank for which all other ranks wait. The stages of the rank that waits least explain the duration of the
+    step. Which rank waits least may change from step to step.
     """
 
     compared: ComparedRun
     devices: int
     times: Sequence[float]
-    """Seconds of each step on the rank whose steps take longest in total."""
+    """Seconds of each step, measured on the rank with the largest sum of step times."""
     work: Mapping[str, Sequence[float]]
     """For each unit: the work of one device in each step. Unknown work is NaN."""
     parts: Mapping[str, Sequence[float]]
     """For each stage: its seconds in each step on the rank that waits least. Empty if stages were not timed."""
     excess: Mapping[str, float]
-    """For each stage: mean seconds of the rank that waits least, minus the mean seconds of all ranks."""
+    """For each stage: mean seconds per step on the rank that waits least, minus mean seconds per step over all
+    ranks."""
     slowest: tuple[int, float]
     """The rank that most often waits least, and the share of the steps in which it waits least."""
 

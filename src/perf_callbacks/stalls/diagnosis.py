@@ -10,11 +10,11 @@ from statistics import median
 from typing import Literal
 
 FIRST_STEPS = 3
-"""This many steps at the beginning of a fit may take longer, because models are compiled and files are fetched."""
+"""This many first steps of a fit may take unusually long, for example because the model is compiled."""
 
 LONGER = 10
-"""In the first steps of a fit, in evaluations and in checkpoints, a wait counts as a stall only if it is longer by this
-factor."""
+"""In the first steps of a fit, in evaluations and in checkpoints, a wait counts as a stall only after `LONGER` times
+the usual limit."""
 
 LEAST_SECONDS = 60.0
 MEDIAN_STEPS = 20
@@ -32,7 +32,7 @@ MOST_RANKS = 4
 """Largest number of ranks that a sentence lists. Further ranks are only counted."""
 
 MOST_PLACES = 3
-"""Largest number of code places that are described. Ranks in further places are only counted."""
+"""Largest number of code places that are described. Ranks in all remaining code places are only counted."""
 
 MISSING = "did its training never begin, or is the callback missing there?"
 
@@ -57,8 +57,8 @@ class Patience:
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Seconds since the last of these events: a step ended, or an evaluation or checkpoint began or ended.
-        Suspended time doesn't count."""
+        """Seconds of the current wait. A wait begins when a step ends, and when an evaluation or a checkpoint begins or
+        ends. Time in which the computer was suspended doesn't count."""
         self.lost = 0.0
         """Duration of the last stall in seconds."""
         self.stalled = False
@@ -74,7 +74,7 @@ class Patience:
         return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
-        """Return the seconds of waiting after which the rank counts as stalled in its current step."""
+        """Return how many seconds the rank may wait in its current step before it counts as stalled."""
         return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
 
     def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
@@ -126,15 +126,16 @@ class Note:
     spanned: bool
     """True: an evaluation or a checkpoint is running."""
     waits: bool
-    """True: the thread is in a collective or in a backward, where a rank waits for other ranks."""
+    """True: the thread probably waits for other ranks, because the thread is in a collective or in a backward."""
     place: str
     """Line of code at which the thread is, or empty if unknown."""
     left: bool = False
-    """True: the training loop has left its loader since the last step, so training may be over."""
+    """True: the loop over the data loader has ended after the most recent step. Training may be over."""
     failure: str = ""
     """Exception that ended the fit, in one line. Empty if no exception ended it."""
     worker: str = ""
-    """Sentence about the loader's worker process for which the thread waits. Empty if it waits for no worker."""
+    """Sentence about a loader's worker process if the thread waits for this process. Empty if the thread waits for no
+    worker."""
 
     def __str__(self) -> str:
         stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
@@ -197,7 +198,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
 def _behind(stuck: Notes) -> Notes:
     """Find the stalled ranks for which the other stalled ranks wait.
 
-    The result is empty if the notes don't show which ranks these are.
+    The result is empty if the notes don't show for which ranks the other ranks wait.
     """
     last = max([note.step for note in stuck.values()], default=0)
     stages = Counter([note.stage for note in stuck.values()])
@@ -209,7 +210,7 @@ def _behind(stuck: Notes) -> Notes:
 
 
 def _each(notes: Notes, sentence: str) -> list[str]:
-    """Return a sentence for each code place in which ranks are, and a last sentence for all further places."""
+    """Return sentences that say where ranks are. Ranks in the same place share a sentence."""
     groups: dict[tuple[int, str, str, bool], list[int]] = {}
     for rank, note in sorted(notes.items()):
         groups.setdefault((note.step, str(note), note.failure, note.waits), []).append(rank)
@@ -225,7 +226,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
 
 
 def _waiting(notes: Notes) -> list[str]:
-    """Return sentences about waiting ranks: their number, their stages, and their line of code if all share it."""
+    """Return sentences that say how many ranks wait, and in which stages or at which line of code."""
     if not notes:
         return []
     places = {str(note) for note in notes.values()}

@@ -1,9 +1,10 @@
 """Notes that ranks write for each other about stalls, so that only one rank reports each stall.
 
 Each rank has one note. While steps end, the rank updates its note now and then. When a stall begins, the rank updates
-its note at once. If rank 0 stalls, rank 0 reads all notes and reports the stall. If rank 0 doesn't report, for example
-because its process hangs, another rank reports after a while. The higher a rank's number, the longer it waits. In an
-additional note, which all ranks share, a rank writes that it has reported the stall. So no stall is reported twice.
+its note at once. If rank 0 stalls, rank 0 reads all notes and reports the stall. If rank 0 doesn't report the stall
+within some seconds, for example because its process hangs, another rank reports the stall. Ranks with high numbers wait
+longer before they report a stall than ranks with low numbers. The rank that reports a stall says so in a note that all
+ranks share, so that no other rank reports the same stall.
 """
 
 from collections.abc import Mapping
@@ -16,22 +17,22 @@ LOOK_SECONDS = 2.0
 """Seconds between two readings of the notes by a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""Seconds that rank 0 waits for ranks that notice the stall later.
+"""Rank 0 waits up to this many seconds, because other ranks may notice the stall later than rank 0.
 
-Each other rank first waits this many seconds for each binary digit of its rank number, so that a rank with a lower
-number can report.
+Every other rank waits before it examines a stall, so that a rank with a lower number can report: rank 1 waits
+`GRACE_SECONDS`, ranks 2 and 3 wait twice as long, and ranks 4 to 7 wait three times as long.
 """
 
 BEATS = 4
-"""While steps end, a rank writes this many notes within its patience. The patience is the time without an ended step
-after which the rank counts as stalled."""
+"""A rank counts as stalled after a certain time without an ended step. A rank whose steps end writes this many notes in
+the time after which it would count as stalled."""
 
 SILENT_BEATS = 1.5
-"""A rank is silent if its note stays the same for this many times the usual interval between two notes."""
+"""A rank is silent if its note doesn't change for `SILENT_BEATS` times the usual time between two notes."""
 
 NEAREST = 1
-"""Ranks up to this number read all notes before they count as stalled, so that they know early which ranks are
-silent."""
+"""Ranks 0 to `NEAREST` read all notes once while a stall is only suspected. A comparison with later notes shows which
+ranks are silent."""
 
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
 
@@ -52,7 +53,8 @@ class StallNotes(ChannelHandler):
         self._since: float | None = None
         self._turn = 0.0
         self._said = ""
-        """Last text of the shared note, which names the rank that examines the stall or has reported it."""
+        """Most recent text of the shared note. The text says which rank examines the stall or has reported the
+        stall."""
         self.answered_at = float("-inf")
         """Time at which the job's store last answered."""
         self.told = False
@@ -63,7 +65,7 @@ class StallNotes(ChannelHandler):
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
         """Set the note of this rank.
 
-        `doubt` is True if half of the time has passed after which the rank counts as stalled.
+        `doubt` is True if the current wait is at least half as long as a wait that counts as a stall.
         """
         self._patience, self._doubt = patience, doubt
         self._mine = note
@@ -71,7 +73,7 @@ class StallNotes(ChannelHandler):
     def round(self, channel: Channel, now: float) -> float | None:
         """Write this rank's note if it is new. In a stall, read the notes of all ranks.
 
-        Return the seconds until the next round. None means that the next round waits for a new note.
+        Return the seconds until the next round. None means that the next round begins when this rank has a new note.
         """
         mine, pause = self._mine, None
         if mine is None:
@@ -106,7 +108,7 @@ class StallNotes(ChannelHandler):
             self._earlier = (now, channel.notes())
 
     def _stalled(self, channel: Channel, now: float) -> float | None:
-        """Diagnose the stall, unless a rank with a lower number reports it in time."""
+        """Diagnose the stall, unless another rank reports the stall first."""
         if self.told:
             return None
         if self._since is None:
@@ -125,7 +127,7 @@ class StallNotes(ChannelHandler):
         return None if self.told else LOOK_SECONDS
 
     def _judge(self, channel: Channel, now: float, waited: float) -> None:
-        """Diagnose the stall, unless it is too early to say which ranks are silent or wait for a checkpoint."""
+        """Diagnose the stall, or postpone the diagnosis if the notes don't show yet which ranks cause the stall."""
         before, earlier = self._earlier or (now, {})
         texts = channel.notes()
         notes = self._decoded(texts)

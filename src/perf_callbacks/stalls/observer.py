@@ -45,8 +45,8 @@ def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
 class StallWatch(Observer):
     """Notices that no step ends any more, records where the training thread is, and reports the stall once.
 
-    The training thread does no work for this watch. The watch reads the number of the step and the running evaluations
-    and checkpoints. If all of these stay the same, the watch also reads the stack of the training thread.
+    The watch runs in the watchdog's thread and not in the training thread. The watch reads the number of the step and
+    the running evaluations and checkpoints. When a stall begins, the watch also reads the stack of the training thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -81,12 +81,13 @@ class StallWatch(Observer):
     def due(self) -> int:
         """First step at whose end the engine calls `step_ended`.
 
-        In a stall, this is the current step. Otherwise, the engine never calls it.
+        In a stall, `due` is 0, so the engine calls `step_ended` at the end of the current step. Without a stall, the
+        engine never calls `step_ended`.
         """
         return 0 if self._note is not None and self._over_at is None else NEVER
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002 the step with the stall
-        """Store the time at which the step with the stall ended."""
+        """Store the current time as the end of the stall."""
         self._over_at = self._recorder.clock()
 
     def summary(self) -> dict[str, StallSummary]:
@@ -143,7 +144,8 @@ class StallWatch(Observer):
     def _begin(self, patience: Patience, now: float, *, longer: bool) -> None:
         """Record that a stall has begun.
 
-        The watch notices the end of a step up to one tick late, so this time is added to the stall.
+        The watch notices the end of a step with a delay of up to one tick. The duration of the stall
+        includes the delay at the end of the step before the stall.
         """
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
         self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))

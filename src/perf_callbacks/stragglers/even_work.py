@@ -1,6 +1,6 @@
 """Correction of local times for batches that are larger or smaller than usual.
 
-If texts have uneven lengths, the rank with the most tokens takes longest, although the rank is not slow.
+A rank with more tokens in its batch than other ranks takes longer, but is not slow.
 """
 
 import math
@@ -17,8 +17,8 @@ FEW = 31
 ranks if there are fewer."""
 
 EXPLAINED = 0.8
-"""Batch sizes explain local times if subtracting the effect of batch sizes shrinks the median deviation of local times
-to less than this part of its old value."""
+"""Batch sizes explain local times if less than this part of the local times' variation remains after the effect of
+batch sizes is subtracted."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
@@ -43,7 +43,7 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return for each rank and step the seconds that its batch costs beyond a batch of mean size.
+    """Return how many more seconds each rank's batch takes in each step than a batch of mean size.
 
     The mean is over all ranks in the same step, so the seconds of a smaller batch are negative. An unknown size counts
     as the mean size. The function returns None if sizes don't explain local times, or if a rank has no sizes.
@@ -99,7 +99,10 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _paces(signals: Signals) -> list[float]:
-    """Return the seconds per unit of work in each step. A cause counts only if its seconds grow with the work."""
+    """Return the seconds per unit of work in each step.
+
+    Only the seconds of `HOST` and `DEVICE` count, because only these two causes take longer with more work.
+    """
     peers = Peers((0,), (signals,))
     grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])

@@ -1,7 +1,8 @@
-"""Times at which this rank has computed the last gradient of a backward. After this, the rank waits for other ranks.
+"""Times at which this rank has computed the last gradient of a backward.
 
-A hook on one parameter records each of these times. The forward usually uses a model's first parameter first, so the
-backward computes the gradient of this parameter last.
+After the last gradient of a backward, the rank waits for other ranks. A hook on one parameter records each of these
+times. The forward usually uses a model's first parameter first, so the backward computes the gradient of this parameter
+last.
 """
 
 import gc
@@ -23,7 +24,7 @@ from perf_callbacks.stragglers.local_times import Moment
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
-"""Largest number of `Moment` objects that are kept until `LocalTimes` reads them."""
+"""Largest number of stored `Moment` objects. If this number is reached, a new object replaces the oldest object."""
 
 APART_SECONDS = LEAST_SECONDS
 """At least this many seconds pass between two readings of the time without a CPU, because a reading takes 6 us."""

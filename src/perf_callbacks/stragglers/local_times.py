@@ -1,11 +1,12 @@
 """Local time of a rank: the time between two points at which ranks wait for each other, without this rank's waits.
 
 Such a point is called a meeting. The tape shows meetings in collectives and in other waits for ranks. The end of a
-backward is also a meeting if `DistributedDataParallel` reduces its gradients. In such a backward, a rank waits after
-its last gradient. A cycle lasts from one meeting to the next. The local time of a cycle is its duration minus all
-waits. At most one cycle ends in a step. If gradients are reduced in the step, the cycle ends with the last backward
-that reduces them. Otherwise, the cycle ends with the last wait of the step. If ranks meet only in every eighth step, a
-cycle lasts eight steps.
+backward is also a meeting if `DistributedDataParallel` reduces its gradients, because each rank waits for other ranks
+after its own last gradient. A cycle lasts from one meeting to the next. The local time of a cycle is its duration minus
+all waits. At most one cycle ends in each step, even if ranks meet several times in the step. If gradients are reduced
+in the step, the cycle ends with the last backward that reduces them. Otherwise, the cycle ends with the last wait of
+the step. A cycle may last several steps: for example eight steps, if ranks wait for each other only in every eighth
+step.
 """
 
 import math
@@ -32,8 +33,8 @@ class Moment(NamedTuple):
     """Content of the thread's file `schedstat` in `/proc`, or empty without such a file.
 
     The second number in this line counts the nanoseconds for which the thread was ready to run but had no CPU. If steps
-    are short, the file is not read for each `Moment`. Without a new reading, the line is the line of the previous
-    `Moment`."""
+    are short, the file is not read for each `Moment`. If the file is not read for a `Moment`, `line` is copied from the
+    previous `Moment`."""
     reduced: bool
     """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
@@ -41,7 +42,7 @@ class Moment(NamedTuple):
 class LocalTime(NamedTuple):
     """Times in seconds on one rank, for the cycle that ends in a step. Unknown times are NaN.
 
-    If no cycle ends in the step, the times of the cycle are NaN.
+    If no cycle ends in the step, all times except `waited` are NaN.
     """
 
     local: float
@@ -60,7 +61,7 @@ class Shape(NamedTuple):
     """Positions in the list of a step's marks: of meetings of ranks, of waits for data, and of evaluations."""
 
     meetings: tuple[tuple[int, int, bool], ...]
-    """For each wait: the positions of its begin and its end, and True if the wait is within a backward.
+    """For each wait: the position of its begin, the position of its end, and whether the wait is within a backward.
 
     For each end of a backward: -1, the position of this end, and True."""
     data: tuple[tuple[int, int], ...]
@@ -96,12 +97,12 @@ class LocalTimes(Observer):
         self._fetched: list[tuple[float, float]] = []
         """Begin and end of each wait for data after the last meeting."""
         self._delay = math.nan
-        """Total seconds without a CPU when the current cycle began."""
+        """Seconds without a CPU from the start of the thread to the begin of the current cycle."""
         self._line = b""
         self._unread: list[int] = []  # steps since the line was read
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read `pairs`, in which each mark is followed by its time.
+        """Read `pairs`: a mark, the time of this mark, the next mark, its time, and so on.
 
         `numbers` lists the steps that end in these marks.
         """
@@ -129,7 +130,7 @@ class LocalTimes(Observer):
             del self._steps[next(iter(self._steps))]
 
     def take(self, numbers: Sequence[int]) -> list[LocalTime | None]:
-        """Remove and return the local times of these steps. A time is None if the step was not read."""
+        """Remove and return the local times of these steps. None stands for a step whose marks were not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
     def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
@@ -165,7 +166,7 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Divide the last step's time without a CPU among all these steps.
+        """Spread the time without a CPU, known for the final step in `numbers`, over all steps in `numbers`.
 
         A step's part is proportional to its local time.
         """
@@ -191,8 +192,8 @@ class LocalTimes(Observer):
 
         Returns:
             The end and the seconds of each wait, the seconds of all waits within backwards, and the last line of
-            `schedstat`. The fourth value is two positions: the end of the last backward whose gradients were reduced,
-            and the end of the last wait. A missing position is -1.
+            `schedstat`. The fourth value is a pair: the position of the end of the last backward with reduced
+            gradients, and the position of the end of the last wait. A missing position is -1.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
@@ -219,7 +220,8 @@ class LocalTimes(Observer):
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
         """Remove the garbage collections before a time.
 
-        Return how many of their seconds are in this cycle, and how many of these are in waits for data.
+        Return two sums: the seconds of garbage collections in this cycle, and the seconds of garbage collections within
+        this cycle's waits for data.
         """
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:

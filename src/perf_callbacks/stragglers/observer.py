@@ -48,7 +48,8 @@ end of a fit, `FEWEST_STEPS` are enough."""
 NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
 MOST_TOLD = 8
-"""Largest number of warnings about slow ranks during training, and largest number of losses that a summary lists."""
+"""Training logs at most this many warnings about slow ranks. A summary lists the lost seconds of at most this many
+stragglers."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
@@ -85,8 +86,8 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """`waited_seconds`: time in which this rank's backwards waited or reduced gradients. `backward_seconds`: whole
-        time of these backwards."""
+        """`waited_seconds`: time within backwards in which this rank waited for other ranks or reduced gradients.
+        `backward_seconds`: whole time of these backwards."""
         self.timed_steps = self.untimed_steps = 0
         """Number of this rank's measured steps with a local time, and number of its steps without a local time."""
 
@@ -149,7 +150,8 @@ class _Found:
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the seconds lost to stragglers.
 
-        If `kind` is "row", count from the last row on. Otherwise, count the whole fit.
+        If `kind` is "row", return only the seconds that were lost after the previous row. For any other kind, return
+        the lost seconds of the whole fit.
         """
         if self._summary is None or self._recorder.run.world_size == 1:
             return {}
@@ -297,7 +299,7 @@ class SingleWatch(Observer):
         return not self._ended and not self._failed
 
     def closed(self) -> None:
-        """Stop the watch. The last steps have already been written, and `summary` compares them."""
+        """Stop the comparisons during training. `summary` makes the final comparison."""
         self._ended = True
 
     def summary(self) -> dict[str, StragglerSummary]:

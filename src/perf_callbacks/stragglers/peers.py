@@ -1,8 +1,9 @@
 """Comparison of the signals of ranks that do the same work.
 
 A signal has one value for each step of a window on one rank. Unknown values are NaN. `LOCAL` is the rank's time without
-waits for other ranks, in seconds. `STEP` is the time of the whole step. Each of `CAUSES` is a part of `LOCAL`, and
-`HOST` is the part that no other cause explains. `WORK` is the size of the batch, and is present only if sizes vary.
+waits for other ranks, in seconds. `STEP` is the time of the whole step. `LOCAL` is divided among the `CAUSES`. The part
+of `LOCAL` that was not measured for any other cause counts as `HOST`. `WORK` is the size of the batch, and is present
+only if sizes vary.
 """
 
 import math
@@ -18,14 +19,12 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes of slow steps: garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
 
 SEEN = 8
-"""In each step, this many of the slowest ranks are examined. The time of the next slowest rank is the least time that a
-step could have."""
+"""In each step, only this many of the slowest ranks are examined. A step can't become shorter than the time of the
+slowest rank that is not examined."""
 
 SAMPLE = 63
 """A median over all ranks is computed from a sample. The sample has at least this many ranks, or all ranks if there are
 fewer.
-
-With 4,096 ranks, sampling changes the median by 2 % of the spread of the ranks' times.
 """
 
 LEAST_PART = 0.1
@@ -45,7 +44,8 @@ class Compared:
     late: float
     """Seconds by which the slowest rank took longer than a usual rank."""
     gains: Mapping[str, float]
-    """For each cause: the seconds that the step would save if this cause took its usual time on each rank."""
+    """For each cause: the seconds that the step would save if no rank spent more time on the cause than the rank's own
+    median."""
     gain: float
     """Seconds that the step would save if all causes took their usual time on each rank."""
 
@@ -189,7 +189,7 @@ def lower_median(values: Collection[float]) -> float:
 
 
 def low(values: Collection[float]) -> float:
-    """Return the lower quartile. It is the pace of a healthy rank even if up to three quarters of the ranks are slow.
+    """Return the lower quartile: the pace of a healthy rank, even if almost three quarters of the ranks are slow.
 
     >>> low([1.0, 4.0, 4.0, 5.0, 1.1])
     1.1

@@ -1,9 +1,9 @@
 """Search for stragglers: it finds which ranks made other ranks wait, why, and how many seconds the job lost.
 
 All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
-ranks again. These durations can be compared between ranks, although clocks can't. The search answers three questions:
-which cause made a step longer, which ranks are slow for long (`slow_sets.py`), and how many seconds uneven work and
-chance cost (`uneven.py`).
+ranks again. Durations can be compared between ranks, although the ranks' clocks may differ. The search finds the causes
+of single slow steps, ranks that stay slow for many steps (`slow_sets.py`), and seconds that are lost to uneven work or
+to chance (`uneven.py`).
 """
 
 import math
@@ -38,7 +38,8 @@ EXACT = frozenset({GC, STEAL})
 """Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""A loss by a cause outside of `EXACT` counts only if it exceeds the usual loss by this many median deviations.
+"""If a cause is not in `EXACT`, its lost seconds count only if they exceed the usual loss by this many median
+deviations.
 
 A standard deviation is 1.4826 median deviations.
 """
@@ -47,14 +48,14 @@ MEMORY = 200
 """The usual loss is the median of the losses in this many latest steps."""
 
 SHORTAGE = 2.0
-"""For causes outside of `EXACT`, the limit is raised by this factor times the usual wait for a CPU, because times vary
-on busy CPUs."""
+"""If a cause is not in `EXACT`, the smallest loss that counts is raised by `SHORTAGE` times the usual wait for a CPU,
+because times vary more on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
 """Signals that show how local times were measured. Only times that were measured in the same way are compared.
 
-A rank that times its thread's waits has the signal `STEAL`. A rank that times all stages except backward on a device
-has the signal `DEVICE`. A rank has neither signal if it times only the stages outside of the model.
+A rank that times its thread's waits has the signal `STEAL`. A rank has the signal `DEVICE` if the rank computes on a
+device and times forward and optimizer. A rank has neither signal if it times only the stages outside of the model.
 """
 
 SLICE = 256
@@ -83,8 +84,8 @@ class Stragglers:
         """`seconds`: duration of the compared steps. `uneven_seconds`: what these steps would save with healthy ranks
         and even work."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
-        """Parts of `uneven_seconds` for which no rank is to blame: uneven batches, uneven pipeline stages, and
-        chance."""
+        """Seconds lost to uneven batches, to uneven pipeline stages, and to chance. `uneven_seconds` includes all three
+        losses."""
         self.other_work = 0
         """Number of ranks that the newest window left out, because no other rank does the same work."""
         self._several = False
@@ -219,7 +220,7 @@ class _Compared:
     events: Sequence[Straggler]
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
-        """Return the local times in these steps, minus the seconds that stragglers cost in single steps."""
+        """Return the ranks' local times in `steps`. The seconds that stragglers cost in single steps are subtracted."""
         more = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
@@ -249,8 +250,8 @@ class _Compared:
 class _Cost:
     """Cost of slow ranks and uneven work in a window.
 
-    `seconds` is what the window would save with healthy ranks and even work. `uneven` is the part for which no rank is
-    to blame.
+    `seconds` is the time that the job would save in the window with healthy ranks and even work. `uneven` is the part
+    for which no rank is to blame.
     """
 
     seconds: float
@@ -295,7 +296,8 @@ def _groups(
     """Return groups of comparable ranks, and the number of ranks that are in no group.
 
     The ranks of a group do the same work and measure local times in the same way. A rank is in no group if its kind of
-    work is unknown. A rank is also in no group if other ranks compute the same layers, but none of them is comparable.
+    work is unknown. A rank is also in no group if other ranks compute the same layers, but the rank can be compared
+    with none of these ranks.
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0

@@ -57,7 +57,7 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 
 
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
-    """Add to local times the delay of a rank that lacked a CPU when the backward ended.
+    """If a rank had no CPU when the backward ended, add the delay to the rank's local time.
 
     Such a rank notices the end of the backward late, and begins the next step late. The rank's own clock can't show
     this delay, so the local time looks usual. But the operating system's scheduler counts the delay in `steal`.

@@ -1,9 +1,8 @@
 """Sets of ranks that are slow for several windows in a row, and the seconds that they cost the job.
 
 Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that up
-to three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. The search names the
-smallest set of candidates that explains most of the lost time: if only these ranks returned to the healthy pace, the
-job would save most of the seconds that all candidates cost.
+to three quarters of the ranks may be slow. A rank is a candidate for a slow rank if its level is larger than the
+healthy pace. The search names the smallest set of candidates that explains most of the lost time.
 """
 
 import math
@@ -24,21 +23,22 @@ ERRORS = 5.0
 errors of the median."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
-"""Ratio of a standard deviation to a median deviation, and ratio of a median's standard error to a mean's."""
+"""For normal distributions: a standard deviation is `DEVIATION` median deviations, and the standard error of a median
+is `MEDIAN` times the standard error of a mean."""
 
 BLOCKS = 5
-"""A window is cut into this many parts, and the medians of the parts give a standard error. If times drift, an estimate
-from single steps is too small."""
+"""A window is cut into this many parts, and the medians of the parts give a standard error. The parts are needed
+because a slow drift of the times makes a standard error from single steps too small."""
 
 KEPT_SHARE = 0.02
 """A reported rank stays slow while its median local time exceeds the healthy pace by this part of a step."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
-"""A rank is reported after it was slow in `LONG_WINDOWS` windows in a row, with at least `LONG_STEPS` steps in all."""
+"""A rank is reported if it was slow in at least `LONG_WINDOWS` consecutive windows, and if these windows together have
+at least `LONG_STEPS` steps."""
 
 MOST = 0.9
-"""With the named set of ranks at the healthy pace, the job saves at least this part of what it saves with all
-candidates at this pace."""
+"""The named set of ranks must explain at least this part of the time that all candidates together cost the job."""
 
 LEAST_WIN = 0.01
 """No set of ranks is named if all candidates together would save less than this part of a window.
@@ -49,8 +49,8 @@ For example, nothing is saved if no other rank waits for the slow ranks.
 MICRO_BATCHES = 32
 """Assumed number of micro-batches in a step of a pipeline, because ranks don't know the real number.
 
-With 32 micro-batches, a stage waits in each step until every earlier stage has processed the first micro-batch. This
-takes 1/32 of the time of each earlier stage.
+With 32 micro-batches, a stage waits in each step until every earlier stage has processed the first micro-batch. The
+wait for the first micro-batch is 1/32 of the sum of the earlier stages' times.
 """
 
 SLICE = 64
@@ -182,7 +182,8 @@ class ComparedWindow:
         The set is empty if all slow ranks together save too little.
 
         Args:
-            excess: For each slow rank to choose from: its seconds per step beyond the healthy pace.
+            excess: For each slow rank that may be in the set: the seconds per step by which the rank exceeds the
+                healthy pace.
         """
         order = sorted(excess, key=lambda rank: (-excess[rank], rank))
         slow = [self.longest(without=order)]
@@ -265,8 +266,9 @@ class SlowSets:
         self.slow: SlowRank | None = None
 
     def keep(self, window: ComparedWindow) -> None:
-        """Add each reported rank to the window's slow ranks while it is still a little slow. So sets stay the same.
+        """Add a reported rank to the window's slow ranks if its excess is larger than `KEPT_SHARE` of a step.
 
+        `KEPT_SHARE` is smaller than `SLOW_SHARE`, so that the set of named ranks rarely changes from window to window.
         A rank that recovered within the window is not added.
         """
         for rank in sorted(self._told.keys() & window.ranks - window.excess.keys()):

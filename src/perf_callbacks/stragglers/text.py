@@ -26,8 +26,8 @@ REMEDIES = {
 """For each cause: the change that helps."""
 
 SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
-"""Remedies with `gc="sync"`. With this setting, ranks collect garbage in different steps only if the program calls
-`gc.collect()`."""
+"""Remedies with `gc="sync"`. The setting `gc="sync"` synchronizes all garbage collections except the program's own
+calls of `gc.collect()`."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
 BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'
@@ -58,7 +58,7 @@ SMALL = 0.1
 """A cause is named if it explains at least this part of a slow rank's delay."""
 
 CHANCE = 0.02
-"""The loss by chance has a line if it is at least this part of the compared time."""
+"""The time lost to chance has a line of its own if it is at least this part of the compared time."""
 
 MOST_RANKS = 8
 """Largest number of ranks that a sentence names."""

@@ -1,8 +1,9 @@
 """Seconds lost to uneven work, and to chance, although no rank is slow.
 
 If the work were split evenly over batches and pipeline stages, each rank would take the mean time. A rank's batch is
-the reason for a deviation from the mean if batch sizes explain the deviation. The batch is also the reason if all
-pipeline stages of a replica deviate together. All other deviations are chance: one of many ranks is always the slowest.
+the reason for a deviation from the mean if batch sizes explain the deviation. The batch is also the reason if, in the
+same step, all pipeline stages of a replica are slower than the mean, or all are faster. A deviation that neither
+batches nor pipeline stages explain counts as chance.
 """
 
 import math
@@ -14,18 +15,18 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Pipeline stages are uneven if the time of the longest stage exceeds the mean by more than this part. Moving layers
-can't remove a smaller difference."""
+"""Pipeline stages are uneven if the longest stage exceeds the mean of all stages by more than this part of the mean. A
+smaller difference between stages is ignored, because moving layers can't remove such a difference."""
 
 LEAST_BATCHES = 0.01
 """Uneven batches count if they cost more than this part of a window. Less may be chance."""
 
 LEAST_PART = 0.1
-"""No batch is assumed to be smaller than this part of the mean batch."""
+"""The estimated size of a batch is at least this part of the mean size."""
 
 TOGETHER = 0.7
-"""Batches are uneven if the replicas deviate in the same way in the first and in the last pipeline stage. The
-correlation of the deviations must be at least this number."""
+"""Batches count as uneven if the replicas' deviations in the first pipeline stage and in the last pipeline stage have
+at least this correlation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _longest(
 def _without_shared(
     stages: list[list[Sequence[float]]], replicas: Sequence[Sequence[object]], rest: Callable[[], object]
 ) -> list[list[Sequence[float]]]:
-    """Remove from the times the deviation that all stages of a replica share because they compute the same batch.
+    """Remove the effect of a batch's size from the times of all pipeline stages that compute the batch.
 
     Return the times unchanged if replicas are unknown, or if their stages don't deviate together.
     """

@@ -15,7 +15,7 @@ TRANSFERS = 1 << len(PARTS)
 """A kind of work has this bit if the rank exchanges tensors point to point, with one other rank at a time."""
 
 MOST_PARAMETERS = 1 << 48
-"""A kind of work contains the number of parameters modulo this number, because a coordinate has only 64 bits."""
+"""A kind of work stores the number of parameters modulo `MOST_PARAMETERS`, because a coordinate has only 64 bits."""
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Names of the coordinates that decide which layers a rank computes. Only ranks with the same layers are compared."""
@@ -58,8 +58,9 @@ def kind_of(role: Mapping[str, int]) -> int | None:
 
     None means that the rank is compared with no other rank.
 
-    The first and the last stage of a pipeline differ in kind, but a device mesh shows that both belong to one pipeline.
-    Ranks that exchange tensors point to point may be stages of a pipeline that no mesh shows.
+    If a device mesh shows the pipeline stages, all ranks of the pipeline have kind 0, although the first and the last
+    stage differ in their work. Without a device mesh, a rank that exchanges tensors point to point may be a pipeline
+    stage, and is compared with no other rank.
     """
     if layers(role):
         return 0

@@ -123,9 +123,9 @@ def _loads_state(writes: Writes, _optimizer: object, state_dict: Mapping[str, An
 
 
 def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
-    """Change the arguments of a loader. A loader of an iterable data set stays as it is.
+    """Change the arguments of a loader.
 
-    Workers of such a loader may all load the same samples.
+    The loader of an iterable data set is not changed, because several workers may load the same samples.
     """
     if isinstance(given["dataset"], iterable):
         return

@@ -35,7 +35,7 @@ class Gain(NamedTuple):
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
     """Return the speedup of each setting over the setting `base`.
 
-    The interval comes from differences between the runs of a setting. Before that, differences between whole rounds are
+    The interval comes from differences between the runs of a setting, after differences between whole rounds are
     removed. The computation assumes that all settings are equally noisy.
 
     Args:

@@ -39,7 +39,7 @@ class TrialFit(Observer):
     def closed(self) -> None:
         """End the process, so that no code of the program runs after the last step of a trial.
 
-        After an error in this package, training goes on. After an error in the program, the program shows the error.
+        After an error in this package or in the program, the method does not end the process.
         """
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # the latter at the interpreter's exit
         crashed = self._recorder.failure is not None and error is not None

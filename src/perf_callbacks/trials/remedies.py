@@ -1,6 +1,6 @@
 """Table of the remedies that a trial can apply. A regular expression finds the remedy in the text of a finding.
 
-A trial makes the change that the finding's line of code would make, and the results show this line.
+A finding suggests a line of code to the user. A trial makes the change that the suggested line would make.
 """
 
 import re
@@ -107,7 +107,7 @@ class Candidate:
     promised: tuple[float, float] | None = None
     """Least and largest speedup factor that the finding promises, or None if unknown."""
     called_for: bool = True
-    """False: no finding calls for the remedy, but `--only` selects it."""
+    """True: a finding calls for the remedy. False: the user selected the remedy with `--only`."""
 
     @property
     def title(self) -> str:

@@ -1,6 +1,6 @@
 """Gains that `perf-callbacks try` measured, stored for later runs of the same program.
 
-If a later run has the same model, batch and device, its findings show these gains.
+The findings of a later run show the stored gains if the run has the same model, the same batch and the same device.
 """
 
 import hashlib

@@ -9,7 +9,8 @@ from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, TrialOu
 from perf_callbacks.trials.remedies import Candidate
 
 BASE, TOGETHER = "as it is", "together"
-"""Names of the settings without a change, and with several remedies at once."""
+"""`BASE` is the name of the setting without any change. `TOGETHER` is the name of the setting with several remedies at
+once."""
 
 NO_TIME = "its steps took no time outside of evaluations and checkpoints"
 NOT_APPLIED = "nothing in the program could be changed"
@@ -49,7 +50,7 @@ class TrialResults:
         return [name for name in names if all(name in one for one in self.rounds) and name in first]
 
     def gains(self) -> dict[str, Gain]:
-        """Return the speedup of each setting. If not even the first round is complete, speedups have no interval."""
+        """Return the speedup of each setting. Speedups have no interval if fewer than two rounds are complete."""
         rounds = self.rounds or ([self.partial] if BASE in self.partial else [])
         names = self.settings or [*self.partial]
         times = {name: [one[name].step_seconds or 0.0 for one in rounds] for name in names}

@@ -1,7 +1,7 @@
 """Part of a trial that runs in the program's process. `Turn` counts optimizer steps and collects losses.
 
-`Turn` counts with torch's own hook for optimizers, so it needs no trainer and no callback. After the last step, it ends
-the process.
+`Turn` counts with torch's own hook for optimizers, so it needs no trainer and no callback. After the final step of the
+trial, `Turn` ends the process.
 """
 
 import atexit

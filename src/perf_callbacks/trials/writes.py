@@ -1,8 +1,9 @@
 """Protection of the program's files: a trial must not write to them, and must not upload anything.
 
-Each trial writes to a scratch directory. If the program opens another file for writing, the trial ends the process
-before the file is opened. With `--yes`, the trial goes on. It skips the known functions that save files, and lets all
-other writes happen. The trial can't see writes by C code and child processes, or writes to the network.
+Each trial writes to a scratch directory. If the program opens a file outside of the scratch directory for writing, the
+trial ends the process before the file is opened. With `--yes`, known functions that save files do nothing, and any
+other write to a file really happens. A trial can't detect writes by C code, writes by child processes, or writes to the
+network.
 """
 
 import os
@@ -48,8 +49,9 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""For each audit event of Python that changes files: the argument number of each path, and of the descriptor of its
-directory."""
+"""For each audit event of Python that changes files: pairs of argument numbers. The first number of a pair belongs to a
+path. The second number belongs to the descriptor of the path's directory, and is None if the event has no such
+argument."""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
 """If the address of an SQLite database contains one of these parts, a program that opens the database writes no
@@ -168,7 +170,7 @@ class Writes:
 
 
 def _database(name: Any) -> list[Any]:
-    """Return the path of a database that a program opens. The result is empty if no file of the database is written."""
+    """Return the path of an SQLite database that a program opens, or [] if the database is in memory or read-only."""
     if not isinstance(name, str):
         return [name]
     if name == ":memory:" or any(part in name for part in IN_MEMORY_OR_READ):

@@ -148,7 +148,7 @@ class Family:
 
     gated: bool = True
     tied: bool = False
-    """Value that holds if config.json has no `tie_word_embeddings`."""
+    """Default for `tie_word_embeddings` if config.json lacks this field."""
     required: tuple[str, ...] = ()
     """Fields that config.json must have, because no default for them is known here."""
     positions: str | None = None
@@ -172,7 +172,10 @@ FAMILIES = {
     "qwen3": Family(required=(*_GROUPED, "intermediate_size", "head_dim")),
     "starcoder2": Family(gated=False, tied=True, required=(*_GROUPED, "intermediate_size")),
 }
-"""Known families of models. For each family, the computed FLOPs were compared with a count of the running model."""
+"""Known families of models, by `model_type`.
+
+For each family, the computed FLOPs were compared with FLOPs that were counted while a model of the family ran.
+"""
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),

@@ -41,8 +41,10 @@ class ConventionWork:
     """"all" if all weights are trained, "lora" if no gradients of weights are computed. The FLOPs of LoRA's adapters
     are left out."""
     causal: str = "full"
-    """"full" counts masked attention scores like all other scores. "half" counts half of attention. Only the convention
-    `matmul` uses this field, because the other conventions define how attention counts."""
+    """"full" counts masked attention scores like unmasked scores. "half" counts half of attention.
+
+    Only the convention `matmul` uses this field, because every convention but `matmul` has a fixed rule for attention.
+    """
 
     @property
     def tokens(self) -> int:
@@ -57,11 +59,12 @@ class Convention:
     name: str
     forward: Callable[[Architecture, ConventionWork], Forward]
     remark: str
-    """Reason why this convention and the convention `matmul` count different FLOPs for products with matrices."""
+    """Why this convention's FLOPs of matrix products differ from the FLOPs of the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """For each value of `ConventionWork.recompute`: how often a layer's products and its attention are computed again.
+    """For each value of `ConventionWork.recompute`: two numbers of repetitions per layer.
 
-    If a value is missing, the convention doesn't define this kind of recomputation.
+    The first number says how often the backward repeats the layer's matrix products. The second number says how often
+    the backward repeats attention. If a value is missing, the convention doesn't define this kind of recomputation.
     """
 
 

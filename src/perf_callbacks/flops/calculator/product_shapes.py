@@ -31,7 +31,7 @@ _SIZES = re.compile(r"\d+")
 
 
 class Misaligned(NamedTuple):
-    """Size of a product's operand, such as 50257, that is not a multiple of 8, with a better size."""
+    """Size in matrix products, such as 50257, that is not a multiple of 8. `better` is the size to use instead."""
 
     size: int
     better: int
@@ -111,8 +111,8 @@ def uneven(
     Args:
         products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
         multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. If the number of rows of a product is such a size, the product is left out, because
-            another batch size doesn't change the number of rows.
+        fixed: Sizes of weights. A product is left out if the number of its rows is in `fixed`, because a change of the
+            batch size wouldn't change the rows.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])

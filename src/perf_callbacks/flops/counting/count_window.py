@@ -19,9 +19,9 @@ class CountWindow:
     `step_aside` removes the counter from the stack of modes until the thread calls a module.
 
     Compiled code runs eagerly during the count. Compiled code that ran under a dispatch mode would lose its compilation
-    for good. `open` and `close` record each change before they make it, and may be called again. An interrupt such as
-    Ctrl-C may stop them halfway. Then everything is restored by the next call, by the watchdog or by the window's
-    finalizer.
+    for good. An interrupt such as Ctrl-C may stop `open` or `close` halfway. After an interrupt, the next call of
+    `open` or `close`, the watchdog or the window's finalizer restores everything. Each change is recorded before it is
+    made, so that no change is forgotten.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
@@ -40,7 +40,7 @@ class CountWindow:
     def open(self) -> None:
         """Start or resume counting.
 
-        In a backward or a compiled call, counting can resume only if the counter is still on the stack of modes.
+        In a backward or a compiled call, `open` does nothing unless the counter is already on the stack of modes.
         """
         if self._opened or self._given_up:
             return
@@ -103,10 +103,11 @@ class CountWindow:
 
 
 def _modes_are_lent() -> bool:
-    """Return True in a backward, a compiled call or inference mode. When these end, torch restores dispatch modes.
+    """Return True in a backward, a compiled call or inference mode.
 
-    If a counter were removed before torch restores the modes, dispatch keys without a mode would be left. Operations
-    that make tensors would then fail.
+    At the end of a backward, a compiled call or inference mode, torch restores the dispatch modes of the beginning. If
+    a counter were removed before the end, torch would use a dispatch key whose mode is missing, and operations that
+    make tensors would fail.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 

@@ -45,9 +45,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     Args:
         filtered: Filter that selects the counted operations. None means that all operations are counted.
-        follow: Function that is called after each operation of training work. Its arguments are the operation, the
-            operation's result, and the number of the running backward (0 outside of a backward).
-        model: Model among whose modules the FLOPs are divided. None means that no FLOPs are divided among modules.
+        follow: Function that is called after each operation of the training. The function's arguments are the
+            operation, the operation's result, and the number of the running backward (0 outside of a backward).
+        model: Model for which FLOPs are also counted per module. None means that no FLOPs are counted per module.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -78,7 +78,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.operations = 0
         """Number of all dispatched operations, counted or not."""
         self.passes: list[Counter[Cell]] = [Counter()]
-        """FLOPs of each pass. A pass is a forward with the backward that follows."""
+        """FLOPs of each pass. A pass consists of a forward and the next backward."""
         self.logical: Counter[Cell] = Counter()
         """FLOPs of operations on sharded tensors, as if the tensors were not sharded."""
         self.weights = Weights()
@@ -90,9 +90,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._filter = filtered
         self._follower = follow
         self._apart: dict[int, tuple[Cell, int, str | None]] = {}
-        """For the number of an autograd node: the FLOPs of its uncounted product, and the module path of the product.
+        """FLOPs and module path of each product that was not counted, by the number of the product's autograd node.
 
-        If a backward runs the node, the product counts.
+        If a backward runs the autograd node, the FLOPs of the product are added to the count.
         """
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
@@ -124,7 +124,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Remove the hooks on modules. If the counter left the stack and never returned, drop its count."""
+        """Remove the hooks on modules. Drop the count if the counter left the stack of modes and didn't return."""
         if self._aside is not None:
             self._lose()
         for hook in self._hooks:
@@ -244,7 +244,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _enter_backward(self, func: Any, backward: int) -> None:
         """Record the backward in which an operation runs.
 
-        Count the product that was set aside for the running autograd node.
+        If `_apart` holds a product of the running autograd node, count the product.
         """
         if backward not in self._begun:
             self._await_end(backward)

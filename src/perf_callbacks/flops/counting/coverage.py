@@ -73,7 +73,7 @@ class Weights:
         self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
-        """Return the weights that share storage with a tensor, or from which the tensor was made."""
+        """Return the weights behind a tensor: the tensor is a view of these weights, or was made from them."""
         tensor = stored_values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
@@ -102,7 +102,10 @@ class Weights:
         self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
 
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
-        """Record the operands of an uncounted operation. A result made only of weights counts as these weights."""
+        """Record the operands of an uncounted operation.
+
+        If all operands are weights, a later product with the result is recorded as a product with the weights.
+        """
         of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
         for tensor in tensors:  # most operations involve no weight, and must cost little
@@ -163,5 +166,5 @@ class _Weight:
 
     @property
     def counts(self) -> bool:
-        """Return True if the coverage includes the weight, because the weight was or should have been multiplied."""
+        """Return True if the coverage includes the weight: a product used the weight, or should have used it."""
         return self.multiplied or not (self._optional or self.mixed)

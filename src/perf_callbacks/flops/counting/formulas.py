@@ -23,7 +23,7 @@ class Formula(NamedTuple):
     flops: Flops
     kind: Kind = "matmul"
     again: Callable[..., float] | None = None
-    """For a backward of fused attention: function that returns the share of FLOPs that compute scores again."""
+    """For the backward of fused attention: function that returns which share of the FLOPs recomputes the scores."""
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
@@ -174,11 +174,11 @@ def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, st
 
     `query` is the position of the query among the operation's arguments; key and value follow. These tensors have the
     shape [batch, heads, sequence, head], or [batch, sequence, heads, head] if `rows` is True. Concatenated sequences
-    have the shape [tokens, heads, head]. For concatenated sequences, the argument at position `starts` holds the start
-    of each query sequence, and the next argument holds the start of each key sequence.
+    have the shape [tokens, heads, head]. For concatenated sequences, the argument at position `starts` contains the
+    start of each query sequence. The argument at position `starts + 1` contains the start of each key sequence.
 
-    The forward computes the scores and their product with the values. The backward computes the scores again, and the
-    gradients of scores, values, query and key.
+    The forward computes the scores and their product with the values. The backward recomputes the scores. The backward
+    also computes the gradients of scores, values, query and key.
     """
 
     def width(args: Any) -> int:

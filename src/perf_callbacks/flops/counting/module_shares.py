@@ -2,9 +2,8 @@
 
 An operation of the forward or of recomputation belongs to the innermost module whose call is running. The Python call
 stack shows this module. The call stack is also right in hooks, in other threads and after exceptions. If hooks kept a
-list of the running modules, an exception would make the list wrong. In the backward, the running autograd node shows
-which forward operation created the node. So the FLOPs of a gradient belong to the module whose forward ran this
-operation.
+list of the running modules, an exception would make the list wrong. In the backward, the FLOPs of a gradient belong to
+the module whose forward created the running autograd node.
 """
 
 import sys
@@ -43,12 +42,12 @@ class ModuleShares:
     """Sums up the FLOPs of each module in each phase, and the bytes of each module's activations.
 
     Each counted product is added to the line of one module. Products outside of all modules have a separate line, and
-    so has the optimizer. So the lines add up to the FLOPs of the step.
+    so has the optimizer. The FLOPs of all lines add up to the FLOPs of the step.
 
     Activations are the storages that the forward made and that are alive when the backward begins. If a step has
-    several backwards, the backward with the largest sum of activations counts. A tensor counts only for the module
-    whose forward made the tensor, even if other modules return the same tensor. Tensors that activation checkpointing
-    drops don't count.
+    several backwards, only the largest sum of activations is reported. A tensor counts only for the module whose
+    forward made the tensor, even if other modules return the same tensor. Tensors that activation checkpointing drops
+    don't count.
 
     After an error, the `flops` record has no module lines, but the FLOPs of the step stay correct.
     """
@@ -77,7 +76,7 @@ class ModuleShares:
                 self._fail(error)
 
     def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
-        """Add the FLOPs of the current operation or, if `path` is given, of an earlier operation of that module."""
+        """Add the FLOPs of an operation to the module `path`, or to the running module if `path` is None."""
         if self._paths is None:
             return
         try:
@@ -134,8 +133,7 @@ class ModuleShares:
     def lines(self, total: Work) -> tuple[ModuleWork, ...]:
         """Return the module lines of a `flops` record, the line with the most FLOPs first.
 
-        Without a model, there are no lines. After an error, or if the lines don't add up to `total`, there are none
-        either.
+        There are no lines without a model, after an error, or if the lines don't add up to `total`.
         """
         if self._paths is None:
             return ()
@@ -198,8 +196,7 @@ class ModuleShares:
         """Return the module path of the running autograd node, or None if the path is unknown.
 
         Either `thread` or the main thread made the node. Autograd runs the backward of a GPU in a separate thread. Each
-        thread numbers its own nodes. If the thread of the GPU calls a backward itself, this thread may have made the
-        node in recomputation.
+        thread numbers its own nodes. With recomputation, the GPU's thread may have made the node itself.
         """
         running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
         if running is None:
@@ -219,7 +216,7 @@ class ModuleShares:
         return path
 
     def _take_activations(self) -> None:
-        """Add up the storages of the forward that are still alive, and keep the largest sum so far."""
+        """Add up the bytes of all activations that are alive, and keep the sum if no earlier sum was larger."""
         self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
         found: Counter[str] = Counter()
         for _, size, path in self._storages.values():
@@ -264,7 +261,7 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
-    """Add up lines. The sum is the line for all modules without their own line."""
+    """Return one line that adds up the lines of several modules."""
     parameters = [line.parameters for line in lines]
     activations = [line.activation_bytes for line in lines]
     return ModuleWork(

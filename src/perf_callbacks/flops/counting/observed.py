@@ -32,7 +32,7 @@ _NO_PRODUCT = re.compile(
     r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
     r"|fft_r?fftfreq|cufft_.*_plan_cache|reorder_conv|prepack(?!ed)|_pack_gemm_|quantize_weight"
 )
-"""Pattern for the names of operations that match `_PRODUCT` but multiply no matrices."""
+"""Pattern for names that match `_PRODUCT` although the operations with these names multiply no matrices."""
 
 _TRANSPARENT = {
     "aten",
@@ -215,9 +215,9 @@ def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
 def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
     """Return the FLOPs of the pairs of query and key that a causal mask hides.
 
-    With a causal mask, query i attends to keys 1 to i. Return 0 if the number of keys differs from the number of
-    queries, because kernels align such masks differently. Return 0 for packages other than torch too, because their
-    sequences may be packed.
+    With a causal mask, query i attends to keys 1 to i. Return 0 if there are more or fewer keys than queries, because
+    kernels disagree about the place of the mask. Return 0 for operations that are not part of torch, because an
+    operation of another package may work on several packed sequences.
     """
     query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
     if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:

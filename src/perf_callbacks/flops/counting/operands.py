@@ -16,7 +16,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return True if one of the tensor classes splits an operation into other operations, as `DTensor` does."""
+    """Return True if at least one of these tensor classes wraps other tensors, as `DTensor` does."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
@@ -43,10 +43,10 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the FLOPs of a product, divided by the FLOPs of the same product of real numbers.
+    """Return the ratio of a product's FLOPs to the FLOPs of a product of real numbers with the same sizes.
 
-    The factor is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
-    four additions. The factor is 2 if only one operand is complex, and 0 for integers.
+    The ratio is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
+    four additions. The ratio is 2 if only one operand is complex. The ratio is 0 if all operands are integers.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]

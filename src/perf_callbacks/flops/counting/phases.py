@@ -1,7 +1,7 @@
 """Find the phase of an operation from the Python call stack: forward, backward, recomputation or optimizer.
 
-The innermost function with a known meaning decides the phase. The gradient mode can't decide the phase, because a
-double backward enables gradients too, although nothing is recomputed.
+The innermost function with a known meaning decides the phase. The gradient mode can't decide the phase, because
+gradients are enabled both in a recomputation and in a backward with `create_graph`.
 """
 
 import sys
@@ -37,9 +37,8 @@ _known: dict[CodeType, _Place | None] = {}
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     """Return the phase of the current operation on these operands.
 
-    A module that runs in a backward is recomputed. A module that runs without gradients outside of a backward belongs
-    to a reentrant checkpoint or to a teacher, and counts as forward. Some optimizers don't disable gradients, but work
-    on `.data`, which requires no gradients.
+    If a module runs during a backward, the module's operations count as recomputation. Outside of a backward, a
+    module's operations count as forward even if gradients are disabled, as in a teacher model.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
@@ -116,8 +115,8 @@ def _code(closure: Any) -> CodeType | None:
 def _makes_graph(frame: FrameType) -> bool:
     """Return True if a backward runs with `create_graph`, so that it can itself be differentiated.
 
-    Autograd enables gradients in a backward only with `create_graph`. The backward of a `torch.autograd.Function` may
-    also enable gradients to recompute a part of the forward.
+    Autograd enables gradients in a backward only with `create_graph`. A `torch.autograd.Function` may enable gradients
+    in its own `backward`, in order to recompute a part of the forward.
     """
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])

@@ -1,8 +1,7 @@
-"""Find products of the forward that the backward of a `torch.autograd.Function` computes again.
+"""Find matrix products in the backward of a `torch.autograd.Function` that repeat a product of the forward.
 
 Fused output heads compute their logits again to avoid storing the logits. Their backward multiplies hidden states and
-weights a second time, without gradients and outside of any module. Such a product differs from the product of a
-gradient only in its operands.
+weights a second time, without gradients and outside of any module.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,8 +37,8 @@ class Repeats:
     """Tracks which storages hold gradients in a backward, and stores the sizes of the forward's products.
 
     A product in a backward counts as recomputed if the forward had a product of the same sizes. A product whose operand
-    comes from a received gradient is never recomputed. Each result replaces the entry of its storage address, so a
-    reused address stands for the newest tensor.
+    comes from a received gradient is never recomputed. If a new tensor gets the address of a freed tensor, the class
+    records anew whether the tensor at this address is a gradient.
     """
 
     def __init__(self) -> None:
@@ -95,7 +94,7 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
-    """Return the sizes of each factor of a product, and True for a transposed factor.
+    """Return a pair for each factor of a product: the factor's sizes, and True if the factor is transposed.
 
     Leave out the first factor's rows.
     """

@@ -19,7 +19,7 @@ class Rating:
     peaks: Peaks | None
     unmasked_share: float | None
     """Share of the executed FLOPs that is not masked attention. None means that no masked attention was counted, or
-    that the shares of two counts differ."""
+    that the share is not the same in all counts of the fit."""
     devices: int = 1
     """Number of devices that compute the FLOPs."""
 
@@ -77,7 +77,7 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """Return the reason to drop the peak if training ran faster than the peak, or else None."""
+        """If training ran faster than the device's peak, return a text that says so. Otherwise return None."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds * self.devices:
             return None

@@ -1,8 +1,9 @@
 """Predict the FLOPs of a batch from the counted FLOPs of batches of other sizes.
 
 A law says how FLOPs grow with the rows and lengths of a batch. The law is a sum of terms, and each term is a factor
-times powers of rows and lengths. A law is used only if it fits all counts exactly, and if there are more counts than
-factors. A law is not used if another term also fits the counts but grows differently.
+times powers of rows and lengths. A law is used only if it fits all counts exactly, and if the number of counts exceeds
+the number of terms. If two laws fit all counts but predict different FLOPs for a batch, the FLOPs of the batch are
+unknown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,13 +45,12 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""Laws for each kind of operation, the simplest law first. The first law holds for products with weights, or for
-attention. The second law of "matmul" adds an output head that is computed once per row. If the head leaves out one
-token of each row, the factor is negative. Further laws add position embeddings that are computed once for all rows, or
-a decoder in addition to an encoder."""
+"""Laws for each kind of operation, the simplest law first. The second law of "matmul" adds an output head that is
+computed once per row. If the head leaves out one token of each row, the factor is negative. Further laws add position
+embeddings that are computed once for all rows, or a decoder in addition to an encoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
-"""Laws for batches that differ only in their number of rows."""
+"""Laws that compute the FLOPs of a batch from its number of rows alone, if batches of the same lengths were counted."""
 
 _TERMS = tuple(sorted({(0, 0, 0), *[term for laws in _LAWS.values() for law in laws for term in law]}))
 
@@ -111,8 +111,8 @@ class _Fit:
         )
         rivals = {term: _exactly({size: _power(size, term) for size in counts}, law) for term in _TERMS}
         self._rivals = {term: found for term, found in rivals.items() if found is not None and term not in law}
-        """Terms that fit the counts as well as this law. For example, if all counted batches have the same number of
-        tokens, FLOPs that grow with the tokens look like constant FLOPs."""
+        """Terms that fit the counts as well as this law. For example, if every counted batch has 1,000 tokens, a
+        constant term fits as well as a term that grows with the number of tokens."""
 
     def value(self, size: BatchSize) -> int | None:
         """Return the FLOPs of a batch of this size, or None if they are unknown."""
@@ -136,9 +136,9 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if a law's factors are known even without the counts of one size along an axis.
+    """Return True if the counts confirm how a law depends on one axis of the batch size.
 
-    These counts are then left to confirm the law.
+    A law is confirmed if its factors can be computed without the counts of one certain size along this axis.
     """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
@@ -154,7 +154,7 @@ def _exactly(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] 
 
 
 def _solved(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] | None:
-    """Return the factors of a law by Gaussian elimination, or None if too few counts are independent."""
+    """Compute the factors of a law by Gaussian elimination. Return None if the counts don't determine all factors."""
     found: list[tuple[int, list[Fraction]]] = []  # pivot column, and its row: 1 there, 0 in earlier columns
     for size, flops in counts.items():
         row = [Fraction(_power(size, term)) for term in law] + [Fraction(flops)]

@@ -18,7 +18,7 @@ MOST_REFUTATIONS = 3
 """If this many counts in a family of batch shapes contradict its scaled FLOPs, the family is no longer scaled."""
 
 SAME = 0.01
-"""Two counts of equal batch shapes are treated as equal up to this relative difference."""
+"""Largest relative difference at which two counts of equal batch shapes are treated as equal."""
 
 SCALED = "scaled"
 
@@ -26,7 +26,8 @@ _SECOND = ("labels", "decoder_input_ids")
 """Names of tensors that have the length of a decoder's input."""
 
 _PACKED = "cu_seq"
-"""Prefix of the names of tensors with the starts of packed sequences. The number of starts doesn't change the FLOPs."""
+"""Beginning of a tensor's name, such as `cu_seqlens`, if the tensor holds the start positions of packed sequences. The
+number of starts doesn't change the FLOPs."""
 
 _Tensor = tuple[str, tuple[int, ...]]
 
@@ -44,7 +45,7 @@ class Count(NamedTuple):
 
 
 class ShapeTable:
-    """Counts of batch shapes, for one set of trained parameters and one number of model calls per batch."""
+    """Counted FLOPs by batch shape. All counts have the same trained parameters and the same model calls per batch."""
 
     def __init__(self) -> None:
         self._families: dict[ShapeKey, _Family] = {}
@@ -142,7 +143,7 @@ def largest_ratio(before: Work, now: Work) -> float:
 
 
 def alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
-    """Return a key that is equal for all steps with these batch shapes, regardless of their order."""
+    """Return a key for the batch shapes of a step. The key doesn't depend on the order of the batches."""
     return frozenset(Counter(shapes).items())
 
 

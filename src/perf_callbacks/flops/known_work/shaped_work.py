@@ -37,12 +37,12 @@ LOOK_EVERY = 10
 """Number of steps from one check of the trained parameters to the next."""
 
 CLOSE_STEPS = 100
-"""After a change of the trained parameters, each of this many steps is followed by a check. If a program trains its
-parameters in turns, the next change may come soon."""
+"""After a change of the trained parameters, each of this many steps is followed by a check. A program that trains two
+groups of parameters alternately will soon change the trained parameters again."""
 
 Each = tuple[int, ...]
-"""Number of forwards and backwards per batch. If these numbers are not whole, the tuple has the forwards, the backwards
-and the batches of the step."""
+"""Number of forwards per batch and number of backwards per batch. If one of the two numbers is not an integer, the
+tuple instead holds the step's total forwards, total backwards and batches."""
 
 ONCE: Each = (1, 1)
 
@@ -58,7 +58,8 @@ class ShapedWork(WorkModel):
 
     Args:
         reader: Reader of the fit's batches.
-        trained: Function that returns which parameters require gradients. None means that they never change.
+        trained: Function that returns which parameters require gradients. None means that the trained parameters never
+            change.
         on_change: Function that is called when another step must be counted.
     """
 
@@ -78,12 +79,15 @@ class ShapedWork(WorkModel):
         self.unknowns = Unknowns(reader)
         """Reasons why FLOPs of steps are unknown."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """For each number of model calls per batch that was never counted: the last two steps with such calls."""
+        """Maps a number of model calls per batch to the two most recent steps with this number, if no such step was
+        counted."""
         self._trained: Hashable = None
         self.changed: int | None = None
-        """Last step after which a check found a change of the trained parameters, or None if there was no change."""
+        """Step of the most recent check that found changed trained parameters. None means that no check found a
+        change."""
         self.checked: int | None = None
-        """Last step whose FLOPs were found equal to those of an earlier step, or None if no FLOPs were checked."""
+        """Most recent step whose work was found equal to the work of an earlier step. None means that no comparison
+        found equal work."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
         """True if the trained parameters have changed, but the step of the change is unknown."""
@@ -105,7 +109,7 @@ class ShapedWork(WorkModel):
 
     @property
     def varies(self) -> bool:
-        """True if steps with equal batch shapes had different FLOPs. Then the FLOPs of all steps are unknown."""
+        """True if steps with equal batch shapes had different FLOPs, which makes the FLOPs of all steps unknown."""
         return self.unknowns.varies is not None
 
     def metrics(self, totals: Totals) -> dict[str, float | None]:
@@ -154,16 +158,16 @@ class ShapedWork(WorkModel):
             self._tell()
 
     def look_after(self, step: int) -> int:
-        """Return the step after which the next check of the trained parameters is due.
+        """Return the number of the step at whose end the trained parameters are checked next.
 
-        The last check was after `step`.
+        The previous check was at the end of step `step`.
         """
         return step + (1 if self.changed is not None and step < self.changed + CLOSE_STEPS else LOOK_EVERY)
 
     def look(self, step: int = 0) -> None:
         """Check after a step which parameters are trained.
 
-        If the trained parameters have changed, any step since the last check may have trained the old or the new ones.
+        If the trained parameters have changed since the previous check, it is unknown in which step they changed.
         """
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
@@ -184,7 +188,7 @@ class ShapedWork(WorkModel):
         self._find_trained = self._on_change = None
 
     def settle(self) -> None:
-        """Reset `trainable_changed` after the FLOPs of all steps up to the last check were looked up."""
+        """Set `trainable_changed` to False. The caller has already looked up the FLOPs of all affected steps."""
         self.trainable_changed = False
 
     def learn(

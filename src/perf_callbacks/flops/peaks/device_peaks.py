@@ -1,8 +1,8 @@
 """Table of the dense peak FLOP/s of known devices, as their vendors publish them.
 
 Dense means without structured sparsity. Most data sheets also print the peak for sparse matrices, which is twice as
-high. Some data sheets print only the sparse peak. Training accumulates in float32. With this accumulation, consumer
-GPUs reach only half of the advertised peak, and the table has this half.
+high. Some data sheets print only the sparse peak. Training accumulates in float32. Consumer GPUs that accumulate in
+float32 reach only half of their advertised peak, and the table has this lower number.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class PeakRow:
     fma: int | None
     """Multiply-adds per clock cycle of one multiprocessor in bfloat16, or in float16 for devices without bfloat16."""
     called: str
-    """Example of a name that the driver reports for the device. If two devices have the same name, an additional word
-    distinguishes them."""
+    """Example of a name that the driver reports for the device. If the driver reports the same name for two devices,
+    the example ends with an additional word, such as "10GB"."""
     architecture: str | None = None
     """ROCm's name of the architecture. If ROCm reports no device name, the architecture and the number of
     multiprocessors identify an AMD Instinct."""

@@ -1,9 +1,9 @@
 """Measure the highest FLOP/s at which a device multiplies matrices. By default, only unknown peaks are measured.
 
-The measurement multiplies square matrices of several sizes for about a second in total. The fastest round counts,
-because other work on the machine can only slow a round down. The measurement uses the number of threads and the
-precision of float32 matmuls that are set in the process. It draws no random numbers. During the measurement, the host
-waits for the device.
+The measurement multiplies square matrices of several sizes for about a second in total. The result is the speed of the
+fastest round, because other work on the machine can only slow a round down. The measurement uses the number of threads
+and the precision of float32 matmuls that are set in the process. It draws no random numbers. During the measurement,
+the host waits for the device.
 """
 
 import math
@@ -23,7 +23,7 @@ SIZES = {"cpu": (256, 512, 1024, 2048)}
 DEVICE_SIZES = (1024, 2048, 4096, 8192)
 
 GROWTH = 8
-"""A round takes about this many times as long as a round with matrices of half the size."""
+"""If the number of rows and columns doubles, a round takes about eight times as long."""
 
 CALLS = 8
 """Number of multiplications that are queued at once, so that the device doesn't wait for the host between them."""

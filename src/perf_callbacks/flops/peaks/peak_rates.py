@@ -78,7 +78,7 @@ def lookup(device: str, processors: int | None = None, architecture: str | None 
 
 
 NAMELESS = "radeon graphics"
-"""Name that ROCm reports for every AMD GPU if its list of device names is missing, as in small containers."""
+"""Name that ROCm reports for every AMD GPU if ROCm's list of device names is missing, as in small containers."""
 
 
 def _rows(device: str, processors: int | None, architecture: str | None) -> list[PeakRow]:
@@ -98,7 +98,7 @@ def _name(device: str) -> str:
 
 
 def near(device: str) -> list[str]:
-    """Return at most three known devices with a similar name. For a partition of a device, return none.
+    """Return at most three known devices with a similar name. For a partition of a device, return an empty list.
 
     The model number must be the same, so "H100" never suggests a P100.
 
@@ -201,7 +201,7 @@ def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> fl
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
-    """Return the seconds that all FLOPs take if each dtype runs at its peak, or None if a dtype has no known peak.
+    """Return the seconds that the FLOPs take at the peak of each dtype. Return None if the peak of a dtype is unknown.
 
     >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
     3.0

@@ -2,7 +2,8 @@
 
 All ranks of a machine share the machine's CPU. So only the first rank of a machine measures the peak of the CPU, at
 most once a day. This rank writes the peak to a file, and the other ranks read the file. Until the file exists, the
-other ranks don't know the peak of the CPU. On a GPU, each rank measures the peak if the file doesn't have it.
+other ranks don't know the peak of the CPU. Each rank with a GPU measures the peak of its GPU, unless the file already
+has this peak.
 """
 
 import hashlib

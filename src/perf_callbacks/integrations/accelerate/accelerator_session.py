@@ -54,7 +54,7 @@ class AcceleratorSession:
         self._before: tuple[int, Batch] | None = None  # with the id of its loader
         self._prepared = Prepared(self)
         self.restoring = RestoreTime()
-        """Measures the time in `load_state` before the next fit begins."""
+        """Adds up the time of all calls of `load_state` until the next fit begins."""
         self.watch: AcceleratedWatch | None = None
         """Watch of the current fit, or None if no fit is running."""
         self.listener: LoaderListener = self
@@ -130,7 +130,7 @@ class AcceleratorSession:
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:
-        """Close any other measurement that counts the steps of this optimizer."""
+        """If another session counts the steps of this optimizer, close the other session."""
         for other in [*_all]:
             if other.watch is not None and other.watch.counts(optimizer):
                 other.close(TAKEN_OVER)
@@ -236,7 +236,8 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
 def _batches(loaders: tuple[Any, ...]) -> Batches:
     """Describe how batches get to the device.
 
-    A loader that skips batches after a resume loses the option `non_blocking`.
+    Accelerate's `skip_first_batches`, which a program calls after a resume, returns a loader without the option
+    `non_blocking`.
     """
     return Batches(
         pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,

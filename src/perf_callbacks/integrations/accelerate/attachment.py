@@ -21,7 +21,7 @@ def attach(
     resume: Mapping[str, Any] | None = None,
     **strays: NoReturn,
 ) -> "Attachment":
-    """Measure the loop that uses this accelerator, without other changes to the loop.
+    """Measure the loop that uses this accelerator. Apart from this call, the loop needs no change.
 
     Call `attach` before `accelerator.prepare(...)`. A step ends when the optimizer that was prepared first updates the
     weights. So accumulated micro-batches form one step, and a skipped update doesn't count. Each `accelerator.log(...)`
@@ -31,21 +31,23 @@ def attach(
     begins with the call of a prepared model and lasts until the backward, so it includes the loss. The stage
     `optimizer` includes gradient clipping, `zero_grad` and the step of a prepared scheduler.
 
-    An evaluation begins when the loop fetches a batch or calls a model in evaluation mode, and lasts until training
-    resumes. Calls of `save_state`, `save_model`, `save` and `get_state_dict` count as checkpoints. The time of
+    An evaluation begins when the loop fetches a batch while gradients are disabled or no model is in training mode. An
+    evaluation also begins when the loop calls a model in evaluation mode without gradients. An evaluation ends when
+    training resumes. Calls of `save_state`, `save_model`, `save` and `get_state_dict` count as checkpoints. The time of
     evaluations and checkpoints belongs to no step. The metrics leave out every step with an evaluation or a checkpoint.
 
-    Measuring begins with the first batch or backward of training. `accelerator.free_memory()` interrupts measuring
-    until training begins with newly prepared objects. `accelerator.end_training()`, or `close()` of the returned
-    attachment, ends measuring for good and undoes all changes. Measuring also ends when the accelerator is freed.
-    `save_state` and `load_state` also save and load the counters of perf_callbacks, such as the number of steps.
+    Measuring begins with the first batch or backward of training. After `accelerator.free_memory()`, measuring pauses
+    until the loop trains with objects that were prepared after this call. `accelerator.end_training()`, or `close()` of
+    the returned attachment, ends measuring for good and undoes all changes. Measuring also ends when the accelerator is
+    freed. `save_state` and `load_state` also save and load the counters of perf_callbacks, such as the number of steps.
 
     Until measuring ends, the accelerator and its prepared loaders and schedulers are instances of a subclass of their
     original class. Copies and pickles of these objects have the original class. The callback keeps none of these
     objects alive.
 
     Args:
-        accelerator: Accelerator that the loop uses. A second `attach` to an accelerator ends the first.
+        accelerator: Accelerator that the loop uses. If `attach` is called twice for an accelerator, the second
+            call ends the first measurement.
         config: The settings. Environment variables override these settings.
         resume: Saved result of `state()`. Checkpoints of `save_state` don't need this argument.
         strays: Unknown keyword arguments raise an error. Settings go into `config`.

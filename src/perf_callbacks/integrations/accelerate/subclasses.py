@@ -1,4 +1,4 @@
-"""Temporary subclasses, by which methods of an object are watched without replacing attributes of the object.
+"""Give an object a temporary subclass of its class, in order to watch the object's methods.
 
 Replacing a method on an object would have two disadvantages. The replacement would refer to the object, so that only a
 garbage collection frees the object. Every copy and every pickle of the object would contain the replacement. With a

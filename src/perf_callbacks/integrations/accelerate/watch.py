@@ -37,8 +37,8 @@ class AcceleratedWatch(LoopWatch):
 
     A batch counts when a backward follows. An evaluation begins when the loop fetches a batch while gradients are off
     or no model is in training mode. An evaluation also begins when the loop calls a model in evaluation mode without
-    gradients. A call of a teacher for a model that trains begins no evaluation. The evaluation lasts until the loop
-    fetches a batch for training, or calls a model in training mode.
+    gradients. While a student model trains, a call of its teacher begins no evaluation. An evaluation lasts until the
+    loop fetches a batch for training, or calls a model in training mode.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
@@ -118,7 +118,10 @@ class AcceleratedWatch(LoopWatch):
 
     @property
     def training(self) -> bool:
-        """Return True if a model is in training mode. As soon as one model has trained, ignore models that have not."""
+        """Return True if a model is in training mode.
+
+        Once a model was trained, the result depends only on the models that were trained.
+        """
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
@@ -256,7 +259,7 @@ class AcceleratedWatch(LoopWatch):
         return super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch. If a model was called since the loader's last batch, the last batch counts as used."""
+        """Queue a batch. If a model call came after the loader's previous batch, the call used the previous batch."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
@@ -267,7 +270,7 @@ class AcceleratedWatch(LoopWatch):
         self.several = self.several or len(waiting) > 1
 
     def takes(self, arguments: object) -> None:
-        """Find the waiting batches that a model is called with, and count these as used by the model."""
+        """Find the waiting batches that are arguments of a model call, and mark these batches as used."""
         self.ran = False
         tensors = identify(arguments)
         if same(tensors, self._last_call):
@@ -313,7 +316,7 @@ class AcceleratedWatch(LoopWatch):
     def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a scheduler's `step`, so that its time counts as the stage `optimizer`.
 
-        A call between accumulated micro-batches isn't marked, because then the scheduler does nothing.
+        A call between accumulated micro-batches isn't marked, because the scheduler does nothing in such a call.
         """
 
         @functools.wraps(inner)
@@ -342,8 +345,8 @@ class AcceleratedWatch(LoopWatch):
 def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The signature is cached on the original function, not on our wrapper. If the program wraps our wrapper, its wrapper
-    copies the attributes of ours, and the cached signature may be wrong for its wrapper.
+    The signature is cached on the original function, not on our wrapper. A wrapper that the program adds to `zero_grad`
+    copies all attributes of our wrapper, and would copy a wrong signature.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

@@ -27,8 +27,8 @@ from perf_callbacks.session import CallbackBase, Session
 STATE_KEY = "perf_callbacks"
 """Key of the fit's counters in a checkpoint.
 
-The counters are not among the checkpoint's states of callbacks, where two callbacks of this class would share one key.
-The counters are not in a separate file either, because such a file would not move with the checkpoint.
+The counters have a key of their own, because two `PerfCallback` objects would share one key in the checkpoint's
+callback states. The counters are not in a separate file either, because such a file would not move with the checkpoint.
 """
 
 EVERY_BATCH = (

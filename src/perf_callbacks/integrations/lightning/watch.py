@@ -19,8 +19,8 @@ _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 def steps_done(trainer: Any) -> int:
     """Return the number of steps that a trainer has done, including the steps before a resume.
 
-    Under manual optimization, each batch counts as a step, because `global_step` adds up the steps of all optimizers.
-    The counter `started` leaves out batches that are skipped or None.
+    Under manual optimization, each batch counts as a step, because `global_step` adds up the steps of all optimizers. A
+    batch doesn't count if the batch is None, or if a hook skips the batch.
     """
     if trainer.lightning_module.automatic_optimization:
         return int(trainer.global_step)
@@ -60,7 +60,8 @@ class TrainerWatch:
         """End the fit if an exception leaves the training loop, and end the last step of each epoch.
 
         The hook `on_exception` is too late: if a callback fails in this hook, the original exception is lost. If a
-        callback raises `StopIteration`, the epoch ends before the last batch has ended. Then `_settle` ends the step.
+        callback raises `StopIteration`, the epoch ends in the middle of a batch, and `_settle` ends the step of this
+        batch.
         """
         recorder, trainer = self.recorder, self._trainer
         settle = functools.partial(recorder.attempt, self._settle)
@@ -73,7 +74,7 @@ class TrainerWatch:
     def _watch_fetch(self) -> None:
         """Watch the wait for a batch and its copy to the device.
 
-        If `training_step` fetches batches itself, the stage that a fetch interrupts resumes after the fetch.
+        If `training_step` fetches batches itself, a fetch interrupts a stage, and this stage continues after the fetch.
         """
         recorder, loop = self.recorder, self._loop
         methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
@@ -114,8 +115,9 @@ class TrainerWatch:
         """Watch a method that the trainer calls after each batch, to end steps. Return the name of the method.
 
         The method is `on_batch_end` of the trainer's logger connector. If the connector lacks this method, the hook
-        `on_train_batch_end` is watched instead, which costs a profiler's context. The trainer calls neither method for
-        a batch that the module skips. The trainer calls both methods for a batch that is None.
+        `on_train_batch_end` is watched instead, which costs a profiler's context. The trainer calls neither
+        `on_batch_end` nor `on_train_batch_end` for a batch that the module skips. The trainer calls both methods for a
+        batch that is None.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -159,7 +161,7 @@ class TrainerWatch:
         return call
 
     def _settle(self, _recorder: Recorder) -> None:
-        """End the current step if the trainer has already counted it.
+        """End the current step if the trainer's step counter has already advanced.
 
         Another callback may save a checkpoint before our callback is called. The checkpoint must count this step.
         """
@@ -171,7 +173,7 @@ class TrainerWatch:
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `strategy.training_step`, which gets each training batch.
 
-        Some optimizers call it several times with the same batch.
+        Some optimizers call `training_step` several times with the same batch.
         """
         recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
@@ -246,7 +248,7 @@ def _several(trainer: Any) -> bool:
 
 
 def _closure_is_enclosed(trainer: Any) -> bool:
-    """Return True if no other work lies between the optimizer's closure and `_after_closure`.
+    """Return True if Lightning calls `_after_closure` immediately after the optimizer's closure.
 
     The result is False if a module overrides `optimizer_step`, or if a plugin unscales gradients.
     """

@@ -45,7 +45,7 @@ def measure(
     A call of the model in eval mode without gradients begins an evaluation. The evaluation ends when the loop calls the
     model with gradients, or fetches the next batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks.
     The time of evaluations and checkpoints belongs to no step. The metrics of `perf.row()` leave out every step with an
-    evaluation or a checkpoint. So a loop that evaluates in every step gets no metrics.
+    evaluation or a checkpoint. A loop that evaluates in every step gets no metrics.
 
     Only the thread that enters the `with` block is measured. At the end of the block, all hooks and wrappers are
     removed from the model, the optimizer, the loader and `torch.autograd.backward`.
@@ -58,8 +58,9 @@ def measure(
         config: The settings. Environment variables override these settings.
         resume: Result of `perf.state()` that was saved with the checkpoint from which the loop continues.
         data_parallel: Number of groups of ranks, where all ranks of a group train on the same samples. With tensor,
-            pipeline or context parallelism, there are fewer groups than ranks. If None, the number comes from the
-            device meshes of the model's parameters. If the meshes don't show the number, rates of the job are unknown.
+            pipeline or context parallelism, there are fewer groups than ranks. If `data_parallel` is None, the number
+            of groups comes from the device meshes of the model's parameters. If the meshes don't show the number, rates
+            of the job are unknown.
         strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")

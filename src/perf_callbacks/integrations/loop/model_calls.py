@@ -39,7 +39,7 @@ class ModelCalls:
         self._recorder = recorder
         self._hook = _Hook(loop, model, inputs)
         self.compiled: object = None
-        """Value of the module's `_compiled_call_impl` at the last check."""
+        """Most recently read value of the module's attribute `_compiled_call_impl`."""
         hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
         recorder.patches.add(hook.remove)
         self._watch(recorder)

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.settings.config import ConfigError, kind
 
 AFTER = 3
-"""Number of steps after which the check for batches and model calls runs."""
+"""When a loop has done this many steps, a check looks for fetched batches and model calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class LoopUsage(Observer):
             self._check(watch, step)
 
     def closed(self) -> None:
-        """Check a loop that ended before the step of the check, unless the loop failed."""
+        """If the loop was not checked yet, check the loop at its end. If the loop failed, do nothing."""
         watch = self._watch()
         if watch is None or watch.recorder.failure is not None:
             return

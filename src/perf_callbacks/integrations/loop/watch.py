@@ -176,7 +176,7 @@ class LoopWatch(Loop):
         return True
 
     def _samples(self) -> bool:
-        """Return True if a model call without gradients is not training, but sampling: the step has no batch yet.
+        """Return True if a model call without gradients only generates samples, because the step has no batch yet.
 
         Training without gradients is possible in a loop that never calls a backward, and in the forward of an autograd
         function.
@@ -195,8 +195,8 @@ class LoopWatch(Loop):
     def _wait(self, batch: Any, found: Batch) -> None:
         """Add a batch to the queue of waiting batches.
 
-        If the model was called with the newest batch in the queue, the loop has dropped the older batches. So the older
-        batches are removed, unless another thread fetches the batches for the loop.
+        If the model was called with the newest batch in the queue, the loop has dropped the older batches, and they are
+        removed. No batch is removed if the loop fetches its batches in another thread.
         """
         self.waiting.append((found, identify(batch)))
         self.several = True
@@ -233,7 +233,7 @@ class LoopWatch(Loop):
             self.starts += [starts[place] for place in others]  # another backward may reach these
 
     def _settle(self) -> None:
-        """At the end of a step, mark all batches that no backward has reached as untrained."""
+        """At the end of a step, find the batches that no backward has reached, and mark these batches as untrained."""
         if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
             self._merged()
         elif self.starts and self.backed:
@@ -302,11 +302,11 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def _begin_late(self) -> None:
-        """Begin the next step late, after the compiled call or the backward in which the last step ended.
+        """If a step ended within a compiled call or a backward, begin the next step when the call or backward is over.
 
-        Counting FLOPs can't begin within a compiled call or a backward. While FLOPs are counted, compiled models run
-        eagerly, and no quick check shows whether a call of such a model is running. So after a step whose FLOPs were
-        counted, the next step always begins late.
+        Counting FLOPs can't begin within a compiled call or a backward. After a step whose FLOPs were counted, the next
+        step always begins late, because it is not known whether the counted step ended within a call of a compiled
+        model.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False

@@ -42,8 +42,8 @@ class PerfCallback(CallbackBase, TrainerCallback):
 
     The trainer logs metrics named `perf/*` together with each training loss. So the metrics appear in
     `state.log_history`, in `trainer_state.json`, and in the loggers of `report_to`. By default, the console shows only
-    the main metrics. The metrics cover the steps since the previous log. The first step of the run is left out, and
-    so is every step with an evaluation or a checkpoint. The last log of a run, which contains `train_runtime`, also
+    the main metrics. The metrics cover the steps since the previous log. The metrics leave out the first step of the
+    run, and every step with an evaluation or a checkpoint. The last log of a run, which contains `train_runtime`, also
     contains averages over the run, named `perf/run/*`.
 
     While `train` runs, the callback replaces methods of the trainer, so that it sees when each stage begins and ends.

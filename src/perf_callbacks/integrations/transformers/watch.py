@@ -31,7 +31,7 @@ A Python function would be slower, because it would put the ten arguments of eac
 """
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
-"""Methods of TRL's online trainers, with the part of the stage `other` to which the time in each method belongs."""
+"""Maps methods of TRL's online trainers to parts of the stage `other`. The time in a method is added to its part."""
 
 CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "RichProgressCallback"}
 """Names of the callbacks of transformers and TRL that show the logs on a console."""
@@ -52,7 +52,7 @@ class TransformersWatch:
     def install(self) -> None:
         """Install all wrappers. Closing the fit's recorder removes all wrappers.
 
-        The trainer calls `get_batch_samples`, which fetches all micro-batches of a step, before `on_step_begin`.
+        The trainer fetches all micro-batches of a step in `get_batch_samples`, even before the call of `on_step_begin`.
         """
         trainer, recorder = self._trainer, self._recorder
         handler, accelerator = trainer.callback_handler, trainer.accelerator
@@ -122,7 +122,7 @@ class TransformersWatch:
 
 
 def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap `on_log` of a console callback, so that the console doesn't get the metrics that it should not show."""
+    """Wrap `on_log` of a console callback, in order to remove the metrics that are not meant for the console."""
 
     @functools.wraps(inner)
     def call(owner: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> T:
@@ -154,8 +154,8 @@ def _overrides(callback: object, hook: str) -> bool:
 def _outermost(trainer: Any) -> list[tuple[Any, str]]:
     """Return methods whose exceptions end the training loop. Transformers has no hook for exceptions.
 
-    Before version 5, transformers has no single method for all steps of an epoch. For these versions, `install` wraps
-    more methods of the loop with `ends_fit=True`, such as `get_batch_samples`.
+    Before version 5, transformers has no single method for all steps of an epoch. For transformers before version 5,
+    `install` also ends the fit if a method such as `get_batch_samples` raises an exception.
     """
     if hasattr(trainer, "_run_epoch"):
         loop = ("_run_epoch", "_evaluate", "_finalize_training")

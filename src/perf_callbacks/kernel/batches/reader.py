@@ -13,7 +13,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 _MOST_SHAPES = 1024
 
 _MOST_NOTED = 256
-"""Maximum number of batches that are searched for token ids in a step whose FLOPs are counted."""
+"""In a step whose FLOPs are counted, at most this many batches are searched for token ids."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
 """Errors that reading a batch of a new form may raise. A nested tensor, which has no shape, raises `RuntimeError`."""
@@ -57,7 +57,7 @@ class _Known(NamedTuple):
     batch: Batch
     masks: tuple[str, ...]
     full: Batch
-    """Copy of `batch` for the case that the masks keep all tokens."""
+    """Copy of `batch` in which all tokens count as useful, for batches whose masks keep all tokens."""
 
 
 class _Noted(NamedTuple):
@@ -81,7 +81,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """Return samples, tokens and useful tokens of no batch: 0, or None for an amount that is unknown in `batch`.
+    """Return samples, tokens and useful tokens as 0. An amount that is unknown in `batch` is None instead.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -97,7 +97,8 @@ class BatchReader:
 
     Args:
         on_new_shape: Function that gets the shape and the tensors of a batch before the model gets the batch. The
-            reader calls this function only if the shape is new or was forgotten.
+            reader calls this function for the first batch of each shape. After a call of `forget`, the next batch of
+            the forgotten shape counts as the first.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
@@ -285,7 +286,7 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
     """Return the look-ups in the largest embedding.
 
-    The list is empty if another embedding was looked up with a different number of indices.
+    The list is empty if a smaller embedding got a number of indices that the largest embedding never got.
     """
     largest = max(lookups, key=lambda one: one.rows, default=None)
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]

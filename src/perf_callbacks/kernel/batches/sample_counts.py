@@ -22,15 +22,16 @@ each tensor may be a sample."""
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:
     """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
-    If the batch has token ids, the number of samples is the size of their first dimension. Otherwise, if the first
-    dimension has the same size in more than half of the parts, this size is the number of samples. The result is None
-    if the second dimension of these tensors may hold the samples. In a batch of graphs, each graph is a sample.
+    If the batch has token ids, the number of samples is the size of their first dimension. In a batch without token
+    ids, the number of samples is the size that more than half of its elements have in their first dimension. The result
+    is None if it is ambiguous whether the first or the second dimension counts the samples. In a batch of graphs, each
+    graph is a sample.
 
     Args:
         batch: A batch of any form.
         several: True if the batch contains one batch from each of several loaders. The samples of these batches add up.
-        time_first: True if the first dimension of the model's sequences may be time. Then a batch that has only
-            sequences is ambiguous.
+        time_first: True if the first dimension of the model's sequences may be time. If `time_first` is True, the
+            number of samples is unknown for a batch that has only sequences.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
@@ -80,7 +81,7 @@ def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
 
 
 def _are_sequences(found: Sequence[Leaf]) -> bool:
-    """Return True if all tensors of a batch have the same first two sizes. Then either dimension may be time."""
+    """Return True if all tensors of a batch agree in their first two sizes, so that either dimension may be time."""
     both = {one.sizes[:2] for one in found}
     dimensions = {len(one.sizes) for one in found}
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}
@@ -132,7 +133,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
     """Return the number of rows on which more than half of the parts agree.
 
-    None means that there is no such number, or that the number may be the length of sequences.
+    None means that no number of rows has a majority, or that the number may be the length of sequences.
     """
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):

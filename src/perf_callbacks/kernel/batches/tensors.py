@@ -86,7 +86,8 @@ def is_packed(value: Any) -> bool:
 def parts(value: Any) -> list[tuple[Any, Any]]:
     """Return the parts of a container, each with its name or index.
 
-    The result is empty for a plain value, such as a string, and for a list that begins with a plain value.
+    The result is empty for a plain value, such as a string. The result is also empty for a list whose first element is
+    a plain value.
     """
     if value is None or isinstance(value, _PLAIN):
         return []

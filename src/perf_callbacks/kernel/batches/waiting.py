@@ -1,8 +1,8 @@
 """Batches that were fetched and wait for a call of the model.
 
-A loop may drop a batch, or fetch several batches before it trains on the first. So a batch belongs to the step in which
-the model is called with it. A call uses a batch if an argument of the call is a tensor object of the batch. If the
-batch was copied to a device, an equal shape is enough.
+A loop may drop a batch, or fetch several batches before it trains on the first. A batch belongs to the step that calls
+the model with this batch. A call uses a batch if an argument of the call is a tensor object of the batch. If the batch
+was copied to a device, an equal shape is enough.
 """
 
 import weakref
@@ -21,7 +21,7 @@ Tensors = tuple["weakref.ref[Any]", ...]
 UNKNOWN = Batch(None, None, None, ())
 
 Waiting = tuple[Batch, Tensors]
-"""A batch and its tensors. If only one batch waits, its tensors are not stored."""
+"""A batch and its tensors. The tuple of tensors is empty if no other batch was waiting when the batch was added."""
 
 
 def identify(batch: Any) -> Tensors:
@@ -55,17 +55,17 @@ def take(
 ) -> tuple[list[Batch], bool]:
     """Find the waiting batches that a model call uses, and remove them from `waiting`.
 
-    Return these batches, and True if the newest waiting batch is one of them. If the shapes of several batches fit, the
-    result has only the amounts that are equal in these batches. If the call has as many rows as all waiting batches
-    together, the call uses all batches.
+    Return these batches, and True if the newest waiting batch is one of them. If several waiting batches have the shape
+    of the call, the result is one batch with the amounts that these batches have in common. If the call has as many
+    rows as all waiting batches together, the call uses all batches.
 
     Args:
         waiting: Two or more waiting batches.
         arguments: Arguments of the model call.
-        again: True if the model was called before in this forward, maybe with the same batch. Then an equal shape is
-            not enough.
-        alone: False if batches of other loaders wait, too, and the call may use one of these. Then an equal shape is
-            enough only for the first batch, whose tensors were not stored.
+        again: True if the model was called before in this forward, maybe with the same batch. If `again` is True, an
+            equal shape is not enough.
+        alone: False if the call may also use a waiting batch of another loader. If `alone` is False, an equal shape is
+            enough only for a batch whose tensors were not stored.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
@@ -117,7 +117,7 @@ def common(batches: Sequence[Batch]) -> Batch:
 
 
 def untrained(batch: Batch) -> Batch:
-    """Return a copy of the batch with 0 samples and 0 tokens, so that only its FLOPs count.
+    """Return a copy of the batch with 0 samples and 0 tokens. The FLOPs of the copy still count.
 
     >>> untrained(Batch(4, 32, None, (("", (4, 8)),)))
     Batch(samples=0, tokens=0, useful_tokens=None, shape=(('', (4, 8)),))

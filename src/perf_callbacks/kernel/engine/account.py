@@ -33,7 +33,8 @@ class Account:
         self.before_seconds = 0.0
         """Seconds from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
-        """Seconds from the start of measuring until the callback was set up. The first step includes these seconds."""
+        """Seconds that the callback needed for its own setup after measuring had begun. The first step includes these
+        seconds."""
         self.stalled_seconds = 0.0
         """Seconds of reported stalls within steps."""
         self.own_seconds = 0.0
@@ -60,8 +61,8 @@ class Account:
     def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
         """Return the seconds of all steps so far, without stalls.
 
-        The first step counts at most as much as the mean step. A step in which FLOPs were counted or torch.profiler ran
-        also counts at most as much as the mean step.
+        At most the mean step time is added for the first step, for each step whose FLOPs were counted, and for each
+        step in which torch.profiler ran.
 
         Args:
             included: Sums over the included steps.
@@ -78,8 +79,9 @@ class Account:
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
         """Return the seconds of each part of the wall time up to `now`. The result is empty if `now` is None.
 
-        A step in which FLOPs are counted adds the mean step time to `steps`, and its remaining time to `flop_counting`.
-        In the same way, the remaining time of a step in which torch.profiler runs is added to `own_work`.
+        The time of a step whose FLOPs are counted is divided: the mean step time belongs to the part `steps`, and the
+        additional time to the part `flop_counting`. In the same way, the additional time of a step in which
+        torch.profiler runs is added to `own_work`.
         """
         if now is None:
             return {}

@@ -48,7 +48,7 @@ If the tape has more than `2 * MOST_MARKS` entries, garbage collections are writ
 """
 
 SEVERAL = 16
-"""Number of micro-batches in one step after which the engine calls `relieve`."""
+"""Within a step, the engine calls `relieve` after every 16 micro-batches."""
 
 MOST_BATCHES = 256
 """If one step has more micro-batches than this, the engine adds up their amounts before the step ends."""
@@ -129,7 +129,7 @@ class Engine:
         self.flush_at = 0.0
         """The first step that ends after this time calls `flush`."""
         self._due = 0
-        """At the end of this step, the engine calls `flush`, because a block is full or a window is complete."""
+        """Number of the step at whose end the engine calls `flush`, because a block is full or a window is complete."""
         self._look_at = 0
         """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
@@ -172,7 +172,7 @@ class Engine:
         self.excluded = self.excluded or reason
 
     def pause(self, pause: Pause) -> None:
-        """Handle a garbage collection. Python may call this in the middle of any code."""
+        """Handle a garbage collection. Python may call this method in the middle of any code."""
         self._collections.add(pause)
         if self.open_spans or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
             self._tell(pause, ("aside" if self.open_spans else "other") if pause.here else "elsewhere", None)
@@ -276,16 +276,16 @@ class Engine:
                 self._emit(block)
 
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics of the included steps since the last row, or an empty dictionary if there are none."""
+        """Return the metrics of the included steps since the previous row. Without such steps, the result is empty."""
         with self.step_reader.alone():
             self.step_reader.collect()
             return self._logged(step, self._ledger.take_row(), "row")
 
     @property
     def why_empty(self) -> str | None:
-        """Reasons why the last row left out steps, with the number of steps for each reason.
+        """Reasons why the most recent row left out steps, with the number of steps for each reason.
 
-        None if the row left out only the first step and steps in which FLOPs were counted or torch.profiler ran.
+        None means that the row left out only the first step, and steps with FLOP counting or torch.profiler.
         """
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None
@@ -326,7 +326,7 @@ class Engine:
     def _all(self, *, interim: bool = False) -> tuple[int, Amounts, int]:
         """Return the number of steps of this attempt, their samples and tokens, and the number of lost steps.
 
-        A lost step has no times. Steps whose times are still on the device don't count as lost.
+        A lost step has no times. A step doesn't count as lost if its times were not yet read from the device.
         """
         steps, samples, tokens, lost = self._ledger.all(interim=interim)
         passed = [*self.step_reader.passed]

@@ -8,7 +8,8 @@ from perf_callbacks.kernel.engine.window_sharing import WindowSharing
 from perf_callbacks.kernel.records.fit_records import Steps
 
 MOST_UNTOLD = 64
-"""Maximum number of steps whose tokens can be added later, when the tensor of token ids is known."""
+"""Maximum number of finished steps that wait for their token counts. Token counts can be added once the tensor of token
+ids is known."""
 
 
 class Ledger:
@@ -33,7 +34,7 @@ class Ledger:
         self.excluded_seconds: dict[str, float] = {}
         """Seconds of the excluded steps, by the reason for the exclusion."""
         self.left_out: Counter[str] = Counter()
-        """Number of steps that the last row left out, by the reason for the exclusion."""
+        """Number of steps that the most recent row of metrics left out, by the reason for the exclusion."""
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
@@ -42,9 +43,10 @@ class Ledger:
         self.kept += len(steps.number)
 
     def take_block(self) -> Steps | None:
-        """Remove the latest steps.
+        """Remove the steps that are kept one by one, and return a journal record of the removed steps.
 
-        Return a record of the removed steps that are not in the journal yet, or None if all are in the journal.
+        The record leaves out steps that the journal already has. Return None if the journal already has all removed
+        steps.
         """
         self.add_up()
         early, self._early = self._early, max(0, self._early - self.kept)
@@ -54,8 +56,8 @@ class Ledger:
     def early_block(self, following: Columns | None) -> Steps | None:
         """Return a record of all finished steps that the journal lacks, or None if there are none.
 
-        `following` has the newest steps, which are not in the ledger yet. No step is removed from the ledger. When
-        `take_block` later removes steps that are in this record, it doesn't return them again.
+        `following` has the newest steps, which are not in the ledger yet. No step is removed from the ledger. A later
+        record from `take_block` leaves out the steps that `early_block` has returned.
         """
         block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
@@ -81,8 +83,9 @@ class Ledger:
     def included(self, *, interim: bool = False) -> Totals:
         """Return the sums over all included steps.
 
-        Pass `interim=True` from a thread beside the training thread. Then the sums lack the steps that were not added
-        up yet. The device is not queried in this case, so the useful tokens may be unknown.
+        A thread other than the training thread must pass `interim=True`. With `interim=True`, the newest steps may be
+        missing from the sums. With `interim=True`, the device is not queried, so the number of useful tokens may be
+        None.
         """
         if not interim:
             self.add_up()

@@ -15,7 +15,7 @@ class Begin:
 
 
 class Back:
-    """Mark for the return to the stage before the matching `Begin`."""
+    """Mark that ends the stage of the matching `Begin`. The thread returns to the earlier stage."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ WAIT: Final = BEGIN[Stage.COMMUNICATION]
 """Mark for the start of a wait in a collective. `BACK` ends the wait."""
 
 ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
-"""Marks that count one more forward, and then return to the stage before."""
+"""Marks that together add 1 to the number of forwards, and leave the current stage unchanged."""
 
 
 class Pause(NamedTuple):
@@ -50,8 +50,8 @@ class Pause(NamedTuple):
     ours: str | None = None
     """Reason why the checklist ran the collection, as in `Gc.ours`. None: Python or the program ran it."""
     made: int = 0
-    """Number of objects made since the last collection, minus the number of objects freed since then. Only collections
-    that the checklist runs have this number."""
+    """Value of `gc.get_count()[0]` at the start of the collection. Only collections that the checklist runs have this
+    number."""
 
 
 Mark = Stage | Begin | Back | End
@@ -65,8 +65,8 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 class Calls(NamedTuple):
     """Number of times that a step enters the model's forward, and number of times that it enters the backward.
 
-    Two consecutive marks of the forward count once. If a plain loop calls the model twice without a backward in
-    between, the second call is not always marked.
+    Two marks for the forward count as one forward if no other mark lies between them. If a plain loop calls the model
+    twice without a backward in between, the second call is not always marked.
     """
 
     forwards: int
@@ -82,11 +82,11 @@ class StageTracker:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Number of forwards and backwards in the current step before the tracker began to follow marks."""
+        """Number of forwards and backwards that the current step had already made when the tracker began."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
-        """Number of waits for data. `fetches` counts the waits so far, `fetches_at_backward` those before the last
-        backward."""
+        """`fetches` is the number of waits for data so far. `fetches_at_backward` is the value of `fetches` at the most
+        recent backward."""
 
     def resume(self, tracker: "StageTracker") -> None:
         """Continue from the state of another tracker."""

@@ -24,7 +24,7 @@ class Observer:
 
     @property
     def due(self) -> int:
-        """Next step, by the trainer's count, at whose end this observer wants `step_ended` and `step_began`."""
+        """Number of the next step after which the engine calls this observer's `step_ended` and `step_began`."""
         return NEVER
 
     @property
@@ -64,30 +64,29 @@ class Observer:
         """
 
     def epoch_ended(self) -> None:
-        """Handle the end of a trainer's epoch. In a plain loop, `loader_left` is called instead of this."""
+        """Handle the end of a trainer's epoch. In a plain loop, `loader_left` is called instead of `epoch_ended`."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Handle steps whose times have become known. The end of these steps may be long ago.
 
-        `pauses` are garbage collections. A garbage collection may arrive in an earlier call than the step in which it
-        ran.
+        `pauses` are garbage collections. The step in which a garbage collection ran may come in a later call.
         """
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Handle the marks on the tape before the engine reads them.
 
-        In `pairs`, each mark is followed by its time. `numbers` has the numbers of the steps that end in `pairs`. The
-        thread that reads the tape makes this call. It may be a thread of a data loader.
+        In `pairs`, each mark is followed by its time. `numbers` has the numbers of the steps that end in `pairs`. This
+        method may run in a thread of a data loader.
         """
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Use the values in `least` from the end of step `step` on, as all ranks do.
+        """Begin to use the values in `least` at the end of step `step`. All ranks begin at the same step.
 
         For each name, `least` has the smallest value that a rank proposed.
         """
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
-        """Return the times of these steps. This rank sends the times to rank 0, which compares the ranks."""
+        """Return the times of the steps in `steps`. This rank sends the times to rank 0, which compares the ranks."""
         return {}
 
     def resources(self) -> Mapping[str, float]:
@@ -186,7 +185,7 @@ class Observers:
         self.overriding: dict[str, list[Observer]] = {event: [] for event in EVENTS}
         """Maps the name of each event to the observers that override its method."""
         self.due = NEVER
-        """Next step at whose end an observer is due. `plan` and `hurry` may choose an earlier step."""
+        """Smallest `due` of all observers. `plan` and `hurry` may choose a smaller number."""
         self._planned = NEVER
         self._hurried = False
 
@@ -199,7 +198,7 @@ class Observers:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Compute `due` again. An observer calls this if its own `due` changes between two events."""
+        """Compute `due` again. An observer calls `look_ahead` after it has changed its `due` outside of an event."""
         self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
 
     def plan(self, step: int) -> None:

@@ -22,15 +22,14 @@ def metrics(
 ) -> dict[str, float]:
     """Return a dictionary of the metrics of some steps. Unknown metrics are left out.
 
-    If a single process trains, the rates of the job come from these steps. Rates per device always come from these
-    steps, and are left out if a single device trains.
+    If the job has one process, the rates of the job come from `totals`. Rates per device always come from `totals`. A
+    job with one device has no rates per device.
 
     Args:
         totals: Sums over the steps. Without steps, the result is empty.
         shown: Says which parts of a step are measured.
-        window: The newest window of all ranks. If several processes train, the rates of the job and the use of the
-            machines come from this window.
-        flops: Metrics of the steps whose FLOPs are known.
+        window: The newest window of all ranks. `window` gives the rates and resources of a job with several processes.
+        flops: FLOP metrics of the steps.
         baseline_rate: The baseline's samples per second and device. None: no baseline is known.
     """
     seconds = totals.step_seconds

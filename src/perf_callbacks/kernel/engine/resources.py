@@ -1,4 +1,4 @@
-"""Use of CPUs, GPUs and memory: the resources of each rank, and figures of the whole job."""
+"""Use of CPUs, GPUs and memory by each rank and by the whole job."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +32,9 @@ values."""
 
 
 def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float]:
-    """Combine the resources of all ranks into figures of the job.
+    """Combine the resources of all ranks into metrics of the job.
 
-    A figure is left out if one rank of the job doesn't know its value.
+    A metric of the job is left out if the value of any rank is unknown.
 
     Args:
         resources: The values of each rank, rank by rank, in the order of `RESOURCES`.

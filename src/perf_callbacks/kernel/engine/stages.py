@@ -16,12 +16,13 @@ class Stage(IntEnum):
     COMMUNICATION = 4
     """Waiting in a collective outside of backward: for other ranks to arrive, or for the exchange of data."""
     GC = 5
-    """Garbage collection. Its time is subtracted from the stage in which the collection ran."""
+    """Garbage collection. The stage in which a collection ran does not include the time of the collection."""
     OTHER = 6
     """Logging, callbacks, and all work of a step that is in no other stage."""
     UNDECIDED = 7
-    """Time after a backward of a plain loop. If an optimizer step or a collective follows, the time is added to
-    `OPTIMIZER`. Otherwise the time is added to `OTHER`."""
+    """In a plain loop, the time from a backward to the next stage. If the next stage is an optimizer step or a
+    collective, the undecided time is added to `OPTIMIZER`. If any other stage comes next, the undecided time is added
+    to `OTHER`."""
     ASIDE = 8
     """Evaluation, checkpointing and other work that is part of no step."""
 

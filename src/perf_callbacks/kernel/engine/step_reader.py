@@ -24,10 +24,11 @@ MOMENT_SECONDS = 0.05
 """Maximum number of seconds that a thread waits while another thread reads steps."""
 
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Limits of the wait for the device's last times at the end of a fit.
+"""Limits of the wait, at the end of a fit, for times that the device has not reported yet.
 
-The wait lasts at most `DRAIN_SECONDS`, or `DRAIN_STEPS` times the longest step if that is longer. After a failure, the
-wait lasts at most `DRAIN_SECONDS`.
+The wait is limited to `DRAIN_SECONDS` or to the duration of `DRAIN_STEPS` steps, whichever is longer. Each of the
+`DRAIN_STEPS` steps counts as long as the longest step of the fit. After a failure, the wait lasts at most
+`DRAIN_SECONDS`.
 """
 
 
@@ -81,8 +82,8 @@ class StepReader:
         self.passed: deque[Step] = deque()
         """Steps whose times are still on the device."""
         self.longest_step = 0.0
-        """Seconds of the longest step so far. The first step doesn't count, because it includes setup and
-        compilation."""
+        """Seconds of the longest step so far. The first step of a fit is ignored, because setup and compilation make
+        the first step longer."""
         self.longest_timed = 0.0
         """Seconds of the longest step so far. Unlike in `longest_step`, the first step counts, too."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # steps that the observers have not received
@@ -100,7 +101,11 @@ class StepReader:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Hold the lock within the block. Yield False if another thread keeps the lock for `MOMENT_SECONDS` or more."""
+        """Hold the lock within the block.
+
+        If another thread keeps the lock for `MOMENT_SECONDS`, the block runs without the lock, and gets False instead
+        of True.
+        """
         held = self._lock.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -111,7 +116,8 @@ class StepReader:
     def collect(self, *, show: bool = True) -> bool:
         """Read the finished steps. Return True if the times of all finished steps are known.
 
-        If `show` is False, as in the middle of a step, the observers get the finished steps in a later call.
+        A call in the middle of a step passes `show=False`. With `show=False`, the observers receive no steps until a
+        later call with `show=True`.
         """
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
@@ -145,8 +151,8 @@ class StepReader:
         """Write the finished steps that the journal lacks. The watchdog's thread calls this.
 
         The call reads a copy of the tape, and changes neither tape nor sums. Steps that are still on the tape are
-        written without FLOPs. The call doesn't query the device, because a query might break a graph capture in the
-        training thread, or never return.
+        written without FLOPs. The call doesn't query the device: a query might hang, or break a graph capture in the
+        training thread.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -160,7 +166,10 @@ class StepReader:
             self._lock.release()
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
-        """Store the function that counts tokens. Return the tokens that earlier steps lacked, by step number."""
+        """Store the function that counts tokens.
+
+        Return the token counts of earlier steps that are already in the ledger. The key is the number of the step.
+        """
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
         found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
@@ -169,7 +178,7 @@ class StepReader:
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Give up all times that are still on the device. Enter their steps as lost, and then ignore the device."""
+        """Stop asking the device for times. Steps whose times are still on the device enter the ledger as lost."""
         self._enter(self._timed(["lost"] * len(self.passed)))
         self._device = None
 
@@ -232,7 +241,7 @@ class StepReader:
         )
 
     def _wait(self, past: Past) -> None:
-        """Move the steps whose marks were read to the queue `passed`. The device reports their times later."""
+        """Put the steps of `past` into the queue `passed`, where the steps wait for their times from the device."""
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
@@ -251,7 +260,8 @@ class StepReader:
         """Remove the oldest steps from the queue `passed`, and return them with their times from the device.
 
         If the times of a step were lost, `times` has the reason instead. After an interrupt, the device may report
-        times of steps that were never queued. In this case, drop the earliest times.
+        times of steps that were never queued. If `times` is longer than the queue, the first entries of `times` are
+        ignored.
         """
         times = times[max(0, len(times) - len(self.passed)) :]
         return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
@@ -295,8 +305,7 @@ class StepReader:
     ) -> Sequence[StepFlops | None]:
         """Return the FLOPs of each step.
 
-        If FLOPs are unknown, the work model is asked for each step, because it counts the reasons why FLOPs are
-        unknown.
+        Each step with unknown FLOPs needs its own call of the work model, which counts these steps by reason.
         """
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
@@ -319,8 +328,8 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
     """Return samples, tokens and useful tokens of a step without a new batch.
 
-    If the step ran a backward, it used an earlier batch again, and all amounts are None. Otherwise an amount is 0, or
-    None if it is also unknown in the last batch.
+    If the step ran a backward, all amounts are unknown (None), because the step used an earlier batch again. In a step
+    without a backward, each amount is 0, unless the amount is unknown in the batch `last`.
     """
     return (None, None, None) if calls.backwards else nothing(last)
 

@@ -13,8 +13,8 @@ UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. The seconds of a stage that was entered are a float."""
 
 BLOCK = 256
-"""Maximum number of steps that are kept one by one. After this many steps or after a second, the kept steps are added
-up."""
+"""Maximum number of steps that are kept one by one. Kept steps are added up about once a second, and as soon as there
+are `BLOCK` kept steps."""
 
 WATCHED_BLOCK = 64
 """Value that replaces `BLOCK` while an observer wants `steps_measured` to be called."""
@@ -31,7 +31,7 @@ COUNTED = "counted"
 RECOUNTED = "recounted"
 """Reason for excluding a step in which FLOPs are counted again, for example for a new shape.
 
-Ranks may get a batch of the new shape at different steps. So windows, which cover all ranks, include these steps.
+Windows of all ranks include a recounted step, because ranks may recount FLOPs at different steps.
 """
 
 PROFILED = "profiled"
@@ -39,7 +39,7 @@ PROFILED = "profiled"
 
 
 class StepFlops(NamedTuple):
-    """FLOPs of an optimizer step, and the time that they would take at the device's peak."""
+    """FLOPs of an optimizer step, and the seconds that the device would need at its peak speed."""
 
     model_flops: int
     hardware_flops: int
@@ -51,7 +51,7 @@ class Step(NamedTuple):
     """A finished optimizer step."""
 
     number: int
-    """The trainer's count of optimizer steps after this step."""
+    """The trainer's count of optimizer steps at the end of this step."""
     excluded: str | None
     """Reason why metrics leave out the step. None means that metrics include the step."""
     samples: int | None
@@ -132,7 +132,7 @@ def _one_column(parts: Sequence[Sequence[Any]]) -> list[Any]:
 class Totals:
     """Sums over steps.
 
-    If the samples of one step are unknown, the sum of samples is unknown. If the tokens of one step are unknown, the
+    If the samples of any step are unknown, the sum of samples is unknown. If the tokens of any step are unknown, the
     sum of tokens is unknown.
     """
 
@@ -271,21 +271,23 @@ class KnownParts:
     gc_timed: bool
     """True if garbage collections are measured."""
     gc_staged: bool
-    """True if the time of garbage collections is a separate stage. With a device timeline, it is not."""
+    """True if the time of garbage collections is a separate stage. With a device timeline, `gc_staged` is False."""
     waits_timed: bool
     """True if waits in collectives are measured. With a device timeline, these are waits of the stream that trains."""
     staged: bool = True
-    """False if the device computes asynchronously and can't report times. Then only whole steps have times."""
+    """False if the device computes asynchronously and can't report times. If `staged` is False, only whole steps have
+    times."""
     processes: int
-    """Number of processes that train. If there are several, the rates of the job come from the windows of all ranks."""
+    """Number of processes that train. If several processes train, the rates of the job come from windows, which hold
+    sums over all ranks."""
     devices: float | None
-    """Number of devices that work on the samples of this process. If other ranks train on the same samples, as under
-    tensor parallelism, their devices count, too. None: it is unknown which ranks share samples."""
+    """Number of devices that work on the samples of this process. Devices of other ranks count, too, if these ranks
+    train on the same samples, as under tensor parallelism. None: it is unknown which ranks share samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
         """Return the stages that were timed. Each stage comes with the name that its time has in metrics and journal.
 
-        A stage that was never entered is left out. The trainer may have run this stage without a call that we watch.
+        A stage that was never entered is left out: the trainer may run such a stage without a call that we watch.
         """
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
         shown = STAGES if self.staged else ()

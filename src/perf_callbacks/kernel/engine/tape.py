@@ -247,9 +247,9 @@ class Tape:
             self._since.append(pause)
 
     def _carve(self, stage: Stage, until: float) -> None:
-        """Move the time of garbage collections that began before `until` from `stage` to the stage `GC`.
+        """Subtract the time of garbage collections from `stage`, and add this time to the stage `GC`.
 
-        Collections that began later are moved at a later mark.
+        Collections that began at `until` or later wait for the next call.
         """
         for pause in self._since:
             if pause.start < until:
@@ -265,8 +265,8 @@ def _nowhere(_pair: object) -> None:
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
     """Find series of steps with equal marks.
 
-    For each series, yield its start and its stop in `marks`, and the number of marks in each of its steps. For the
-    marks of a step that has not ended, the number is 0.
+    Yield three numbers for each series: the index of its first mark, the index after its final mark, and the number of
+    marks per step. The marks of an unfinished step form a series whose third number is 0.
     """
     start = 0
     while start < len(marks):

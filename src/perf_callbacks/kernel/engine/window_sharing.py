@@ -45,7 +45,7 @@ class Ranks(Protocol):
         """Offer this rank's part of a window to the other ranks."""
 
     def take(self) -> list[Window]:
-        """Return the windows that this rank has to write to its journal. Each window is returned only once."""
+        """Return the windows that this rank must write to its journal. Each window is returned only once."""
         ...
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class Ranks(Protocol):
 class WindowSharing:
     """Adds up the steps of each window, offers the sums to the other ranks, and writes the windows of all ranks.
 
-    A window that began before the window length was known is left out. Without `ranks`, nothing is exchanged. If the
-    job has a single rank, the rank uses its own proposals at once.
+    A window is not offered to the other ranks if its first step ended before the window length was known. Without
+    `ranks`, nothing is exchanged. In a job with one rank, the rank uses its own proposals immediately.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WindowSharing:
     def exchange(self, step: int) -> None:
         """Offer parts of complete windows to the other ranks, and write received windows.
 
-        `step` is the last finished step.
+        `step` is the number of the most recent finished step.
         """
         if self._ranks is None:
             if self._run.world_size == 1:
@@ -190,7 +190,7 @@ class WindowSharing:
 def _belonging(steps: Columns) -> Columns:
     """Return the steps that count in windows.
 
-    These are the included steps, and the steps that are excluded only because FLOPs were counted again.
+    Windows count the included steps, and the steps that are excluded for the reason `RECOUNTED`.
     """
     if not any(steps.excluded):
         return steps

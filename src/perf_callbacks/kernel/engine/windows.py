@@ -12,12 +12,12 @@ from typing import Any
 from perf_callbacks.kernel.records.fit_records import Window
 
 NOTICE = 3
-"""Number of windows between a rank's proposal of a value and the step from which all ranks use the value. In this time,
-all ranks receive the proposal."""
+"""Number of windows for which a proposed value waits before all ranks use the value. While the value waits, all ranks
+receive the proposal."""
 
 MOST_NAMED = 64
-"""Maximum number of missing ranks that a window lists. The window's count of missing ranks has no limit. If a job has
-more ranks than this, its windows have no values of single ranks."""
+"""Maximum number of missing ranks that a window lists. The window's count of missing ranks has no limit. In a job with
+more ranks than `MOST_NAMED`, windows don't list the resources of each rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,18 +31,18 @@ class Part:
     rank: int
     world_size: int
     data_parallel: int
-    """Number of groups of ranks, where all ranks of a group process the same samples, as under tensor or pipeline
+    """Number of groups of ranks. All ranks of one group process the same samples, as under tensor or pipeline
     parallelism. The job has processed `data_parallel / world_size` times the sum of all ranks' samples."""
     steps: int
-    """Number of steps of the window that the other sums cover: the included steps, and the steps that are excluded only
-    because FLOPs were counted again."""
+    """Number of counted steps in the window. A step counts if it is included, or if the reason for its exclusion is
+    "recounted"."""
     seconds: float
     samples: int | None
-    """Number of samples. None means unknown, as in `tokens` and `useful_tokens`."""
+    """Number of samples. None means that the number of samples is unknown."""
     tokens: int | None
     useful_tokens: int | None
-    """Number of tokens that the attention mask keeps. Before the part is sent, this may be a tensor that a device still
-    computes."""
+    """Number of tokens that the attention mask keeps. Before the part is sent, the number may be a tensor on a
+    device."""
     model_flops: int | None = None
     """FLOPs of this rank alone, even if several ranks process the same samples. None means that the FLOPs of at least
     one step are unknown."""
@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredWindow:
-    """The signals of one window, as far as rank 0 has received them before the window's deadline."""
+    """The signals that rank 0 has received for one window before the window's deadline."""
 
     first_step: int
     steps: int
@@ -104,16 +104,16 @@ class WindowReader(ABC):
     def window_gathered(self, window: GatheredWindow) -> None:
         """Read a window. A side thread calls this once per window, in the order of the windows.
 
-        A reader should sleep briefly every 2 ms, because the training thread may be waiting for the GIL.
+        After every 2 ms of work, a reader should sleep briefly, so that the training thread can get the GIL.
         """
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
-    """Return a copy of the window, with the step from which each proposed value holds on all ranks.
+    """Return a copy of the window, and fill in when all ranks begin to use each proposed value.
 
-    A new value holds `NOTICE` windows later. If the previous window has the same proposed value, the value holds from
-    the same step as before. If ranks are missing, the values of the previous window stay in force. `now` is the step
-    that training has reached.
+    All ranks begin to use a new value `NOTICE` windows later. If the previous window has the same value, the starting
+    step of this value stays unchanged. If any rank is missing, all values and starting steps of the previous window
+    stay in force. `now` is the step that training has reached.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)

@@ -19,7 +19,8 @@ class WorkModel:
     """
 
     trainable_changed = False
-    """True if the model has changed since the last `settle`. Then equal steps may have different FLOPs."""
+    """True if the model has changed since the most recent call of `settle`. If the model has changed, two steps with
+    batches of the same shape may have different FLOPs."""
 
     @property
     def counted(self) -> Flops | None:
@@ -29,12 +30,12 @@ class WorkModel:
     def look_after(self, step: int) -> int:  # noqa: ARG002 for work models that look, like the others
         """Return the step at whose end the engine must call `look` next.
 
-        The last call of `look` came at the end of `step`.
+        `step` is the number of the step after which the engine called `look` most recently.
         """
         return NEVER
 
     def look(self, step: int) -> None:
-        """Check at the end of step `step` whether the model has changed in a way that changes its FLOPs."""
+        """Check at the end of step `step` whether a change of the model has changed the FLOPs of steps."""
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> StepFlops | None:  # noqa: ARG002 as above
         """Return the FLOPs of a step with batches of these shapes. None: the FLOPs are unknown."""
@@ -43,7 +44,7 @@ class WorkModel:
     def settle(self) -> None:
         """Reset `trainable_changed`.
 
-        The engine calls this after it has asked for the FLOPs of all steps up to the last call of `look`.
+        The engine calls `settle` after it has called `of` for each finished step.
         """
 
     def metrics(self, totals: Totals) -> Mapping[str, float | None]:  # noqa: ARG002 as above

@@ -20,16 +20,16 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """Time that a run has taken before its current attempt. None stands for an unknown time."""
+    """Times of a run up to the beginning of its current attempt. None stands for an unknown time."""
 
     resumed: bool
     """True if the attempt continues from a checkpoint."""
     first_unix: float | None
     """Unix time at which the process of the first attempt started."""
     elapsed_seconds: float | None
-    """Seconds from the start of the first attempt's process to the beginning of the current attempt."""
+    """Seconds from `first_unix` to the beginning of the current attempt."""
     productive_seconds: float | None
-    """Seconds of the steps whose result the checkpoint holds."""
+    """Seconds that the run's optimizer steps before the checkpoint took."""
 
     def state(self, run: Run, seconds: float | None, productive: float | None) -> dict[str, float | None]:
         """Return the counters that a checkpoint has to store.
@@ -47,9 +47,10 @@ class Chain:
         }
 
     def ettr(self, seconds: float, productive: float) -> float | None:
-        """Return the effective training time ratio (ETTR): the time of all steps that were kept, divided by all time.
+        """Return the effective training time ratio (ETTR): the productive seconds divided by the elapsed seconds.
 
-        All time means the time since the first attempt's process started.
+        Productive seconds are the time of all steps whose work was not lost. Elapsed seconds are the time since the
+        process of the first attempt started.
 
         The arguments are those of `state`.
         """
@@ -60,8 +61,7 @@ class Chain:
 def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
     """Return the time of a run before an attempt, from the counters in the attempt's checkpoint.
 
-    If training went on without the callback, the checkpoint may hold counters of an earlier step. Then the time is
-    unknown.
+    The time is unknown if the checkpoint holds counters of an earlier step, as after training without the callback.
 
     Args:
         carried: Counters of the checkpoint. None: a fresh start.
@@ -89,8 +89,8 @@ def number(carried: Mapping[str, Any], name: str) -> float | None:
 def process_seconds() -> float | None:
     """Return the age of the process in seconds, at the first fit of the process.
 
-    Return None at a later fit. In a notebook or an interactive interpreter, where the age means nothing, return None,
-    too.
+    Return None at a later fit. In a notebook or an interactive interpreter, return None, because the age of the process
+    means nothing.
     """
     first = os.getpid() not in _processes
     _processes.add(os.getpid())

@@ -20,11 +20,11 @@ class Environment:
     """Facts about machine and interpreter at the beginning of a fit. None stands for an unknown fact."""
 
     gc_enabled: bool
-    """True if the process collects garbage automatically, or would do so if no fit had turned this off."""
+    """True if automatic garbage collection is on, or was on until a fit turned automatic collection off."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int
-    """Number of objects that the program froze with `gc.freeze`, or 0 while a fit has frozen objects. The interpreter
-    itself freezes some hundreds of objects."""
+    """Number of frozen objects, as returned by `gc.get_freeze_count()`. `gc_frozen` is 0 while a fit keeps objects
+    frozen. The interpreter itself freezes some hundreds of objects."""
     gc_generational: bool
     """True if young objects can be collected separately from old objects."""
     accelerator: str | None
@@ -33,8 +33,8 @@ class Environment:
     """True if copies from pinned memory overlap with the accelerator's work. None means that this is unknown, or that
     there is no accelerator."""
     cpus: int | None
-    """Number of CPUs that the process may keep busy. This is its share of the job's CPUs on this machine, but at most
-    the number of CPUs in its affinity mask."""
+    """Number of CPUs that the process may keep busy. The number is an equal share of the job's CPUs on this machine,
+    limited by the affinity mask of the process."""
     memory_available: int | None
     """Bytes of host memory that the process may still take, within the memory limit of its control group."""
     local_world_size: int = 1
@@ -102,8 +102,8 @@ def _cpus(ranks: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
     The ranks together may use the CPUs in the affinity mask of their parent process, such as torchrun. A quota of the
-    control group may allow fewer CPUs. Each rank gets an equal share. But if this process's mask has fewer CPUs than
-    that share, these CPUs are taken to belong to this process alone. Then the result is the number of CPUs in the mask.
+    control group may allow fewer CPUs. Each rank gets an equal share. The result is never larger than the number of
+    CPUs in this process's own affinity mask.
     """
     own = processes.allowed_cpus()
     if own is None:
@@ -116,14 +116,14 @@ def _cpus(ranks: int, root: Path) -> int | None:
 def _processes_on_cpus(ranks: int, root: Path) -> int:
     """Return the number of ranks that share the CPUs in this process's affinity mask.
 
-    This is the number of all ranks times the mask's share of the job's CPUs.
+    The function assumes that the ranks are spread evenly over the job's CPUs.
     """
     together = _of_the_job(root)
     return max(1, round(ranks * len(processes.cpu_mask()) / together)) if together else ranks
 
 
 def _of_the_job(root: Path) -> int:
-    """Return the number of CPUs that are in the affinity mask of this process or of its parent.
+    """Return the size of the union of two affinity masks: the mask of this process, and the mask of its parent.
 
     Return 0 if the number is unknown.
     """

@@ -37,7 +37,7 @@ class FirstBatch:
 def tensors(batch: object) -> Iterator[torch.Tensor]:
     """Yield the tensors of a batch, or of the state of an optimizer.
 
-    Containers are searched as torch searches them when it pins a batch.
+    The function searches mappings, tuples and lists, as torch does to pin a batch.
     """
     if isinstance(batch, torch.Tensor):
         yield batch

@@ -97,7 +97,8 @@ def model_name(model: nn.Module) -> str:
 def parameters(model: nn.Module) -> int | None:
     """Return the number of parameters of a model. Sharded parameters count with their full size.
 
-    None means that the number is unknown: a parameter has no shape yet, is packed, or is a shard of unknown full size.
+    None means that the full size of at least one parameter is unknown, for example because the parameter has no shape
+    yet.
     """
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     total = 0

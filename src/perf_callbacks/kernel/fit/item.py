@@ -27,7 +27,7 @@ FAILED = "failed"
 class Batches:
     """How batches get to the device, as the integration knows it.
 
-    A function is given as a pair: an object, and the name of the object's attribute that holds the function.
+    A function is given as a pair `(owner, name)`: the function is `getattr(owner, name)`.
     """
 
     pinned: bool | None = None
@@ -46,8 +46,7 @@ class Batches:
     first: tuple[Any, str] | None = None
     """Function that gets each batch before the batch is copied to the device."""
     first_batch: "FirstBatch | None" = None
-    """Receives the first batch. Set only by an integration that itself reads each batch before the copy to the
-    device."""
+    """Object that receives the first batch, if the integration reads batches before their copy to the device."""
     copy: tuple[Any, str] | None = None
     """Function that copies a batch to a device. It waits for the copy unless it is called with `non_blocking=True`."""
 
@@ -101,13 +100,13 @@ class ActiveItem(Observer):
         """Change nothing until the trial begins."""
 
     def turn(self, step: int, *, done: bool) -> None:
-        """Turn the item on or off at the end of `step`, for the next turn of its trial."""
+        """At the end of `step`, apply the item if `done` is True, or undo the item if `done` is False."""
 
     def keep(self, step: int) -> None:
         """Apply the item for good from the end of `step` on."""
 
     def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Leave the item off for good from the end of `step` on."""
+        """Undo the item at the end of `step`, and never apply the item again in this fit."""
         self.closed()
 
     def news(self) -> list[Checklist]:

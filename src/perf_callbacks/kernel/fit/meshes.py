@@ -22,7 +22,7 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     """Return the number of groups of ranks in which all ranks process the same samples.
 
-    None means that no mesh of a parameter has several ranks, so each rank has its own samples.
+    None means that each rank has its own samples, because the parameters lie on no mesh with several ranks.
 
     Raises:
         Ambiguous: A parameter lies on a mesh whose dimension names don't say which ranks share samples.

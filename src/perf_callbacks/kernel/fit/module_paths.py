@@ -26,8 +26,8 @@ class ModulePaths:
         self.modules: dict[str, int] = {}
         """Number of modules of each path. Wrappers don't count."""
         self.parameters: dict[str, int | None] = {}
-        """Number of parameters of the modules of each path, without those of submodules. None: the number is
-        unknown."""
+        """Number of parameters of each path. Parameters of a submodule count for the path of the submodule. None: the
+        number is unknown."""
         managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
         seen: set[int] = set()
         for path, module in self._walk(model, ""):

@@ -36,7 +36,7 @@ class Place:
     directory: Path
     """Directory of the output, if the configuration sets no other directory."""
     directory_of_all: bool = False
-    """True if all ranks use rank 0's directory, which the other ranks don't know."""
+    """True if all ranks use the directory of rank 0, because only rank 0 knows the right directory."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
@@ -46,7 +46,8 @@ class Place:
     """Number of groups of ranks, where all ranks of a group process the same samples. None: each rank has its own
     samples."""
     ambiguous: str | None = None
-    """Reason why `data_parallel` is unknown. Then the rates of the job and the rates per device are unknown, too."""
+    """Reason why `data_parallel` is unknown. If `data_parallel` is unknown, the rates of the job and the rates per
+    device are unknown, too."""
     step: int = 0
     """Number of optimizer steps done before this fit."""
     carried: Mapping[str, Any] | None = None
@@ -100,8 +101,8 @@ def run_id(place: Place) -> str:
 def earlier(place: Place) -> Amounts:
     """Return the numbers of samples and tokens that this rank processed in earlier attempts.
 
-    Without earlier attempts, both are 0. If the checkpoint lacks these numbers, they are unknown. They are also unknown
-    if the checkpoint has the numbers of an earlier step, because training went on without the callback.
+    Without earlier attempts, both are 0. If the checkpoint lacks the numbers, or has the numbers of an earlier step,
+    the numbers are unknown. A checkpoint has the numbers of an earlier step if training went on without the callback.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:

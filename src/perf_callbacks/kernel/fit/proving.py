@@ -8,8 +8,8 @@ from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
 
 SLOT = 2 * PAIRS * TURN + 256
-"""Number of steps from the start of one item's trial to the start of the next item's trial. The last turn ends 256
-steps before the next trial, so that all ranks receive the verdict in time."""
+"""Number of steps from the start of one item's trial to the start of the next item's trial. Between two trials, 256
+steps are left free, so that all ranks receive the verdict on the first item in time."""
 
 
 class Proving(ActiveItem):
@@ -29,7 +29,7 @@ class Proving(ActiveItem):
 
     @property
     def due(self) -> int:
-        """Next step at whose end the item has work to do, a turn ends, or the verdict takes effect."""
+        """Number of the next step at whose end there is work for the item or for its trial."""
         decided = NEVER if self._verdict is None else self._verdict[1]
         return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
 
@@ -83,7 +83,7 @@ class Proving(ActiveItem):
             self._verdict = bool(least[self._name]), step
 
     def news(self) -> list[Checklist]:
-        """Return the checklist rows of the item and of its trial since the last call."""
+        """Return the new checklist rows of the item and of its trial. Each row is returned only once."""
         return [*self._item.news(), *super().news()]
 
     def closed(self) -> None:

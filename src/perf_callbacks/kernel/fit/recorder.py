@@ -1,7 +1,7 @@
 """Record one fit: connect the engine to the real clock, to the garbage collector, and to the journal.
 
 A recorder never ends, stalls or skews training. When our code raises its first error, the error is logged and measuring
-ends. All changes are undone after this error, at the end of the fit, and at the interpreter's exit.
+ends. All changes are undone when measuring ends: at an error, at the end of a fit, or at the interpreter's exit.
 """
 
 import atexit
@@ -284,7 +284,7 @@ class Recorder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """State to store in a checkpoint. A fit that resumes from the checkpoint needs the state to go on counting."""
+        """State to store in a checkpoint. A fit that resumes from the checkpoint continues the counts in this state."""
         amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
         seconds = self._asked(lambda: self.clock() - self.engine.account.began)
         run, productive = self.run, self._asked(self.engine.productive_seconds)
@@ -310,7 +310,7 @@ class Recorder:
     def fail(self, error: BaseException) -> None:
         """Log the first error of our code, stop measuring, and undo all changes.
 
-        If a signal handler raised the error, raise it again: our guard must not swallow it.
+        An error from a signal handler of the program is raised again, so that the program receives the error.
         """
         foreign = of_handler(error) if isinstance(error, Exception) else error
         if not self.failed:
@@ -385,7 +385,7 @@ class Recorder:
     def on_swallowed(self, error: BaseException) -> bool:
         """Store an exception of a signal handler that Python would swallow. The end of the step then raises it.
 
-        Return False if no step will end soon, or if another exception is stored already.
+        Return False without storing the exception if an earlier exception is still stored, or if training may be over.
         """
         if not self.active or self._late is not None or self.step == self._left_after:
             return False

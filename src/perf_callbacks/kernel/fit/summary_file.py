@@ -48,7 +48,7 @@ class SummaryFile(Observer):
         self._ended = self._final = self._failed = False
 
     def tick(self, now: float) -> bool:
-        """Replace the file if it would be too old at the watchdog's next tick. The first tick writes the first file."""
+        """Replace the file about every `REPLACE_SECONDS`. The first tick writes the first file."""
         if not self._ended and (self._next is None or now >= self._next):
             self._next = now + REPLACE_SECONDS - PERIOD_SECONDS
             summary = None

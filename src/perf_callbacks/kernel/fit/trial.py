@@ -23,21 +23,21 @@ SETTLE = 2
 PAIRS = 16
 
 FEWEST = 11
-"""Minimum number of complete pairs for which `outcome` gives a result. A pair is incomplete if most steps of one of its
-turns are excluded."""
+"""Minimum number of complete pairs for which `outcome` gives a result. A pair is complete if at least `TURN // 2` steps
+of each turn were measured."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
 """Critical values of Wilcoxon's signed rank test, two-sided, at the level 0.001. The key is the number of pairs.
 
 The 99.9 % interval is computed from the differences of the pairs. First, the mean of every two differences is formed,
-and all means are sorted. Then as many means as the critical value says are removed at each end.
+and all means are sorted. The critical value is the number of means to remove at each end of the sorted list.
 """
 
 
 LONGEST = 1.5
 """Limit of a step's time, relative to the median step of its turn. A step above the limit counts as this limit.
 
-The time of garbage collections in this process is subtracted from the step first.
+The limit applies to the time of the step without garbage collections in this process.
 """
 
 LEAST = 0.001
@@ -74,7 +74,7 @@ class Trial:
         self._after = after
         self._collecting = collecting
         self.last = after + 2 * PAIRS * TURN
-        """Number of the last step of the last turn."""
+        """Number of the trial's final step."""
         self._turns: list[list[tuple[float, list[Gc]]]] = [[] for _ in range(2 * PAIRS)]
         self._pauses: defaultdict[int, list[Gc]] = defaultdict(list)  # of steps that were not seen yet
         self.over = False
@@ -86,7 +86,10 @@ class Trial:
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
     def turns_after(self, step: int) -> int | None:
-        """Return the next step after which a turn begins or ends. Return None after the last turn."""
+        """Return the first step after `step` at whose end a turn begins or ends.
+
+        Return None after the trial's final step.
+        """
         turn = max(0, (step - self._after) // TURN + 1)
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
@@ -110,11 +113,11 @@ class Trial:
         """Compare the turns of each complete pair. Return None if there are too few complete pairs.
 
         Other processes on the machine may delay single steps, so `LONGEST` limits how much such a step counts. Other
-        processes may also delay whole turns. So the result is a median of differences (the estimator of Hodges and
-        Lehmann), which such turns hardly change. A long pause of another rank counts little for the same reasons. So if
-        ranks wait for each other, the true saving may be larger. A median of 16 differences can't show a pause that is
-        long and rare. So if the change moves garbage collections, the mean time of collections that the change saves is
-        added to the median.
+        processes may also delay whole turns, so the result is a median of differences: the estimator of Hodges and
+        Lehmann. A few delayed turns hardly change this median. A long pause of another rank hardly changes the result.
+        If ranks wait for each other, the true saving may be larger than the result. A median of 16 differences can't
+        show a pause that is long and rare. If the change moves garbage collections, the result is the median plus the
+        mean saving of collection time.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -138,8 +141,8 @@ class _Mean(NamedTuple):
 def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
     """Return the mean step of a turn.
 
-    The garbage collections of a step count at most as much time as the step took beyond the median step. If a device's
-    clock times the steps, a collection in the host may not make the step longer at all.
+    The time of garbage collections in a step counts only up to a limit: the step's time minus the median step's time.
+    If a device's clock times the steps, a collection in the host may not make the step longer at all.
     """
     if not seen:
         return _Mean(0, 0.0, 0.0)
@@ -154,7 +157,7 @@ def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
 
 
 def _owed(pause: Gc) -> float:
-    """Return the seconds of a garbage collection that count for the turn in which the collection ran.
+    """Return how many seconds of a garbage collection are charged to the turn in which the collection ran.
 
     An automatic full collection counts half, because it scans objects of turns with and without the change.
     """

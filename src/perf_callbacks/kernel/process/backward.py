@@ -71,8 +71,7 @@ class Loop(Listener):
         self.spans = 0
         """Number of evaluations and checkpoints that the user has begun and not ended."""
         self.late = False
-        """True: the next step begins at the next watched call, because it could not begin at the end of the last step.
-        """
+        """True: the next step did not begin at the end of the previous step, and begins at the next watched call."""
         self.in_backward = False
         self.optimizing = 0
         """Number of nested optimizer steps under way."""

@@ -62,7 +62,7 @@ def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 
 def why_not(program: str, feature: str) -> str | None:
-    """Return the reason why a feature can't run our file `program` in a side process; None if it can."""
+    """Return the reason why our file `program` can't run in a side process. Return None if there is no reason."""
     if not (hasattr(os, "fork") and hasattr(os, "killpg")):
         return f"{feature} need a POSIX system"
     if not sys.executable or getattr(sys, "frozen", False) or not Path(program).is_file():

@@ -2,8 +2,8 @@
 
 There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
 Automatic collection is off while any lease wants it off. Objects stay frozen while any lease is held. Fits may end in
-any order: the last lease that is released restores everything. Fits that alternate share one schedule: a collection by
-any fit counts for all of them.
+any order: the collector is restored when no fit holds a lease any more. Fits that alternate share one schedule: after a
+collection by one fit, the next fit skips its own collection.
 
 Automatic collection is turned off by setting the first threshold to 0, not by `gc.disable()`. So this change doesn't
 interfere with other code that calls `gc.disable()` during a fit, as `timeit` does.
@@ -29,10 +29,10 @@ FULL = 2
 """The oldest generation. Collecting this generation collects all generations."""
 
 LEAST_PATIENCE = 5.0
-"""A fit counts as abandoned only if no step ended for at least this many seconds."""
+"""Minimum number of seconds without the end of a step before a fit counts as abandoned."""
 
 PATIENCE_STEPS = 20
-"""A fit counts as abandoned only if no step ended for at least this many times the duration of its longest step."""
+"""Minimum time without the end of a step before a fit counts as abandoned, as a multiple of the fit's longest step."""
 
 ASIDE_PATIENCE = 6
 """Factor that multiplies `LEAST_PATIENCE` and `PATIENCE_STEPS` during an evaluation or a checkpoint."""

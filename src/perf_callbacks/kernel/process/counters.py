@@ -17,8 +17,8 @@ class DeviceUse:
     """From 0 to 1."""
     memory_bytes: int | None = None
     own_bytes: int | None = None
-    """Memory of this process on the device. This is unknown in many containers, because the driver has other process
-    ids there."""
+    """Memory of this process on the device. In many containers, the memory of this process is unknown, because the
+    driver uses different process ids than the container."""
     processes: int | None = None
     """Number of processes that compute on the device. In a container, the driver may hide some processes."""
     watts: float | None = None
@@ -35,7 +35,7 @@ class DeviceUse:
     throttled_by: tuple[str, ...] | None = None
     """Reasons for a lower clock."""
     tensor_activity: float | None = None
-    """Share of time in which tensor cores worked since the last reading, from 0 to 1."""
+    """Fraction of the time in which tensor cores worked, from 0 to 1. The time begins at the previous reading."""
     bandwidth_activity: float | None = None
     """Share of the memory's bandwidth that was used since the last reading, from 0 to 1."""
 

@@ -37,13 +37,12 @@ def read(
 
     Args:
         mode: Setting `affinity`.
-        accelerator: Kind of accelerator that the process trains on. None if the process trains on the CPU.
-        properties: Function that returns torch's properties of the device, with the PCI id. Calling this function may
-            start the device. None if the PCI id is unknown.
+        accelerator: Kind of accelerator that the process trains on, or None for the CPU.
+        properties: Function that returns torch's device properties, or None without a PCI id. A call of the function
+            may start the device.
         devices: Number of devices that the process drives.
         workers: Number of worker processes of the DataLoaders, as far as known.
-        local: Local rank and number of ranks on this machine, if the integration knows them. None: read the
-            environment.
+        local: Local rank and number of ranks on this machine. If `local` is None, the environment is read.
         root: Directory that contains `/proc` and `/sys`.
         environ: Variables of the environment.
         inventory: Function that lists the GPUs of the machine.
@@ -78,7 +77,7 @@ def read(
 
 
 def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the local rank and the number of ranks on this machine; None if the environment lacks either."""
+    """Return the local rank and the number of ranks on this machine. Return None if one of the two is unknown."""
     for names in LOCAL_RANKS:
         words = [environ.get(name, "") for name in names]
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
@@ -102,9 +101,9 @@ def _gpu(
 ) -> tuple[Gpu | None, str | None]:
     """Return the location of the GPU with these properties, or the reason why the location is unknown.
 
-    The GPU is identified by the PCI id from torch or, with an older torch, by its UUID. So CUDA_VISIBLE_DEVICES and
-    CUDA_DEVICE_ORDER don't matter. NVML lists the other GPUs on the same NUMA node. NVML also gives the PCI id if torch
-    gives only the UUID. If ranks share GPUs, `Gpu.slot` is None.
+    The PCI id from torch identifies the GPU. If torch gives no PCI id, the UUID identifies the GPU. So
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter. NVML lists the other GPUs on the same NUMA node. NVML also
+    gives the PCI id if torch gives only the UUID. If several ranks may share one GPU, `Gpu.slot` is None.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):

@@ -1,9 +1,9 @@
 """Owner of the CPU masks of all threads: narrows them for several fits at once, and restores them at the end.
 
-On Linux each thread has its own mask, which new threads and processes inherit. So the masks of all threads that have
-the same mask as the main thread are changed. A thread that other code pinned to other CPUs keeps its mask. Masks stay
-narrow while any fit is bound to CPUs. When the last fit ends, all masks are restored, including the masks of threads
-that started meanwhile.
+On Linux each thread has its own mask, which new threads and processes inherit. A change covers every thread whose mask
+equals the mask of the main thread. A thread that other code pinned to other CPUs keeps its mask. Masks stay narrow
+while any fit is bound to CPUs. When the last fit ends, all masks are restored, including the masks of threads that
+started meanwhile.
 """
 
 import os
@@ -73,8 +73,8 @@ class Affinity(Owner[Cpus]):
     def bind(self, fit: object, cpus: Cpus) -> None:
         """Limit all threads to these CPUs for a fit.
 
-        If several fits are bound, threads get the CPUs that all these fits want, if there are such CPUs. If the system
-        refuses, raise `OSError` and change nothing.
+        If several fits are bound, threads get the CPUs that all fits have in common. A fit without CPUs in common with
+        the earlier fits is ignored. If the system refuses, raise `OSError` and change nothing.
         """
         with self._lock:
             found = self.found

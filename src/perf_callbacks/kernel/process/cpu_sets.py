@@ -56,7 +56,7 @@ class CpuFacts:
     workers: int = 0
     """Number of worker processes of the DataLoaders, as far as known."""
     bound: bool = False
-    """True: the process may use fewer CPUs than the process that launched it."""
+    """True: the CPU mask of the process is smaller than the mask of its parent process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _nothing(mode: str, facts: CpuFacts) -> str | None:
 def part(items: Sequence[Cpus], place: int, number: int) -> Cpus:
     """Divide a list of CPU sets into `number` parts, and return the CPUs of the part with the index `place`, from 0.
 
-    If there are fewer items than parts, some parts share an item.
+    If there are fewer CPU sets than parts, several parts get the same CPU set.
 
     >>> [sorted(part([frozenset({0}), frozenset({1}), frozenset({2})], place, 2)) for place in (0, 1)]
     [[0], [1, 2]]

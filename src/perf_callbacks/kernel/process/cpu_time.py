@@ -1,4 +1,4 @@
-"""Read Linux's counters: CPU time of a thread, its waits for a CPU, idle CPU time, and time stopped by a CPU quota."""
+"""Read Linux's counters: CPU time and waits of a thread, idle time of CPUs, and pauses because of a CPU quota."""
 
 import os
 import threading

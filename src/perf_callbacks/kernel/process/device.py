@@ -1,7 +1,7 @@
 """Device classes: one class per kind of device, and `Device` for any other accelerator that torch knows.
 
-No other file names a kind of accelerator. Importing this file starts no device. A method that reads facts makes no
-context on a device, unless the method's docstring says that it does.
+No other file names a kind of accelerator. Importing this file starts no device. A method that reads facts makes a
+context on a device only if its docstring mentions the context.
 """
 
 import os
@@ -27,9 +27,10 @@ class Device:
 
     words = Words()
     pinned_copies: bool | None = None
-    """True: copies from pinned memory overlap with the device's work. None: unknown, so pinning is only advised."""
+    """True: copies from pinned memory overlap with the device's work. If the value is None, the checklist advises
+    pinned memory, but doesn't turn it on."""
     reliable_events = False
-    """True: events of this device work. If an event takes seconds to complete, the device is busy."""
+    """True: events of this device always work. A slow event only shows that the device is busy."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -52,7 +53,7 @@ class Device:
 
     @property
     def untimed(self) -> str | None:
-        """Reason why events must not time this device. None if events may be tried."""
+        """Reason why events must not time this device, or None if there is no reason."""
         return None
 
     def timing(self) -> Timing:
@@ -339,7 +340,7 @@ def of(place: torch.device) -> Device:
 
 
 def may_be_nvidia(place: torch.device) -> bool:
-    """Return True for an NVIDIA GPU, and for a CPU, because its machine may have an NVIDIA GPU too."""
+    """Return True if the machine of this device may have an NVIDIA GPU."""
     return not _built_for_rocm() and place.type in {"cpu", "cuda"}
 
 
@@ -359,9 +360,9 @@ def default(local_rank: int = 0) -> torch.device:
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
     """Return `place` and the other devices of the same kind that hold a model's parameters. `place` comes first.
 
-    With DataParallel, a process drives `number` devices, and only some of them hold parameters. Then return the devices
-    0 to `number` - 1. But if `place` is not among these devices, return only `place` and the devices that hold
-    parameters.
+    DataParallel trains on `number` devices, and only some of the devices hold parameters. For DataParallel, return the
+    devices 0 to `number` - 1. If `place` is not one of the devices 0 to `number` - 1, return only `place` and the
+    devices that hold parameters.
     """
     if place.type == "cpu":
         return (of(place),)

@@ -15,7 +15,8 @@ class Allocator(NamedTuple):
     reserved_bytes: int
     """Memory that the allocator holds, used or free."""
     retries: int
-    """Number of times that the device was full, so the allocator gave back cached memory and tried again."""
+    """Number of allocations that failed at first. After each failure, the allocator freed cached memory and tried
+    again."""
     allocated_bytes: int
     """Bytes that tensors hold now."""
 

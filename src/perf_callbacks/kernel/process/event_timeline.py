@@ -18,8 +18,8 @@ CAPACITY = 4096
 """Largest number of events in use at once. If a step needs more events, its duration stays unknown."""
 
 MOST_BEHIND = 1024
-"""Number of steps that the device may be behind the host. The durations of steps that are further behind stay unknown,
-because their events may never complete."""
+"""Maximum number of ended steps that wait for their events. If more steps wait, the duration of the oldest step stays
+unknown, because the events of the oldest step may never complete."""
 
 MOST_WAITS = 1024
 """Largest number of waits for other ranks that are timed with events in one step. Later waits count as part of the
@@ -94,12 +94,12 @@ class EventTimeline:
         self._broken: str | None = None
         """Reason why the duration of the current step is unknown. None: so far, there is no such reason."""
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
-        """Steps that have ended. Each entry holds the events of a step. It also holds the step's end event, or the
-        reason why its duration is unknown."""
+        """Steps that have ended. Each entry holds the events of a step. Each entry also holds the step's end event, or
+        the reason why the step's duration is unknown."""
         self._lost_in_row = 0
         self._failed = False
-        """True: the device raised an error. From then on the duration of every step is unknown, and no more events are
-        used."""
+        """True: the device raised an error. After an error of the device, no event is used, and no step gets a
+        duration."""
         self._waits, self._left_out = 0, list[bool]()
         """`_waits` is the number of waits in the current step. `_left_out` has an entry for each `Begin` whose `BACK`
         has not come yet. The entry is True if neither the `Begin` nor its `BACK` gets an event."""
@@ -123,7 +123,7 @@ class EventTimeline:
             self._miss(mark, LOST)
 
     def _miss(self, mark: Mark, reason: str) -> None:
-        """Leave the current step's duration unknown. If the step ends here, the next step begins without an event."""
+        """Leave the current step's duration unknown. If `mark` is `END`, the next step begins without an event."""
         self._broken = reason
         if mark is END:
             self._close(reason)
@@ -150,7 +150,7 @@ class EventTimeline:
         self._failed = True
 
     def _cut(self) -> None:
-        """End a step, and begin the next step with the same event."""
+        """Record one event, which ends a step and begins the next step."""
         event = self._take()
         if event is None and len(self._open) > 1:  # the step is lost; an event of the lost step begins the next step
             event = self._open.pop()[1]
@@ -279,10 +279,10 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
 
 
 def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *, reliable: bool = False) -> str | None:
-    """Return the reason why a device's events can't time steps; None if two events show that they can.
+    """Return the reason why a device's events can't time steps. Return None if a test with two events succeeds.
 
-    The call waits at most two seconds for the work that is queued on the device. If the work takes longer, the events
-    count as usable only if they are known to be `reliable`. For example, the work of a rank that waits for rank 0's
+    The call waits at most two seconds for the work that is queued on the device. If the queued work takes more than two
+    seconds, only events with `reliable=True` count as usable. For example, the work of a rank that waits for rank 0's
     weights may take longer.
     """
     with guard() as attempt:

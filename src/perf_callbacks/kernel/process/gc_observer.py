@@ -19,7 +19,8 @@ class GcObserver:
     """Times every garbage collection while installed, at no cost between collections.
 
     A collection counts as automatic if the youngest generation exceeded its threshold when the collection began. A
-    `gc.collect()` that the program happens to call at such a moment counts as automatic too.
+    `gc.collect()` call of the program counts as automatic too if the youngest generation exceeds its threshold at the
+    call.
     """
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
@@ -51,7 +52,10 @@ class GcObserver:
 
     @contextmanager
     def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
-        """Time a collection that a fit makes. The callback in `gc.callbacks` is removed meanwhile."""
+        """Time a collection that a fit makes.
+
+        During the collection, the observer's callback is not in `gc.callbacks`.
+        """
         place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
         made, start, reason = gc.get_count()[0], self._clock(), COLLECTOR.reason
 

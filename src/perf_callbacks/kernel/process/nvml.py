@@ -51,8 +51,8 @@ THROTTLES = {
     0x080: counters.POWER_BRAKE,
     0x100: counters.DISPLAY,
 }
-"""Reasons for a lower clock. The key is a bit, which nvml.h names nvmlClocksThrottleReason* or nvmlClocksEventReason*.
-Idleness is left out."""
+"""Reasons for a lower clock. Each key is the value of a constant in nvml.h: nvmlClocksThrottleReason* or
+nvmlClocksEventReason*. Idleness is left out."""
 
 
 class Monitor:

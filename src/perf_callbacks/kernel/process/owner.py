@@ -17,22 +17,27 @@ Wish = TypeVar("Wish")
 class Owner(Generic[Wish]):
     """Changes one piece of process-wide state while any fit claims it, and restores it after the last claim.
 
-    Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right:
+    Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right.
 
-    - Claims change first. Then `_arrange` derives the state from all claims, whatever the current state is. So fits may
-      end in any order. If an interrupt strikes between any two instructions, the next call finishes the change. An
-      owner that asks for ticks is called once a second.
-    - Claims hold their fits by weak references. The callback of a weak reference drops the claim of a fit that was
-      freed without being ended. Python swallows an interrupt that strikes in this callback, and never calls the
-      callback again. So `reconcile` also looks for claims of freed fits.
-    - Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and end its ticks,
-      before the state is restored. Readers need no lock, but they have to make a copy in one call into C: `[*claims]`,
-      `[*claims.values()]` or `claims.copy()`. Iterating over `items()` makes tuples, which may start a collection that
-      frees a fit.
-    - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
-      finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the holder of
-      our lock waited for that other lock, both threads would wait forever. So a finalizer waits for our lock only a
-      moment. And we never call the watchdog while we hold our lock, because the watchdog has a lock too.
+    Claims change first. `_arrange` sets the state that all claims together need, whatever the current state is. Fits
+    may end in any order, because the state depends on the remaining claims only. If an interrupt stops a change of the
+    state halfway, the next call of `_arrange` finishes this change. The watchdog calls `tick` once a second if the
+    owner has called `_ask_for_ticks`.
+
+    Claims hold their fits by weak references. The callback of a weak reference drops the claim of a fit that was freed
+    without being ended. Python swallows an interrupt that strikes in this callback, and never calls the callback again.
+    `reconcile` drops the claims of freed fits too, because an interrupt may stop the callback of a weak reference.
+
+    Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and end its ticks, before
+    the state is restored. Readers need no lock, but they have to make a copy in one call into C: `[*claims]`,
+    `[*claims.values()]` or `claims.copy()`. A loop over `items()` makes tuples. Making a tuple may start a garbage
+    collection, and the collection may free a fit.
+
+    The lock is reentrant, because a garbage collection may run a finalizer on the thread that holds the lock. A
+    finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If a finalizer
+    waited without limit for the owner's lock, two threads could wait for each other forever. Each finalizer waits for
+    the owner's lock for at most `MOMENT_SECONDS`. And we never call the watchdog while we hold our lock, because the
+    watchdog has a lock too.
     """
 
     def __init__(self) -> None:
@@ -75,7 +80,7 @@ class Owner(Generic[Wish]):
             self.reconcile()
 
     def let_go(self, fit: object) -> None:
-        """Drop the claim of a fit. Idempotent. Safe in finalizers: the call gives up if the lock isn't free soon."""
+        """Drop the claim of a fit. Idempotent. Safe in finalizers: the call waits at most 0.5 s for the lock."""
         self._drop(ref(fit), MOMENT_SECONDS)
 
     def _freed(self, reference: Any) -> None:
@@ -96,7 +101,7 @@ class Owner(Generic[Wish]):
                     let_pass(error)
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child, where a thread that held the lock no longer exists."""
+        """Replace the lock in a forked child, which may lack the thread that held the lock."""
         self._lock = RLock()
 
 

@@ -13,8 +13,9 @@ _ABSENT = object()
 class Replacement:
     """A replaced attribute of an object. `put_back` restores the attribute.
 
-    If other code has replaced the attribute again, that replacement stays. Our replacement, which is called by the
-    newer one, still works then. If another fit has replaced the attribute again, that fit restores the original.
+    If other code has replaced our replacement, `put_back` leaves the attribute as it is. Our replacement keeps working
+    after `put_back`, because other code may still call it. If a later fit has replaced our replacement, the `put_back`
+    of the later fit restores the original attribute.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
-"""Beginning of the environment entry that holds the local rank of a process."""
+"""In the environment of a process, the entry that holds the local rank begins with this text."""
 
 DEEPEST = 8
 """Largest number of generations of child processes that are read."""
@@ -31,8 +31,7 @@ class Processes:
     resident_bytes: int
     """Pages that processes share are counted once per process."""
     anonymous_bytes: int | None
-    """Resident memory without file pages and shared memory. The kernel can take file pages back, and other processes
-    may hold shared memory. None: unavailable."""
+    """Resident memory without file pages and shared memory. None: unavailable."""
     read_bytes: int | None
     """Bytes read from disks. None: unavailable."""
 
@@ -107,8 +106,8 @@ def _local_ranks(process: Path) -> set[bytes]:
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
     """Yield a process and its children. Linux lists the children of each thread separately.
 
-    `own` holds the local-rank entry of the first process as it was at the start of the process, and as it is now. The
-    process's loader workers inherit one of these entries.
+    `own` holds two local-rank entries of the process at the top of the tree: the entry with which the process started,
+    and the entry in the current environment. A loader worker inherits one of the entries in `own`.
     """
     yield pid
     threads = proc / str(pid) / "task"

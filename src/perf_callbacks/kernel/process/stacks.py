@@ -20,8 +20,8 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
-"""Frameworks with their own training loop. While such a framework runs, the line of the program that called the
-framework doesn't count as busy."""
+"""Frameworks with their own training loop. `position` returns None while the innermost line of the program is a call
+into a framework of `_LOOPS`."""
 _OPERATIONS = "torch._ops"
 _TORCH = "torch."
 _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
@@ -29,7 +29,7 @@ _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
 """Names of C methods and operations that wait for other ranks, such as `Work.wait`. A wait for a thread or process of
-the same rank runs in the standard library, so it doesn't count."""
+the same rank is not found by the names in `_WAITS`, because such a wait runs in the standard library."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
@@ -44,7 +44,7 @@ class Stack:
     place: str
     """Innermost line of the user's own code and, if different, the innermost line of all."""
     waits: bool
-    """True: the thread is in a collective or a backward, where a rank waits for other ranks."""
+    """True: the thread runs code in which a rank waits for other ranks, such as a collective or a backward."""
 
 
 def callers() -> Iterator[FrameType]:
@@ -108,13 +108,13 @@ class Position(NamedTuple):
     line: str
     """Innermost line of the program."""
     in_torch: bool
-    """True: the line has called Python code of torch that runs more than a single operation."""
+    """True: the line has called a Python function of torch that runs several operations."""
     in_model: bool
     """True: the line is part of a module's forward or of an optimizer's own update."""
 
 
 def position(thread: int) -> Position | None:
-    """Return the position of a thread in the program; None if a framework's training loop runs its own code."""
+    """Return the position of a thread in the program; None if the innermost line called a framework of `_LOOPS`."""
     return _position(sys._current_frames().get(thread))  # noqa: SLF001 as above
 
 

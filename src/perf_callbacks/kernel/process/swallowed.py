@@ -2,8 +2,8 @@
 
 Python swallows exceptions in a callback in `gc.callbacks`, in a callback of a weak reference, and in a finalizer. If a
 signal arrives during a collection, its handler runs in the first Python function after the collection. That first
-function may be one of our callbacks. While a fit lasts, `sys.unraisablehook` passes such an exception to the fit, and
-the fit raises the exception at the end of its step.
+function may be one of our callbacks. While a fit lasts, `sys.unraisablehook` passes the exception of a signal handler
+to the fit. The fit raises the handler's exception at the end of the current step.
 """
 
 import sys
@@ -25,7 +25,7 @@ _STANDARD = ("weakref.py", "_weakrefset.py")
 
 
 class Swallowed:
-    """Passes exceptions, which Python would otherwise only print, to the last fit that joined."""
+    """Receives exceptions that Python would only print, and passes each exception to the newest fit."""
 
     def __init__(self) -> None:
         self._fits: list[Heard] = []
@@ -40,7 +40,7 @@ class Swallowed:
         self._fits.append(heard)
 
     def leave(self, heard: Heard) -> None:
-        """Stop passing exceptions to `heard`. The last fit restores the hook that `join` found. Idempotent."""
+        """Stop passing exceptions to `heard`. If no fit remains, restore the hook that `join` replaced. Idempotent."""
         if heard in self._fits:
             self._fits.remove(heard)
         hook = self._hook
@@ -50,7 +50,7 @@ class Swallowed:
     def _on_top_of(self, before: Hook) -> Hook:
         """Make a hook that calls `before` unless a fit takes the exception.
 
-        After the last fit has left, the hook always calls `before`.
+        While no fit is joined, the hook always calls `before`.
         """
 
         def see(unraisable: Any) -> None:

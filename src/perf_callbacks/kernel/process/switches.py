@@ -1,8 +1,9 @@
 """Owner of the interpreter's switch interval, which is shortened while a side thread waits to sample another thread.
 
 By default, a thread that runs Python keeps the GIL for up to 5 ms after another thread asks for it. Within an operation
-of torch, the thread releases the GIL at once. So samples would show Python code shorter than 5 ms too rarely, and the
-operation after this code too often.
+of torch, the thread releases the GIL at once. With the default interval, too few samples would show Python code that
+runs for less than 5 ms. Too many samples would show the operation of torch that runs after a short piece of Python
+code.
 """
 
 import os
@@ -38,7 +39,7 @@ class Switches:
     def restore(self) -> None:
         """Restore the interval, unless other code has changed it. Idempotent.
 
-        A forked child calls this too, because its side thread no longer exists.
+        A forked child calls `restore` too, because the side thread doesn't exist in the child.
         """
         usual, self._usual = self._usual, None
         if usual is not None and sys.getswitchinterval() == self._short:

@@ -11,7 +11,7 @@ COLUMNS = 80
 """Width, in columns, of a card that is piped or shown on a wide terminal."""
 
 FEWEST = 40
-"""Smallest width of a card, in columns. Narrower terminals break its lines."""
+"""Smallest width of a card, in columns. A terminal that is narrower than a card breaks the lines of the card."""
 
 
 def columns() -> int:
@@ -25,7 +25,7 @@ def columns() -> int:
 def show(text: str, write: Callable[..., object] = print) -> None:
     """Print lines, and the final line end, in a single write.
 
-    With two writes, rich's progress bar in a notebook repeats the last line some hundred times.
+    With two writes, rich's progress bar in a notebook would repeat the last line many times.
 
     Args:
         text: The lines.

@@ -19,7 +19,7 @@ QUOTAS = (
 
 
 def machine(root: Path, *, cores: bool = False) -> Machine:
-    """Read the CPUs of the machine. Cores are read only with `cores`, because each core needs a file."""
+    """Read the CPUs of the machine. The cores are left out unless `cores` is True, because each core has a file."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
     nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
     packages: dict[str, Cpus] = {}
@@ -32,9 +32,9 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
 
 
 def node(root: Path, pci: str, known: Machine) -> int | None:
-    """Return the NUMA node of a PCI device: the only node with CPUs, or the node that the firmware names.
+    """Return the NUMA node that the firmware names for a PCI device; None if the firmware names no node (-1).
 
-    None if the firmware names no node (-1).
+    If the machine has a single node with CPUs, return that node without asking the firmware.
     """
     if len(known.nodes) == 1:
         return next(iter(known.nodes))

@@ -25,8 +25,8 @@ _BEGINNINGS = (
     (getattr(autograd_profiler, "emit_itt", None), "__enter__"),
     (getattr(getattr(torch.autograd, "profiler_legacy", None), "profile", None), "__enter__"),
 )
-"""Functions by which a program begins a profiler. If another profiler runs, these functions raise an error or crash
-torch."""
+"""Functions by which a program begins a profiler. A call of one of these functions while a profiler is already running
+raises an error or crashes torch."""
 
 
 class StepProfiler:
@@ -127,8 +127,9 @@ class StepProfiler:
 def foreign() -> bool:
     """Return True if the program's own profiler records in any thread, or may be about to record.
 
-    While a profiler warms up, only its own object shows this, and torch crashes if another profiler starts. If the
-    object can't be found, as after `gc.freeze`, any profiler that has not ended counts as recording.
+    A profiler that warms up can be recognized only by its own Python object. torch crashes if a second profiler starts
+    while a profiler warms up. If no profiler object can be found, for example after `gc.freeze`, the function returns
+    True until every profiler has ended.
     """
     from torch._C._autograd import _profiler_enabled  # noqa: PLC0415 torch has no public name
 

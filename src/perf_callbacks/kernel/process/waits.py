@@ -29,8 +29,8 @@ from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
-"""Waits are no longer marked once a tape holds this many marks. The tape grows while no step ends, as in a long
-generation of text."""
+"""Waits are no longer marked once a tape has this many entries. A mark and its time are two entries. The limit saves
+memory if no step ends for a long time, for example while a model generates a long text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
 """Methods of a process group for a transfer between two ranks. torch's functions for transfers call these methods."""
@@ -41,8 +41,8 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait before they return. Since torch 2.8, synchronous calls with NCCL wait: they
-return no `Work`, so `Work.wait` is never called."""
+"""Methods of a process group that may wait before they return. Since torch 2.8, a synchronous call with NCCL waits
+within such a method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
 """Text by which a wait for other ranks is found in code that Inductor has generated."""
@@ -111,7 +111,8 @@ class Waits(Owner[Claim]):
     def _forked(self) -> None:
         """Time no thread in a forked child.
 
-        The child's main thread has the same id as the thread that forked, which was timed.
+        Without this method, the main thread of the child would be timed, because it has the same id as the thread that
+        forked.
         """
         super()._forked()
         self._tapes.clear()
@@ -161,7 +162,7 @@ def _waits(path: str) -> bool:
 
 
 def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait: Any) -> Callable[..., Any]:
-    """Return a function that calls `wait`, and writes marks before and after if a fit times the calling thread."""
+    """Return a function that calls `wait`. If a fit times the calling thread, both ends of the call are marked."""
     tracing, thread = torch.compiler.is_dynamo_compiling, get_ident
 
     @functools.wraps(wait)
@@ -188,9 +189,8 @@ def _timed_if_waiting(
 ) -> Callable[..., Any]:
     """Return a function that calls `collective`, and times synchronous calls if they wait.
 
-    A synchronous call that returned no `Work` has waited. Synchronous calls are timed after the first such call.
-
-    Before that, the caller is expected to call `Work.wait`, which is timed by itself.
+    A synchronous call that returned no `Work` has waited. A synchronous call is timed if the previous synchronous call
+    returned no `Work`. If a call returns a `Work`, the caller waits in `Work.wait`, which is timed separately.
     """
     timed, waits = _timed(tapes, collective), False
 

@@ -1,8 +1,8 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks report each end of a step, but no hook reports that steps have stopped ending. Steps stop ending if a loop
-swallows an exception, if a fit is never closed, or while a step takes minutes. So the watchdog calls every registered
-object once a second. For example, an object releases process-wide state, or writes records to the disk.
+Hooks run at the end of each step, so hooks can't notice that no step ends any more. For a long time, no step may end: a
+loop may have swallowed an exception, a fit may never be closed, or a step may take minutes. So the watchdog calls every
+registered object once a second. For example, an object releases process-wide state, or writes records to the disk.
 """
 
 import atexit

@@ -33,8 +33,9 @@ _SPARSE = (Use, Memory, OutOfMemory)
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Pattern that finds 100 digits in a row, after `_DIGITS` has turned all digits into 9. A line with 100 digits in a row
-is not read: msgspec reads integers of up to 4,300 digits, and converting such an integer to a float could overflow."""
+"""Text that stands for 100 digits in a row, in a line whose digits have all been replaced by 9. A line with 100 digits
+in a row is not read: msgspec reads integers of up to 4,300 digits, and converting such an integer to a float could
+overflow."""
 
 
 @dataclass(frozen=True, slots=True)

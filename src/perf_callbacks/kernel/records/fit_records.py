@@ -55,8 +55,8 @@ class Run:
     devices: int = 1
     """Number of devices that the rank drives. If there are several, the stages are timed on the first device."""
     data_parallel: int | None = None
-    """Number of data-parallel groups: the ranks of a group process the same samples. None if unknown, or if an older
-    version wrote the journal."""
+    """The job's ranks form this many groups, and all ranks of a group process the same samples. None if unknown, or if
+    an older version wrote the journal."""
     timeline: str
     """Clock that times steps and stages: "host" or "device"."""
     unstaged: str | None = None
@@ -70,8 +70,8 @@ class Run:
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
     program: str | None = None
-    """The script, or the module after `-m`. This field and the next seven are None if unknown, or if an older version
-    wrote the journal."""
+    """The script, or the module after `-m`. The fields from `program` to `batch` are None if unknown, or if an older
+    version wrote the journal."""
     command_line: str | None = None
     """Program and arguments, at most 4,096 characters. "***" stands for values that look like secrets."""
     directory: str | None = None
@@ -97,12 +97,13 @@ class Run:
     boot_id: str | None = None
     """Id that Linux gives to the current boot of the machine. This field and the next are None on other systems."""
     uptime_seconds: float | None = None
-    """Seconds from the machine's boot to this record. All attempts since the same boot share this clock."""
+    """Seconds from the machine's boot to this record. The values of attempts with the same `boot_id` count from the
+    same moment."""
     resumed_unix: float | None = None
     """`started_unix` of the attempt that saved the checkpoint. None if the attempt was not resumed, or if the value is
     unknown."""
     last_sign_unix: float | None = None
-    """Wall-clock time of the last write to this journal, or to the summary beside it, before this attempt. None if
+    """Wall-clock time at which earlier attempts most recently wrote to this journal or to its summary file. None if
     there was no journal."""
     schema: int = SCHEMA
 
@@ -151,8 +152,10 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Reason why a step is left out of all rows of metrics: "first", "restart", "counted", "recounted", "evaluation",
-    "checkpoint", "lost", "captured", "profiled", "interrupted". None if the step is in a row."""
+    """Reason why no row of metrics includes a step. "first" and "restart": first step of a new fit or of a resumed
+    attempt. "counted" and "recounted": FLOPs were counted in the step. "evaluation", "checkpoint" and "profiled": the
+    step contains an evaluation, a checkpoint or a profile. "lost": the device gave no time. "captured": a CUDA graph
+    was captured. "interrupted": an interrupt may have cost marks of the step. None if a row includes the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +187,7 @@ class Gc:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Evaluation or checkpoint. The time of such a span belongs to no step."""
+    """Evaluation or checkpoint. The time of an evaluation or a checkpoint is not part of any step."""
 
     kind: str
     """One of evaluation, checkpoint."""
@@ -202,8 +205,8 @@ class Finding:
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
     evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
     share: float | None
-    """Share of the fit's wall time after startup that the remedy could save, from 0 to 1. For the cause "startup", this
-    is the time until the callback was set up, as a share of all wall time. None: unknown."""
+    """Time that the remedy could save, divided by the fit's wall time after the startup; from 0 to 1. For the cause
+    "startup", `share` is the time until the callback was set up, divided by all wall time. None: unknown."""
     low: float | None = None
     """Lower end of the interval around `share`. The interval follows from the variation between steps and from the
     error of estimates. None if unknown, or if an older version wrote the journal."""
@@ -226,8 +229,8 @@ class Window:
     last_step: int
     """Last step of the window, inclusive. Like `first_step`, the number is the trainer's count of steps."""
     steps: int
-    """Number of steps that the amounts below cover: the steps in rows of metrics, and the steps that are excluded as
-    "recounted"."""
+    """Number of steps whose samples, tokens and FLOPs this record adds up. Steps that `Steps.excluded` names with a
+    reason other than "recounted" are left out."""
     ranks: int
     """Number of ranks of the job."""
     missing: int = 0
@@ -237,7 +240,7 @@ class Window:
     seconds: float
     """Seconds that the slowest rank took for these steps. The job takes as long as its slowest rank."""
     samples: int | None
-    """Samples of all ranks. The next two fields also cover all ranks. None: unknown."""
+    """Samples of all ranks. None: unknown. The fields `tokens` and `useful_tokens` are sums over all ranks too."""
     tokens: int | None
     useful_tokens: int | None
     model_flops: int | None = None
@@ -252,19 +255,18 @@ class Window:
     """Use of the machines by all ranks since the previous window. The keys are the names of the metrics `perf/job_…`.
     Empty if unknown, or if an older version wrote the journal."""
     by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """Use of the machine by each rank, in jobs of up to 64 ranks: one tuple with the values of all ranks for each name.
-    The names are `cpu_cores`, the number of CPU cores that a rank keeps busy, and names of fields of the `use` record.
-    None: unknown."""
+    """Use of the machine by each rank, only in jobs of up to 64 ranks. Each tuple has one value per rank. The keys are
+    "cpu_cores" and names of fields of the `use` record. "cpu_cores" stands for the number of CPU cores that a rank
+    keeps busy. None: unknown."""
 
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
-"""A fit gets a verdict only if it has at least this many measured steps, and if its steps take at least this many
-seconds."""
+"""A fit gets a verdict only if at least 5 steps were measured and all steps together took at least 10 seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a fit, so far or at its end. The part of a feature that is off or unknown is None."""
+    """Numbers that sum up a fit, so far or at its end. A field is None if it is unknown, or if its feature is off."""
 
     run_id: str
     attempt: int
@@ -281,7 +283,7 @@ class Summary:
     stage_seconds: Mapping[str, float]
     """Seconds of each stage in the included steps; empty if unknown."""
     other_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of two parts of the stage `other`, generation and rewards, in TRL's trainers."""
+    """Seconds of "generation" and of "rewards", which are parts of the stage `other` in TRL's trainers."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent outside of steps, by kind: evaluation, checkpoint."""
     span_counts: Mapping[str, int] = field(default_factory=dict)
@@ -290,10 +292,11 @@ class Summary:
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
     own_work, other. The parts sum to the wall time."""
     samples: int | None
-    """Number of samples in all steps of this attempt. `tokens` counts the same steps."""
+    """Number of samples in all steps of this attempt. `tokens` covers the same steps as `samples`."""
     tokens: int | None
     included_samples: int | None
-    """Number of samples in the included steps. This field and the next two are used for rates."""
+    """Number of samples in the included steps. Rates are computed from `included_samples`, `included_tokens` and
+    `included_useful_tokens`."""
     included_tokens: int | None
     included_useful_tokens: int | None
     total_samples: int | None
@@ -316,7 +319,8 @@ class Summary:
     cpu: CpuSummary | None = None
     stragglers: StragglerSummary | None = None
     profiles: tuple[Profile, ...] = ()
-    """The rank's `profile` records without operations, copies and lines, and with three modules at most."""
+    """Shortened `profile` records of this rank, each with at most three modules. Operations, copies and lines of the
+    program are left out."""
 
     @property
     def mfu(self) -> float | None:
@@ -354,7 +358,7 @@ class Summary:
     def long_enough(self) -> bool:
         """True: the fit is long enough for findings that depend on times.
 
-        In shorter fits, such findings would be due to chance.
+        A finding from the times of a shorter fit may be due to chance.
         """
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 

@@ -24,12 +24,13 @@ class Flops:
     counted on a copy of the model with fake tensors. "closed form": FLOPs were computed from the sizes of the weights.
     """
     coverage: float | None
-    """Share of the elements of all matrix weights that counted operations multiplied."""
+    """Elements of matrix weights that took part in counted operations, as a share of all elements of matrix weights."""
     uncounted: Mapping[str, int]
-    """Number of calls that were not counted, for each operation or module. An uncounted operation may multiply matrices
-    but has no formula. An uncounted module ran without gradients outside of the forward."""
+    """Number of calls that were not counted, for each operation or module. An operation is uncounted if it may multiply
+    matrices, and no formula for its FLOPs is known. A module is uncounted if it ran outside of the forward and computed
+    no gradients."""
     lower_bound: bool
-    """True: the step has more FLOPs than counted."""
+    """True: the step has more FLOPs than this record says."""
     whole_step: bool = True
     """False: the count began within the step, at the first batch of a new shape."""
     compiled: bool = False
@@ -40,8 +41,8 @@ class Flops:
     """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
     pairs computes about half."""
     masked_flops: int = 0
-    """Part of `causal_flops` that is spent on masked pairs. Only torch's own kernels are included, and only if there
-    are as many keys as queries."""
+    """Part of `causal_flops` that is spent on masked pairs. The value covers only attention by torch's own kernels with
+    equal numbers of keys and queries."""
     over_six_n: float | None = None
     """Model FLOPs divided by a product: 6 x number of tokens x number of weights that were multiplied. None without
     tokens."""
@@ -50,10 +51,10 @@ class Flops:
     copies: tuple[tuple[str, str, int], ...] = ()
     """Largest copies of tensors. Each entry holds operation, shape and number of bytes."""
     reads: Mapping[str, int] = field(default_factory=dict)
-    """Number of times that the host waited to read from the device, by line of the program."""
+    """Maps each line of the program to the number of times that the host waited there to read from the device."""
     values_read: Mapping[str, int] = field(default_factory=dict)
-    """Number of values that Python read from tensors outside of forward, backward and optimizer, by line of the
-    program."""
+    """Maps each line of the program to the number of values that Python read there from tensors. Lines that ran in the
+    forward, the backward or the optimizer are left out."""
     reductions: int = 0
     """Number of micro-batches whose backward summed tensors over ranks, as DDP sums gradients."""
     errors: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The file `summary<k>.json` beside a journal: the latest summary of a run, also if the run hangs or is killed."""
+"""The file `summary<k>.json` beside a journal. It holds the latest summary even of a run that hangs or was killed."""
 
 import stat
 from pathlib import Path
@@ -42,8 +42,8 @@ def latest(journal: Path) -> Entry | None:
 def read(journal: Path, run: Run) -> Entry | None:
     """Return the summary of this attempt from the file beside the journal; None if the file has no such summary.
 
-    All attempts that resume from the same checkpoint have the same number. So a file that was last written before this
-    attempt began belongs to an earlier attempt.
+    Two attempts that resume from the same checkpoint have the same attempt number. If the file is older than this
+    attempt, the summary belongs to an earlier attempt.
     """
     entry = latest(journal)
     summary = None if entry is None else entry.record

@@ -19,8 +19,8 @@ END_BYTES = 65_536
 """Number of bytes that are read at the beginning of a fit, and at its end."""
 
 SEARCH_BYTES = 4_000_000
-"""A file with several fits is searched for the beginnings of fits in blocks of this many bytes. The search starts with
-the last block of the file, and goes backwards until a fit begins in a block."""
+"""A file with several fits is searched for the beginnings of fits in blocks of this many bytes. The search reads blocks
+from the end of the file backwards, and stops after the first block that contains the beginning of a fit."""
 
 MOST_SEARCHED_BYTES = 600_000_000
 """Largest number of bytes that are searched. This limit is more than twice the size that a journal may have by
@@ -49,7 +49,8 @@ class FitEnds:
     interim: Entry | None
     """Summary in the file beside the journal. None if the file has no summary of this attempt."""
     unreadable: int
-    """Number of lines near the end that hold no record, except a last line that is being written."""
+    """Number of lines near the end that hold no record. The last line is not counted, because it may be only partly
+    written."""
     signs: Signs | None = None
     """Signs of life of the process that writes the journal. None if a later fit follows in this file."""
     damaged_summary: bool = False
@@ -159,7 +160,7 @@ def with_summary(ends: FitEnds, beside: Entry | None) -> FitEnds:
 
 
 def lines_of(data: bytes, start: int) -> list[Line]:
-    """Decode lines of a file, the first of which begins at byte `start`. The last line may be torn or empty."""
+    """Decode the lines in `data`, which begins at byte `start` of the file. The last line may be torn or empty."""
     found, place = [], start
     for text in data.split(b"\n"):
         found.append(Line(place, _entry(text), text.strip() == b""))
@@ -197,7 +198,7 @@ class EndReader:
         return sorted({*(first if start == 0 or not found else ()), *found})
 
     def fit(self, start: int, end: int) -> FitLines | None:
-        """Read the ends of the fit between two byte offsets; None if its `run` record can't be read."""
+        """Read the first and last records of the fit between two byte offsets; None without a readable `run` record."""
         near = max(start, end - END_BYTES)
         tail = self._lines(near, end)
         if near > start and not any([line.entry for line in tail]):  # all bytes belong to a longer line
@@ -218,7 +219,7 @@ class EndReader:
         return FitLines(start, with_lines(ends, tail, self.beside), tuple(tail))
 
     def _ends_with(self, run: Run, near: int) -> bool:
-        """Return True if the file ends with the attempt of this `run` record."""
+        """Return True if the attempt that this `run` record begins is the last attempt in the file."""
         data = self._data(near, self.size)[0]
         entries = [_entry(line) for line in data.split(b"\n") if line.startswith(_SUMMARY)]
         summaries = [entry for entry in entries if entry is not None]
@@ -242,7 +243,7 @@ class EndReader:
         return lines_of(*self._data(start, end))
 
     def _data(self, start: int, end: int) -> tuple[bytes, int]:
-        """Read the bytes between two offsets, without the rest of a line that begins before the first offset.
+        """Read the bytes up to the offset `end`, from the first line that begins at the offset `start` or later.
 
         Return the bytes and their offset.
         """

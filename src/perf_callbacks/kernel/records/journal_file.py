@@ -35,7 +35,7 @@ SPACING_SECONDS = 0.1
 every step, for example for an evaluation."""
 
 PENDING = 256
-"""Number of held-back records that triggers a write."""
+"""A write begins once this many records are held back."""
 
 MOST_PENDING = 4096
 """Largest number of records that are kept while the disk doesn't answer. The oldest records are dropped first."""
@@ -47,7 +47,8 @@ LONG_PAUSE = 0.001
 """Once the journal is full, only collections of at least this many seconds are still written."""
 
 MOST_WRITERS = 1000
-"""Fewer writers than this may write journals of one rank to the same directory at once."""
+"""The number of writers that write journals of one rank to the same directory at once must be smaller than this
+number."""
 
 FOLDER = "perf_callbacks"
 """Name of the journals' folder in an output directory."""
@@ -78,7 +79,7 @@ class Journal:
 
 
 class _File(FileIO):
-    """File that closes without a ResourceWarning when it is freed. An interrupt may skip any call of `close`."""
+    """File that closes without a ResourceWarning when freed, because an interrupt may prevent the call of `close`."""
 
     def __del__(self) -> None:
         self.close()
@@ -111,7 +112,7 @@ def _lock(file: FileIO) -> bool:
 
 
 def _unlock(file: FileIO) -> None:
-    """Release the lock now. Closing the file is not enough while a forked child holds the same open file."""
+    """Release the lock now. Closing the file would not release the lock while a forked child has the file open."""
     if fcntl is not None:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -120,14 +121,15 @@ def _unlock(file: FileIO) -> None:
 class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
-    One system call writes many whole lines, without a buffer that a forked worker could flush a second time. A file
-    whose last line is torn gets a line end first, so that a later attempt begins on a new line. The file is created and
-    locked when its first record is written. If another writer has locked `rank0.jsonl`, this journal uses
-    `rank0.2.jsonl`, and so on.
+    One system call writes many whole lines. The file has no buffer, because a forked worker could write the content of
+    a buffer a second time. A file whose last line is torn gets a line end first, so that a later attempt begins on a
+    new line. The file is created and locked when its first record is written. If another writer has locked
+    `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so on.
 
-    Two threads may call `write` at once, and a garbage collection may call `write` while `write` runs. So no `write`
-    waits for the lock. A thread that doesn't get the lock leaves its record to the thread that holds the lock. The
-    thread that holds the lock looks for more records before it returns.
+    Two threads may call `write` at once, and a garbage collection may call `write` while `write` runs. No `write` waits
+    for the lock, because the interrupted `write` of the same thread may hold the lock. A thread that doesn't get the
+    lock leaves its record to the thread that holds the lock. The thread that holds the lock looks for more records
+    before it returns.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class FileJournal(Journal):
         _all.add(self)
 
     def write(self, record: Record) -> None:
-        """Accept a record. Records of garbage collections wait for the next write of another record, or for `flush`."""
+        """Accept a record. A `Gc` record is held back until a record of another class is written, or until `flush`."""
         if self._closing or self._done or not self._lasts(record):
             return
         now = self._clock()

@@ -5,32 +5,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """Use of the machine by this rank, now or since the previous `use` record. Unknown fields are not written.
+    """Use of the machine by this rank. Unknown fields are not written.
 
-    GB are 10^9 bytes, MB 10^6. Processes that the rank has started, such as loader workers, are included; memory that
-    processes share is counted once per process. Figures of the GPU cover all processes on the GPU.
+    GB are 10^9 bytes, MB 10^6. Processes that the rank has started, such as loader workers, are included. Memory that
+    two processes share is counted twice. Figures of the GPU cover all processes on the GPU.
     """
 
     step: int
     """Number of optimizer steps done."""
     cpu_load: float | None = None
-    """CPU time of the rank as a share of the time of all CPUs that the rank may use, from 0 to 1."""
+    """CPU time of the rank since the previous record, as a share of the time of all CPUs that the rank may use. From 0
+    to 1."""
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
-    """Part of `resident_gb` without file pages and shared memory. This part is used to find leaks."""
+    """`resident_gb` minus file pages and shared memory. This value is used to find leaks."""
     read_mb: float | None = None
     """Data read from disks, not from the page cache, since the previous record."""
     gpu_utilization: float | None = None
-    """Share of NVML's last sampling period in which a kernel ran, from 0 to 1."""
+    """Time in which a kernel ran on the GPU, as a share of NVML's most recent sampling period. From 0 to 1."""
     gpu_memory_gb: float | None = None
-    """Memory of the GPU in use."""
+    """Memory that is in use on the GPU."""
     gpu_processes: int | None = None
     """Number of processes that compute on the GPU, as far as the driver shows them."""
     power_watts: float | None = None
     power_limit_watts: float | None = None
     energy_joules: float | None = None
-    """Energy that the whole GPU has used since the previous record, by the GPU's own counter."""
+    """Energy that the whole GPU has used since the previous record. The GPU's own counter measures this energy."""
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
     temperature_celsius: int | None = None
@@ -38,8 +39,8 @@ class Use:
     """Share of time in which tensor cores worked since the previous record, from 0 to 1. Only Hopper and later chips
     report this."""
     memory_bandwidth_activity: float | None = None
-    """Share of the GPU memory's bandwidth that was used since the previous record, from 0 to 1. Only Hopper and later
-    chips report this."""
+    """Mean use of the GPU memory's bandwidth since the previous record, from 0 (none) to 1 (all of the bandwidth). Only
+    Hopper and later chips report this."""
     throttled_by: tuple[str, ...] = ()
     """Reasons for a lower clock, such as "power cap" or "heat". Empty if the clock is not lowered, or if this is
     unknown."""
@@ -68,12 +69,12 @@ class Memory:
     activations_gb: float | None = None
     """Tensors that the forward made and that are alive when the backward begins."""
     temporary_gb: float | None = None
-    """Largest sum, at any moment, of the memory that the step allocates and that belongs to none of these parts."""
+    """Peak memory of all tensors that the step makes, except gradients, optimizer state and activations."""
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
-    """Largest sum of all parts at any moment of the step. On a device with an allocator, this is the most memory that
-    the allocator has given to tensors at once since the program began."""
+    """Largest sum of all parts at any moment of the step. On a device with an allocator, `peak_gb` is the allocator's
+    own peak of memory in tensors since the program began."""
     micro_batch: int | None = None
     """Number of samples in the largest micro-batch of the step."""
     micro_batches: int | None = None
@@ -89,8 +90,9 @@ class HeldMemory:
     path: str
     """Path as in `ModuleWork`."""
     kind: str
-    """One of weights, gradients, optimizer, activations, failed call. Activations were measured in an earlier step. The
-    kind "failed call" stands for local variables of the functions in which the allocation failed."""
+    """One of weights, gradients, optimizer, activations, failed call. The value of "activations" comes from a step
+    before the step that failed. The kind "failed call" stands for local variables of the functions in which the
+    allocation failed."""
     gb: float
 
 
@@ -108,7 +110,8 @@ class OutOfMemory:
     error: str
     """First line of the framework's message."""
     stage: str | None = None
-    """One of forward, backward, optimizer, evaluation. None if the allocation failed outside of these."""
+    """Stage in which the allocation failed: forward, backward, optimizer or evaluation. None if the allocation failed
+    outside of all four stages."""
     module: str | None = None
     """Path of the module in whose forward the allocation failed, as in `ModuleWork`."""
     requested_gb: float | None = None
@@ -125,17 +128,17 @@ class OutOfMemory:
     micro_batch: int | None = None
     """Number of samples in the micro-batch that failed."""
     fitting_micro_batch: int | None = None
-    """Largest micro-batch that would have fitted, computed from the memory of an earlier step. None if no such step was
-    measured."""
+    """Largest micro-batch that would have fitted, computed from the memory of an earlier step. None if the memory of no
+    earlier step was measured."""
     about_micro_batch: int | None = None
-    """Estimate of the largest micro-batch that would have fitted, from the layers that had run. The estimate is made
-    only if no step was measured, and if the allocation failed in the forward on a device whose allocator has
-    statistics."""
+    """Estimate of the largest micro-batch that would have fitted, from the layers that had run. None if an earlier step
+    was measured, if the allocation did not fail in the forward, or if the device has no allocator with statistics."""
     layers: int | None = None
-    """Number of layers in the module list whose checkpointing would free the most memory. If no such list is known,
-    this is the number of layers in the module list in whose forward the allocation failed."""
+    """Number of layers in a module list of the model. Checkpointing these layers would free more memory than
+    checkpointing the layers of any other list. If the freed memory is unknown, the module list is the one that contains
+    the layer that failed."""
     layers_to_checkpoint: int | None = None
-    """Number of layers of that module list whose checkpointing would have avoided the failure. None if unknown, or if
-    checkpointing all of them would not have been enough."""
+    """Checkpointing this many layers, out of `layers`, would have avoided the failure. None if unknown, or if
+    checkpointing the whole module list would not have been enough."""
     seconds: float = 0.0
-    """Seconds that making this record took."""
+    """Seconds that it took to make this record."""

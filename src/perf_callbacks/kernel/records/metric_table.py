@@ -1,7 +1,7 @@
 """The registry of metrics, each with its unit and meaning. `make tables` writes the registry into `docs/metrics.md`.
 
-Code that computes metrics returns values with the metric's name, such as `mfu`, which has no prefix. `KEYS` maps each
-name to the key with the prefix, such as `perf/mfu`.
+Code that computes a metric uses the name of the metric without a prefix, such as `mfu`. `KEYS` maps each name to the
+key with the prefix, such as `perf/mfu`.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ PREFIX = "perf/"
 """Prefix of the key of each metric."""
 
 RUN = "run/"
-"""Second part of the key of an average over a whole run, `perf/run/…`. In a plot, an average with the key of a row
-would look like one more step."""
+"""Second part of the key of an average over a whole run, `perf/run/…`. An average over a run needs a key of its own:
+under the key of a row, a logger would plot the average as one more step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +26,15 @@ class Metric:
     left_out: str = ""
     """Work or time that the metric doesn't count, in Markdown."""
     needs: tuple[str, ...] = ()
-    """Conditions that a run must meet to have this metric. Known samples and tokens, which some metrics also need, are
-    not listed."""
+    """Conditions that a run must meet to have this metric. Some metrics also need a known number of samples or tokens;
+    this condition is not listed."""
     main: bool = False
     """True: consoles show the metric, and loggers get it with `metrics="main"`."""
     constant: bool = False
     """True: the metric hardly changes in a run. Loggers get such a metric only in rows in which its value changes."""
     usual: float | None = None
-    """Usual value of a constant metric. Loggers don't get this value. None if there is no usual value. For the peak,
-    the first value counts as usual."""
+    """Usual value of a constant metric. Loggers don't get this value. None if there is no usual value. For the metric
+    `peak_tflops`, the usual value is the first value in a run."""
 
     @property
     def key(self) -> str:
@@ -293,4 +293,5 @@ KEYS = {
     "row": {metric.name: metric.key for metric in METRICS},
     "whole": {metric.name: metric.run_key for metric in METRICS},
 }
-"""Maps each metric's name to its key, once for a row and once for the whole fit."""
+"""Two mappings from the name of a metric to its key: "row" gives the keys in a row, and "whole" the keys of averages
+over the fit."""

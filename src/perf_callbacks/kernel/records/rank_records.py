@@ -31,7 +31,7 @@ class Straggler:
     seconds_lost: float
     """Seconds that the cause added to all affected steps together."""
     steps: int = 1
-    """Number of affected steps. The last of these steps is `step`."""
+    """Number of affected steps. The field `step` is the number of the last affected step."""
     ranks: tuple[int, ...] = ()
-    """All ranks of a set of slow ranks, in ascending order. The job loses the time even if only one of these ranks
-    stays slow. Empty if only `rank` is slow."""
+    """All ranks of a set of slow ranks, in ascending order. The job would lose the same time if only one rank of the
+    set were slow. Empty if only `rank` is slow."""

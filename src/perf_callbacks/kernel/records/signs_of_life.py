@@ -57,8 +57,7 @@ def exists(pid: int) -> bool:
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
     """Return the file locks that processes of this machine hold; empty if the system doesn't list them.
 
-    This function doesn't try to take a lock. A run that started at the moment of such a try would find its journal in
-    use.
+    This function never locks a journal: a run that starts at the same moment would find its journal locked.
     """
     found: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):

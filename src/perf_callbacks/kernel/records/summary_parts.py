@@ -18,8 +18,8 @@ class FlopsSummary:
     """One or several sources of the FLOPs: "counted", "fake-tensor copy" or "closed form", as in `Flops`. "scaled"
     means that FLOPs were computed from the counts of other batch sizes."""
     checked_step: int | None = None
-    """Last step in which work was counted again, and the new count confirmed the earlier count. None if no work was
-    counted twice."""
+    """Most recent step in which a new FLOP count gave the same result as an earlier count. None if no work was counted
+    twice."""
     unknown: str | None = None
     """Reason why some included steps have unknown FLOPs. None if all FLOPs are known, or if `flops` is off."""
     mfu_unknown: str | None = None
@@ -30,8 +30,8 @@ class FlopsSummary:
     uncounted: tuple[str, ...] = ()
     """Names in `Flops.uncounted` of the last count."""
     unmasked_share: float | None = None
-    """Share of the executed FLOPs that is not spent on masked pairs of attention (`Flops.masked_flops`). None if no
-    masked pairs were counted, or if this share differs between counts."""
+    """Executed FLOPs without the FLOPs of masked pairs of attention (`Flops.masked_flops`), as a share of all executed
+    FLOPs. None if no masked pairs were counted, or if this share differs between counts."""
     heaviest_modules: tuple[tuple[str, float], ...] = ()
     """Modules with the most executed FLOPs in the last count, each with its path and its share of all executed FLOPs.
     Empty: unknown."""
@@ -77,12 +77,12 @@ class GcSummary:
     """Seconds of the collections that the checklist ran on its schedule. Python or the program ran the other
     collections. This field and `startup_seconds` are None if unknown."""
     startup_seconds: float | None = None
-    """Seconds of the checklist's first full collection, which no other field includes."""
+    """Seconds of the full collection that the checklist runs at startup. No other field counts this collection."""
     scheduled_made: int | None = None
-    """Number of new objects that existed when a scheduled collection began, summed over all these collections. This
-    field and `scheduled_garbage` are None in an older journal."""
+    """Sum over all scheduled collections: the number of objects that the program had made, and not freed, since the
+    previous collection. This field and `scheduled_garbage` are None in an older journal."""
     scheduled_garbage: int | None = None
-    """Number of garbage objects that the scheduled collections found. The other new objects were still in use."""
+    """Number of garbage objects that the scheduled collections found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ class MemorySummary:
     micro_batches: int | None = None
     """Number of micro-batches of the measured step."""
     data_parallel: int | None = None
-    """Number of data-parallel groups. The ranks of such a group process the same samples."""
+    """The job's ranks form this many groups, and all ranks of a group process the same samples."""
 
     @property
     def global_batch(self) -> int | None:
@@ -128,7 +128,8 @@ class MemorySummary:
 class EnergySummary:
     """Energy that the whole device of this rank used during training, from the device's own counter.
 
-    The energy covers the time from the first reading of the counter to the last, including evaluations and checkpoints.
+    The energy is the difference between the first and the last reading of the counter. Evaluations and checkpoints
+    between the two readings are included.
     """
 
     joules: float
@@ -161,7 +162,8 @@ class StragglerSummary:
     """Number of steps that were searched for stragglers. The next fields cover these steps."""
     seconds: float = 0.0
     model_compared: bool = True
-    """False: ranks on devices wait for each other within the model, so only time outside of the model was compared."""
+    """False: only time outside of the model was compared, because the devices of the ranks wait for each other within
+    the model."""
     waits_timed: bool = True
     """False: on a device, waits for other ranks within the backward are unknown, so only the other stages were
     compared."""
@@ -175,25 +177,25 @@ class StragglerSummary:
     """Costliest stragglers, each as rank, cause, lost seconds and number of affected steps. Of a set of slow ranks,
     only the slowest rank is named."""
     costliest_ranks: tuple[tuple[int, ...], ...] = ()
-    """All ranks of the set, for each entry of `costliest` in the same order. An empty tuple stands for a single rank.
-    """
+    """For each entry of `costliest`, in the same order: all ranks of the slow set, or an empty tuple if a single rank
+    was slow."""
     uneven_batches_seconds: float | None = None
-    """Seconds lost because ranks had batches of unequal sizes. The next two fields don't contain these seconds. All
-    three are None if ranks were not compared."""
+    """Seconds lost because ranks had batches of unequal sizes. `uneven_stages_seconds` and `chance_seconds` don't
+    include the time lost to unequal batches. The three fields are None if ranks were not compared."""
     uneven_stages_seconds: float | None = None
     """Seconds lost because the stages of the pipeline take unequal times."""
     chance_seconds: float | None = None
     """Seconds lost to chance: in each step, one rank happens to be the slowest, and takes longer than the mean."""
     slowdown: float | None = None
-    """Duration of the steps, divided by the duration of the same steps without slow ranks, uneven work and chance. None
-    if unknown, or if there is only one rank."""
+    """Measured duration of the steps, divided by the duration that they would have if all ranks were equally fast in
+    each step. None if unknown, or if there is only one rank."""
 
     backward_waiting: float | None = None
-    """Share of the backward's time, from 0 to 1, that remains after the gradient that is usually last. The rank waits
-    for other ranks for at most this share of the backward. None: unknown."""
+    """Upper limit for the share of the backward, from 0 to 1, in which this rank waited for other ranks. A wait can
+    begin only after the rank has computed the gradient that is usually computed last. None: unknown."""
 
     def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
-        """Yield the entries of `costliest`, with all ranks of a set in place of its slowest rank."""
+        """Yield the entries of `costliest`. The entry of a set of slow ranks names all these ranks."""
         sets = self.costliest_ranks or ((),) * len(self.costliest)
         for (rank, cause, seconds, steps), ranks in zip(self.costliest, sets, strict=False):
             yield ranks or (rank,), cause, seconds, steps

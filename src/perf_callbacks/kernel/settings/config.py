@@ -68,7 +68,7 @@ class PerfConfig:
     """Number of optimizer steps between two collections of young objects."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
     """CPUs of a rank. node: the CPUs of its GPU's NUMA node. socket: the CPUs of the GPU's socket. exclusive: cores
-    that no other rank uses. auto: like node, if enough CPUs remain for the loaders' workers."""
+    that no other rank uses. auto: the CPUs of node if they are enough for the loaders' workers; if not, no change."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """apply: pin memory and copy without blocking. advise: only advise these changes. off: do nothing."""
     exchange: Literal["on", "off"] = "on"
@@ -79,8 +79,9 @@ class PerfConfig:
     window: int = 50
     """Number of optimizer steps between two exchanges."""
     stall_after: str = "auto"
-    """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or the time of
-    20 median steps if that is longer. Evaluations, checkpoints and the first three steps may take ten times as long."""
+    """A stall is reported if no step ends for this many seconds, such as "120". off: no stall is reported. auto: 60
+    seconds or the time of 20 median steps, whichever is longer. The limit is ten times as long for an evaluation, a
+    checkpoint and each of the first three steps."""
     metrics: Literal["main", "all"] = "all"
     """Metrics that loggers get: the five metrics of the console, or all."""
     console: Literal["main", "all", "off"] = "main"
@@ -95,12 +96,12 @@ class PerfConfig:
     character `{`. None: use the trainer's output directory or, in Lightning, the directory of rank 0's logger. If there
     is neither, use the working directory."""
     baseline: str | None = None
-    """Baseline for this run's first steps: auto (the last five runs of the same program), a directory of runs, or
-    samples/s per device, such as "1500". None: no comparison."""
+    """Speed with which the first steps of this run are compared. auto: the five most recent runs of the same program. A
+    path: the runs in this directory. A number such as "1500": samples per second and device. None: no comparison."""
     profile: str = "off"
     """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
-    on rank 0. auto: three steps on the rank of a confirmed slow step or straggler, at most three times. off: no step.
-    """
+    on rank 0. auto: once a slow step or a straggler is confirmed, three steps on the slow rank, up to three times in a
+    fit. off: no step."""
     max_journal_mb: int = 256
     """Size of a rank's journal, in MB, beyond which steps and short garbage collections are no longer written."""
 

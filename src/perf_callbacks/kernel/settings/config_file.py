@@ -17,7 +17,7 @@ LIMIT = 100_000
 """Largest size of a file, in bytes. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
-"""A node of PyYAML, which has no type annotations."""
+"""A node of PyYAML. The type is `Any`, because PyYAML has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
@@ -62,7 +62,7 @@ def read(path: Path) -> str:
 
 
 def compose(path: Path, text: str) -> Node | None:
-    """Return the root node of a file, which must be a mapping, or None if the file is empty."""
+    """Return the root node of a file, or None if the file is empty. The root node must be a mapping."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:

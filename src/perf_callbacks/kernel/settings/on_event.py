@@ -10,7 +10,7 @@ FIELD = "on_event"
 VARIABLE = "PERF_CALLBACKS_ON_EVENT"
 
 ENVIRONMENT_ALONE = f"{FIELD} is set by the environment alone: {VARIABLE}='python notify.py'"
-"""Error message for code or a file that sets the command."""
+"""Error message that is shown if code or a file sets the command."""
 
 _SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
 """Words that only a shell understands, such as a pipe."""

@@ -1,6 +1,6 @@
 """Model and data of the short trainings that measure the callback's cost.
 
-A training step takes less than a millisecond, so that the cost is large enough to measure.
+A training step takes less than a millisecond, so the cost of the callback is a measurable part of the step.
 """
 
 from typing import Any

@@ -32,7 +32,8 @@ class TrainingTurn:
     cpu_seconds: float
     """Mean CPU time of a compared step, in seconds."""
     other_seconds: float
-    """Seconds of the training outside of the compared steps: the beginning, the first 320 steps, and the end."""
+    """Seconds of the training that are no part of a compared step: the time before the first step, the first 320 steps,
+    and the time after the last step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ class Stopwatch:
 
 
 def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float, clock: Callable[[], float]) -> Cost:
-    """Train without and with the callback in turn, for some seconds. Train with the callback at least three times.
+    """Run short trainings alternately without and with the callback, at least three with the callback.
 
     Args:
         integration: Name of the integration.
@@ -120,7 +121,7 @@ def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float,
 def _added(
     plain: Sequence[TrainingTurn], armed: Sequence[TrainingTurn], part: Callable[[TrainingTurn], float]
 ) -> MedianInterval:
-    """Return the difference between a training with the callback and the mean of two trainings without."""
+    """Return the difference between a training with the callback and the mean of two trainings without the callback."""
     pairs = zip(armed, plain[::2], plain[1::2], strict=False)
     return interval([part(ours) - (part(before) + part(after)) / 2 for ours, before, after in pairs])
 

@@ -26,10 +26,11 @@ AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
 """Names of the directories of the two runs."""
 
 BUSY = 0.1
-"""The demo mentions the time without a CPU only if it is at least this share of a run."""
+"""If a run waited for a CPU for at least this share of its time, the demo mentions the wait."""
 
 POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
-"""Seconds between two checks of the program's end, and seconds that the program gets to end after SIGTERM."""
+"""The demo checks every `POLL_SECONDS` whether the program has ended. After SIGTERM, the demo waits at most
+`PATIENCE_SECONDS` for the end of the program."""
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """Name of the network interface for ranks on one machine, by platform."""
