@@ -41,7 +41,7 @@ If a stage already has this many lines, samples of new lines are dropped.
 """
 
 LOOKS = 4
-"""Number of samples in each tick of the watchdog."""
+"""How often a tick of the watchdog samples the position of the training thread."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
 """Shortest wait before a sample in seconds, and how many seconds longer a wait may be.

@@ -35,7 +35,7 @@ def checkpoint(_machine: MachineFacts, facts: Facts, measured: Measured | None) 
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise so few evaluations or checkpoints that they take at most the share `ENOUGH` of the time of all steps."""
+    """Advise rarer evaluations or checkpoints. With the advice, they take at most `ENOUGH` of the time of all steps."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

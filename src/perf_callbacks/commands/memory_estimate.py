@@ -59,8 +59,8 @@ def add_arguments(group: Any) -> None:
 class Estimator:
     """Estimator of a rank's memory for one model.
 
-    The function `sizes` takes a micro-batch and a number of checkpointed layers. It returns parts of memory in GB, and
-    simulates the same arguments only once.
+    The function `sizes` takes a micro-batch and a number of checkpointed layers. It returns the size of each
+    part of memory in GB. A second call with the same arguments returns the first result.
     """
 
     sizes: Callable[[int, int], dict[str, float]]

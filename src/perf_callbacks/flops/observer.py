@@ -216,7 +216,7 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set the time budget of counts.
+        """Set how much time the counting of FLOPs may take.
 
         A job of several ranks has no time budget, because ranks of different speed would choose different steps to
         count.

@@ -93,9 +93,9 @@ skip padding tokens."""
 
 
 def _vouched(model: nn.Module, example: Example) -> bool:
-    """Return True if the model is a known, unchanged, fully trained decoder.
+    """Return True if the model is a decoder of a known class, is unchanged, and has no frozen parameters.
 
-    For a known, unchanged, fully trained decoder, the closed form gives at most the true FLOPs.
+    For such a model, the closed form gives at most the true FLOPs.
 
     In a changed model, a custom head may process only some of the tokens, or a layer may be skipped. A model with an
     adapter computes fewer gradients. Layers below the first trained layer need no gradients.

@@ -162,7 +162,7 @@ def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
 
 
 def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
-    """Return each moment unless another moment has at least as many bytes in both sums of `_moments`."""
+    """Drop each moment of `_moments` at which both sums are no larger than at another moment. Return the others."""
     found: list[tuple[int, int]] = []
     for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
         if not found or rest > found[-1][1]:

@@ -114,9 +114,8 @@ def largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
 def growth_gb(parts: Memory) -> float | None:
     """Return the GB of a measured step that may grow with the micro-batch, or None if unknown.
 
-    The result is the peak memory minus weights and optimizer state. The result may contain gradients, although
-    gradients don't grow with the micro-batch. Because the result may contain gradients, the memory of a larger
-    micro-batch may be estimated too high, but never too low.
+    The result is the peak memory minus weights and optimizer state. It may include the memory of gradients, which
+    doesn't grow with the micro-batch. So the memory of a larger micro-batch may be estimated too high, never too low.
     """
     if parts.peak_gb is None or parts.weights_gb is None or not parts.micro_batch:
         return None

@@ -243,7 +243,7 @@ def _line(outer: str | None, name: str) -> str | None:
 def _function(name: str) -> tuple[str | None, bool]:
     """Return a function's name without the installation path, and True if torch or Python defines the function.
 
-    The name is None if the event's name has no Python file and line.
+    The name is None if the event is not named by a Python file, a line and a function.
     """
     if not _FUNCTION.match(name):
         return None, True

@@ -35,7 +35,8 @@ from perf_callbacks.stragglers.work_kinds import KIND, kind
 LAST_SECONDS = 0.5
 """At the end of a fit, training waits at most this many seconds for the search.
 
-Rank 0 waits for the other ranks' signals of the last window. A single process waits for a running comparison.
+Rank 0 waits for the other ranks' signals of the last window. In a job of one process, training waits for the comparison
+of steps to end.
 """
 
 SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002

@@ -49,9 +49,11 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""For each audit event of Python that changes files: pairs of argument numbers. The first number of a pair belongs to a
-path. The second number belongs to the descriptor of the path's directory, and is None if the event has no such
-argument."""
+"""Audit events of Python that change files. Each value has a pair of argument positions for each path of the event.
+
+The first position is that of the path. The second is that of a descriptor of the path's directory. It is None if the
+event has no such argument.
+"""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
 """If the address of an SQLite database contains one of these parts, a program that opens the database writes no

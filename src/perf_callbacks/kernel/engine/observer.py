@@ -69,7 +69,7 @@ class Observer:
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Handle steps whose times have become known. The end of these steps may be long ago.
 
-        `pauses` are garbage collections. The step in which a garbage collection ran may come in a later call.
+        `pauses` are garbage collections. A later call may pass the step in which a collection ran.
         """
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:

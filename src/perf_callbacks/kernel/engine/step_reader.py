@@ -326,7 +326,7 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 
 
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
-    """Return samples, tokens and useful tokens of a step without a new batch.
+    """Return samples, tokens and useful tokens of a step that loaded no new batch.
 
     If the step ran a backward, all amounts are unknown (None), because the step used an earlier batch again. In a step
     without a backward, each amount is 0, unless the amount is unknown in the batch `last`.
