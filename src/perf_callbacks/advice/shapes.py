@@ -9,7 +9,7 @@ MATTERS = 0.1
 
 
 def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Of the sizes that are no multiple of 8, report the size with the most FLOPs.
+    """Report the size with the most FLOPs among the sizes that are no multiple of 8.
 
     Advise a better size, and name its cost.
     """
