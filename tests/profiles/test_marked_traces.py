@@ -167,3 +167,12 @@ def test_an_operation_with_several_kernels_counts_once():
     )
     assert found.flops == 60
     assert [one.flops for one in found.operations] == [60, None]
+
+
+def test_a_view_within_a_product_gets_no_flops_however_long_the_thread_pauses_in_it():
+    product = operation("aten::mm", 0, 10, shapes=[[2, 3], [3, 5]])
+    found = profile(product, operation("aten::resolve_conj", 2, 7)).operations
+    assert [(one.name, one.kind, one.flops) for one in found] == [
+        ("aten::resolve_conj", "copy", None),
+        ("aten::mm", "contraction", 60),
+    ]

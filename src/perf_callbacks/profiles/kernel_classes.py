@@ -49,7 +49,7 @@ RULES: tuple[tuple[str, str], ...] = (
         COPY,
         (
             r"copy|memcpy|memset|CatArray|SubTensorOpWith|store_kv_?cache|transpose|permute"
-            r"|aten::(to|_to_copy|clone|contiguous|cat|fill_|zero_)\b"
+            r"|aten::(to|_to_copy|clone|contiguous|cat|fill_|zero_|as_strided|expand|resolve_conj|resolve_neg)\b"
         ),
     ),
     (
