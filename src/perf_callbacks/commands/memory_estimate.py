@@ -113,7 +113,7 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
     fits = enough = None
     if limit is not None:
         fits = _fitting(found, limit, checkpointed, batch)
-        unchecked = largest(lambda number: found.sizes(batch, found.layers - number)["peak"] <= limit, 1, found.layers)
+        unchecked = largest(lambda number: found.sizes(batch, found.layers - number)["peak"], limit, 1, found.layers)
         if unchecked or found.sizes(batch, found.layers)["peak"] <= limit:
             enough = found.layers - unchecked
     return {
@@ -141,7 +141,7 @@ def _fitting(found: Estimator, limit: float, checkpointed: int, batch: int) -> i
     one, other = found.sizes(batch, checkpointed)["peak"], found.sizes(2 * batch, checkpointed)["peak"]
     per_sample = (other - one) / batch
     guess = int(batch + (limit - one) / per_sample) if per_sample > 0 else LARGEST
-    return largest(lambda number: found.sizes(number, checkpointed)["peak"] <= limit, guess, LARGEST)
+    return largest(lambda number: found.sizes(number, checkpointed)["peak"], limit, guess, LARGEST)
 
 
 def _sharding(arguments: argparse.Namespace) -> str:

@@ -1,5 +1,6 @@
 """Estimate the memory of a rank, the largest micro-batch that fits, and the number of layers to checkpoint."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ SHARDED = {
     "zero2": ("optimizer", "gradients"),
     **dict.fromkeys(FULL, ("optimizer", "gradients", "weights")),
 }
-"""Maps the name of a kind of sharding to the parts of memory that are divided among the ranks."""
+"""For each kind of sharding, the parts of memory that are divided among the ranks."""
 
 GATHERED_LAYERS = 2
-"""With sharded weights, a rank gathers the full weights of two layers: the layer that runs, and the next layer."""
+"""Number of layers whose sharded weights a rank gathers at once: the running layer and the next layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,8 @@ class SimulatedStep:
     parts: Memory
     """Parts of memory in the form of a `memory` record, like those of a real step."""
     passes: tuple[tuple[int, int], ...]
-    """Memory use at several points of forward and backward, among them the point with the largest use. Each pair holds
-    the bytes of gradients, and the bytes of all other tensors of the step at this point."""
+    """Memory at the moments of forward and backward that may be the peak. Each pair holds the bytes of gradients, and
+    the bytes of all other tensors of the step."""
     optimizer_temporary: int
     """Peak memory of the tensors that the optimizer makes during its step."""
     weights: int
@@ -49,8 +50,7 @@ def on_rank(
     - ddp adds buckets as large as all gradients, as with `gradient_as_bucket_view=False`.
     - zero3 and fsdp add the full weights of two layers, and the full gradients of one layer. zero3 and fsdp also add
       the full weights and gradients of all modules outside of the list of layers.
-    - With gradient accumulation, fsdp exchanges gradients only in the last micro-batch (`no_sync`). Before the
-      exchange, each rank holds all gradients.
+    - With gradient accumulation, each rank of fsdp holds all gradients until the final micro-batch (`no_sync`).
     - The buckets of zero1 and zero2 are left out, because their size doesn't depend on the model.
 
     Args:
@@ -90,25 +90,31 @@ def on_rank(
     return {name: size / GB for name, size in found.items() if size or name != "exchange"}
 
 
-def largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 0 to `most` for which `fits` returns True. The search starts at `guess`.
+def largest(size: Callable[[int], float], limit: float, guess: int, most: int) -> int:
+    """Return the largest number from 0 to `most` whose size is at most `limit`. The search starts at `guess`.
 
-    If `fits` returns True for a number, it must return True for all smaller numbers.
+    `size` must grow with the number. The search computes few sizes if the growth is nearly linear.
 
-    >>> largest(lambda number: number <= 12, guess=11, most=100)
+    >>> largest(lambda number: 3.0 + 2.0 * number, limit=28.0, guess=11, most=100)
     12
     """
     low, high = 0, most + 1  # `low` fits, `high` doesn't
-    number, stride = max(1, min(guess, most)), 1
-    while high - low > 1:
-        if fits(number):
-            low, number = number, number + stride
-        else:
-            high, number = number, number - stride
-        stride *= 2
-        if not low < number < high:
-            number = (low + high) // 2
+    number, before = max(1, min(guess, most)), None
+    for turn in itertools.count():
+        found = size(number)
+        low, high = (number, high) if found <= limit else (low, number)
+        if high - low <= 1:
+            break
+        slope = 0.0 if before is None else (found - before[1]) / (number - before[0])
+        before = number, found
+        away = (limit - found) / slope if slope > 0 else math.copysign(1 << turn, limit - found)
+        number += math.floor(max(-most, min(most, away)))
+        number = max(low + 1, min(high - 1, number)) if turn < _STRAIGHT else (low + high) // 2
     return low
+
+
+_STRAIGHT = 8
+"""Number of sizes after which `largest` halves the range, because the growth isn't linear."""
 
 
 def growth_gb(parts: Memory) -> float | None:
@@ -126,8 +132,8 @@ def growth_gb(parts: Memory) -> float | None:
 def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
     """Return the GB that a step may use in addition to weights and optimizer state.
 
-    With `limit_gb`, this is the memory that remains below the limit. Without `limit_gb`, this is the measured free
-    memory, or None if the free memory is unknown.
+    With `limit_gb`, the result is the memory that remains below the limit. Without `limit_gb`, the result is the
+    measured free memory, or None if the free memory is unknown.
     """
     if limit_gb is None or parts.weights_gb is None:
         return parts.headroom_gb
@@ -151,10 +157,9 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 
 
 def _fixed_gb(parts: Memory) -> float:
-    """Return the GB of gradients and temporary tensors, such as the temporary tensors of an optimizer.
+    """Return the GB of gradients and of temporary tensors.
 
-    The result is an upper limit for the part of `growth_gb` that doesn't change with the micro-batch or with
-    checkpointing.
+    The result is at least the fixed part of `growth_gb`, which neither the micro-batch nor checkpointing changes.
     """
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 
