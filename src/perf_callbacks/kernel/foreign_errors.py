@@ -1,8 +1,8 @@
 """Find errors that a signal handler of the program raised while our code was running.
 
 Python runs a signal handler in the main thread, between any two instructions, so also within our code. A guard keeps
-our own errors away from training. But a guard must not swallow the exception of a handler, because the program may use
-it to stop, or to time out.
+our own errors away from training. But a guard must not swallow the exception of a handler, because the program may need
+the exception to stop, or to time out.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ _NUMBERS = signal.valid_signals()
 
 
 def let_pass(error: BaseException) -> None:
-    """If a signal handler raised this error or one of its causes, raise the error of the handler.
+    """Raise the signal handler's error if `error` comes from a signal handler.
 
-    Every guard calls this first.
+    Every guard first calls this function.
     """
     foreign = of_handler(error)
     if foreign is not None:
@@ -27,12 +27,12 @@ def let_pass(error: BaseException) -> None:
 
 
 def of_handler(error: BaseException) -> BaseException | None:
-    """Return this error, or a cause of this error, if a signal handler raised it. Otherwise return None.
+    """Return the error that a signal handler raised: this error, or a cause of this error. Otherwise return None.
 
     The `__context__` of an error is the exception that was being handled when the error was raised. A `__context__`
     counts as a cause of the error if a function in the error's traceback caught the `__context__`. For example,
-    `Thread.start` may raise a `KeyError` while it handles the exception of a signal handler. If a function outside of
-    the traceback caught the `__context__`, the program may have handled the `__context__` long ago.
+    `Thread.start` may raise a `KeyError` while it handles the exception of a signal handler. A `__context__` that
+    another function caught may have been handled long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause

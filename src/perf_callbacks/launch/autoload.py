@@ -77,7 +77,7 @@ def arm_if_asked() -> None:
 
 
 class Finder:
-    """Import finder for the modules in `ACTIONS`. After the import of such a module, its action runs."""
+    """Import finder that runs the action of each module in `ACTIONS` after the import of the module."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -253,7 +253,7 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Remove the file that marks the program as unmeasured, because this process measures something."""
+    """Remove the file that exists until something is measured."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # armed processes have a message of their own

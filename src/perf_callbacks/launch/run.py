@@ -1,8 +1,8 @@
 """Run a program, and measure the trainers in it: `python -m perf_callbacks.run [-m] TARGET args…`.
 
-The program replaces this process, and runs in a new interpreter. A `sitecustomize.py` in a directory on PYTHONPATH has
-the effect that all trainers are measured. The program has the same `__main__`, arguments, exit code, signals and
-tracebacks as in a direct run. Python child processes of the program are measured in the same way.
+The program replaces this process, and runs in a new interpreter. A `sitecustomize.py` of this package, on PYTHONPATH,
+measures all trainers. The program has the same `__main__`, arguments, exit code, signals and tracebacks as in a direct
+run. Python child processes of the program are measured in the same way.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ SITE = Path(__file__).parent / "site"
 USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
-"""Directory of the running Python interpreter. Packages install their commands there."""
+"""Directory of the running Python interpreter, in which packages install their commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
 PROFILE, STEPS = "PERF_CALLBACKS_PROFILE", "20:3"
@@ -101,7 +101,7 @@ def find(words: Sequence[str]) -> list[str]:
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Return Python's own flags in a command line, such as `-u`. They come before the module, file or code to run.
+    """Return Python's own flags, such as `-u`, from the beginning of a command line.
 
     >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
     ['-u', '-X', 'dev', '-Wignore', '-O']

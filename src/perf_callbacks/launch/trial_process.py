@@ -62,10 +62,9 @@ def _checked(trial: Turn, act: Action) -> Action:
 class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
-    The program itself calls some modules, and these call other modules. The model is the largest module that the
-    program itself called and that has a parameter of the optimizer. A compiled module may hide its calls. If no call
-    was seen, the candidates are the modules that are part of no other module. The model is then the largest candidate
-    that has a parameter of the optimizer.
+    Candidates for the model have a parameter of the optimizer, and are called by the program itself. If no call was
+    seen, as with compiled modules, candidates are modules that are part of no other module. The largest candidate is
+    the model.
     """
 
     def __init__(self, trial: Turn) -> None:

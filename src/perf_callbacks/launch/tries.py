@@ -222,7 +222,7 @@ class Tries:
 
 
 def _near() -> str | None:
-    """Return /tmp if the path of the default temporary directory is too long, else None for the default directory."""
+    """Return /tmp if the default temporary directory has too long a path. None means the default directory."""
     return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 

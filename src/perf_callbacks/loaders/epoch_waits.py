@@ -21,7 +21,7 @@ class EpochWaits(Observer):
         self._seconds = self._seconds_in_rows = 0.0
         self._recorder = recorder
         self._last: set[int] = set()
-        """Number of the last step of each epoch that has ended. A number is removed once the next step is measured."""
+        """Numbers of steps that ended an epoch. A step's number is removed once the following step is measured."""
 
     @property
     def watching(self) -> bool:
@@ -38,7 +38,7 @@ class EpochWaits(Observer):
         self._last.add(self._recorder.step)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
-        """Add the wait for data in each step that is the first step of an epoch."""
+        """Add the waits for data in steps that begin an epoch."""
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
                 self._epochs += 1

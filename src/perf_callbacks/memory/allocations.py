@@ -10,8 +10,8 @@ import torch
 class Allocation(weakref.ref[Any]):
     """Weak reference to a storage that the measured step made.
 
-    The callback of the weak reference is a C function. If it were a Python function, Ctrl-C might raise
-    `KeyboardInterrupt` in it, and Python ignores exceptions in callbacks of weak references.
+    The callback of the weak reference is a C function. In a Python function, a `KeyboardInterrupt` could get lost:
+    Python ignores exceptions in callbacks of weak references.
     """
 
     __slots__ = ("backward", "born", "freed", "kept", "key", "saved", "size")
@@ -96,7 +96,7 @@ class Allocations:
         return _peak(self._all)
 
     def high_moments(self) -> list[tuple[int, int]]:
-        """Return the moments that may be the memory peak of a step, for any number of ranks that share the gradients.
+        """Return the moments that can be the memory peak of a step, depending on how many ranks share the gradients.
 
         Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made.
         """
@@ -162,7 +162,7 @@ def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
 
 
 def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
-    """Drop each moment of `_moments` at which both sums are no larger than at another moment. Return the others."""
+    """Return each moment of `_moments` for which no other moment has both sums at least as large."""
     found: list[tuple[int, int]] = []
     for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
         if not found or rest > found[-1][1]:

@@ -31,7 +31,7 @@ class Lowered:
 
     readings: int
     lost: float
-    """Lost time, summed over the readings: a reading of a busy device at half of the full clock adds 0.5. The speed of
+    """Lost time, in units of one reading. A busy device at half of its full clock loses 0.5 per reading. The speed of
     all work is assumed to be proportional to the clock. Time in which the device is idle adds nothing."""
     sm_mhz: float
     max_sm_mhz: int

@@ -93,14 +93,14 @@ class MemoryWatch(Observer):
 
     @property
     def due(self) -> int:
-        """Number of the next step at whose end `step_ended` is called: the fit's first step, or a measured step."""
+        """Number of the next step at whose end `step_ended` is called."""
         if self._tries == TRIES:
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
 
     @property
     def following(self) -> bool:
-        """True while a step is measured, because the observer then needs all operations of the step."""
+        """True while a step is measured."""
         return self._measuring is not None
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
@@ -137,12 +137,12 @@ class MemoryWatch(Observer):
             self._model = None
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """If a loop leaves its loader early, training may be over, so stop measuring the current step."""
+        """Stop measuring the current step if a loop leaves its loader early."""
         if not exhausted:
             self._let_go()
 
     def record_written(self, record: Record) -> None:
-        """Keep the work of each module in a `flops` record, for the report of a failed allocation."""
+        """Store the modules of a `flops` record, for the report of a failed allocation."""
         if isinstance(record, Flops) and record.modules:
             self._modules = record.modules
 
@@ -158,7 +158,7 @@ class MemoryWatch(Observer):
                 log.warning(message, *lines)
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
-        """Return the peak memory, the reserved memory and the number of retries of the device's allocator, if any."""
+        """Return the allocator's peak memory, reserved memory and retries, or nothing if there is no allocator."""
         found = device.allocators(self._devices)
         if found is None:
             return {}
@@ -189,7 +189,7 @@ class MemoryWatch(Observer):
             self._write(None)
 
     def tick(self, now: float) -> bool:
-        """Write a `use` record every ten seconds. An error ends only these records; other measurements continue."""
+        """Write a `use` record every ten seconds. An error ends only the `use` records."""
         if self._ended:
             if self._monitor is not None:
                 self._monitor.close()
@@ -258,7 +258,7 @@ class MemoryWatch(Observer):
         return [one for one in (reference() for reference in self.optimizers) if one is not None]
 
     def _with_batches(self, parts: Memory) -> Memory:
-        """Return `parts` with the micro-batches of the current step and the free memory of the device.
+        """Add the micro-batches of the current step and the free memory of the device to `parts`.
 
         If the model is on several devices, the free memory is unknown.
         """
@@ -315,7 +315,7 @@ class MemoryWatch(Observer):
         )
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record. Include the CUDA context's memory if NVML reports the memory of this process."""
+        """Write the `memory` record. If NVML knows the memory of this process, add the CUDA context's memory."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
@@ -340,10 +340,7 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return the mean number of busy CPU cores, and the MB read from disks, between two readings.
-
-    The CPU time of a child process that was killed between the readings is missing.
-    """
+    """Return the mean number of busy CPU cores, and the MB read from disks, between two readings."""
     seconds, ran = now[0] - before[0], now[1].cpu_seconds - before[1].cpu_seconds
     cores = ran / seconds if seconds > 0 and ran >= 0 else None
     if now[1].read_bytes is None or before[1].read_bytes is None:

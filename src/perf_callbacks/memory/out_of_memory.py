@@ -27,8 +27,8 @@ LONGEST = 300
 """Largest number of characters of the error message in a report."""
 
 DEEPEST = 8
-"""Largest number of errors that are examined in a chain of `__cause__`. Nested containers are searched for tensors to
-at most this depth."""
+"""Largest number of errors that are examined in a chain of `__cause__`. `few_tensors` searches nested containers to
+this depth."""
 
 MOST_LOOKS = 1000
 """Largest number of objects that are examined at each depth of nested containers."""
@@ -44,7 +44,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 
 _STAGES = {"torch/autograd/graph.py": "backward", "torch/optim/": "optimizer"}
-"""Stage of a training step, by the path of the torch file whose functions run in this stage."""
+"""Maps a part of a torch file's path to the stage of a training step in which the file's functions run."""
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
@@ -76,11 +76,12 @@ class Failure(NamedTuple):
     """Place in the program where an allocation failed."""
 
     stage: str | None
-    """"forward", "backward", "optimizer" or "evaluation". None means that the allocation failed in another place."""
+    """"forward", "backward", "optimizer" or "evaluation". None means that the failure has no stage, as in a data
+    loader."""
     calls: Sequence[nn.Module]
     """Modules whose calls were running, the outermost first."""
     frames: Sequence[tuple[nn.Module, FrameType]]
-    """Python frames that ran within a module's call, each with the innermost module whose call was running."""
+    """Pairs of the innermost running module and a Python frame within the module's call."""
 
     @property
     def module(self) -> nn.Module | None:
@@ -103,9 +104,8 @@ class Failure(NamedTuple):
 def place(error: BaseException) -> Failure:
     """Find the place of a failed allocation from the frames of the error's traceback.
 
-    The result holds only frames within the call of a module, because the report reads the variables of all frames in
-    the result. A frame outside of modules may catch the exception and go on. Up to Python 3.12, reading the variables
-    of a frame that goes on would keep the values of the variables alive.
+    Frames outside of modules are left out, because their functions may catch the exception and continue. Up to Python
+    3.12, reading the variables of a running function would keep the variables' values alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
     for frame in _frames(error):
@@ -137,7 +137,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
 
 
 def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
-    """Return the tensors among values, and in lists, tuples and dicts among values.
+    """Return the tensors in `values` and in nested lists, tuples and dicts.
 
     The search is limited, because a container may be very large or contain itself.
     """
@@ -201,7 +201,7 @@ class Holdings:
                 self._bytes[path, kind] += size
 
     def add_failed_call(self, failure: Failure) -> None:
-        """Add the tensors in local variables of `failure.frames`, the functions that ran within modules' calls."""
+        """Add the tensors in the local variables of `failure.frames`."""
         for module, frame in failure.frames:
             self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 

@@ -10,7 +10,7 @@ MOST_READINGS = 64
 """Largest number of readings that are kept. If no window takes readings, the oldest readings are dropped."""
 
 Reading = Mapping[str, float | None]
-"""Value of each kind of use of the machine. The keys are the names in `RESOURCES`. None means unknown."""
+"""Maps each name in `RESOURCES` to a measured value. None means unknown."""
 
 _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
     CORES: fmean,

@@ -1,7 +1,7 @@
 """Estimate the memory of a training step by a run on fake tensors, which have shapes but no values.
 
-The same code measures the memory of real steps. So an estimate contains all tensors that torch and autograd make. The
-shapes of these tensors must not depend on values.
+Like the measurement of a real step, an estimate contains all tensors that torch and autograd make. The shapes of a
+model's tensors must not depend on values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,8 +91,8 @@ class Simulation:
             batch: Number of sequences in a micro-batch.
             length: Number of tokens in a sequence.
             checkpointed: Number of layers to checkpoint, beginning with the first layer.
-            accumulated: Number of micro-batches. At most two micro-batches are simulated, because each further one
-                uses as much memory as the second.
+            accumulated: Number of micro-batches. At most two micro-batches are simulated, because a third
+                micro-batch would use as much memory as the second.
         """
         for place, (layer, plain) in enumerate(zip(self._layers, self._plain, strict=True)):
             # the forward of a module may be replaced: `nn.Module.__call__` looks it up on the instance
@@ -159,8 +159,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
     """Passes the results of operations to `Allocations`, and makes `.item()` work on fake tensors.
 
     Without this class, reading the value of a fake tensor raises an error. With this class, each value is 1 or True.
-    These values are right for masks without padding, and for the step counts of optimizers. No size of a tensor depends
-    on these values.
+    The values 1 and True are right for masks without padding, and for the step counts of optimizers.
     """
 
     def __init__(self) -> None:
@@ -178,8 +177,8 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
 
 
 _GROUPED = {one.default for one in [getattr(torch.ops.aten, "_grouped_mm", None)] if one is not None}
-"""Matrix products of a mixture of experts. On fake tensors, torch accepts only bfloat16 for this operation, although
-the real operation accepts other dtypes."""
+"""Matrix products of a mixture of experts. For fake tensors, torch computes grouped matrix products only in
+bfloat16."""
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:

@@ -17,8 +17,7 @@ MB = 1e6
 HOUR_SECONDS = 3600.0
 
 WARM_UP = 1 / 3
-"""Share of a run's memory readings that count as warm-up and are left out. During warm-up, caches and allocators
-grow."""
+"""Length of the warm-up, as a share of a run's memory readings. During warm-up, caches and allocators grow."""
 
 FEWEST = 12
 """A slope is computed if there are at least this many readings after warm-up. With a reading every 10 seconds, the
@@ -32,12 +31,11 @@ GROUPS = 4
 """Number of equal parts into which a run is cut. With a leak, memory grows from each part to the next."""
 
 STEADY = 0.6
-"""In a leak, memory grows from each part of a run to the next by at least this share of the mean growth. Memory that
-levels off is therefore not a leak."""
+"""In a leak, the smallest growth between neighboring parts of a run is at least this share of the mean growth. Memory
+that levels off is therefore not a leak."""
 
 LEAST_RISE = 0.05
-"""In a leak, the last part of a run uses more memory than the first part, by at least this share of the first part's
-memory."""
+"""In a leak, memory grows by at least this share between the first and the final part of a run."""
 
 
 class MemoryReading(NamedTuple):
@@ -62,12 +60,12 @@ class Leak:
 
 
 class MemoryUse:
-    """Known facts about the memory of a fit. Only one thread writes each field, and any thread may read all fields."""
+    """Known facts about the memory of a fit. Any thread may read a field, but a single thread writes the field."""
 
     def __init__(self) -> None:
         self.parts: Memory | None = None
         self.data_parallel: int | None = None
-        """Number of data-parallel groups. Ranks of the same group train on the same samples."""
+        """Number of data-parallel groups. All ranks of a data-parallel group train on the same samples."""
         self.gb_per_hour: float | None = None
         self.leak: Leak | None = None
         self.retries = 0
@@ -88,7 +86,7 @@ class MemoryUse:
         self._gpu_busy += busy
 
     def begin(self, retries: int) -> None:
-        """Store the number of allocator retries from the time before the fit."""
+        """Store the allocator's number of retries at the start of the fit."""
         self._retries_before = retries
 
     def retried(self, retries: int) -> int:
@@ -152,8 +150,8 @@ def after_warm_up(points: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
 def slope(points: Sequence[MemoryReading]) -> float | None:
     """Return the growth of memory in GB per hour, or None if there are too few readings.
 
-    The growth is the median slope of all pairs of readings (Theil-Sen estimator). Some outliers, for example during an
-    evaluation, change the median little. Raise `OverflowError` if the growth is infinite.
+    The growth is the median slope of all pairs of readings (Theil-Sen estimator). A few outliers, for example during an
+    evaluation, hardly change the median. Raise `OverflowError` if the growth is infinite.
     """
     warm = after_warm_up(points)
     slopes = [
@@ -174,7 +172,7 @@ def leak(points: Sequence[MemoryReading]) -> Leak | None:
     """Return the leak that readings of anonymous memory show, or None if they show no leak.
 
     The run after warm-up is cut into quarters. If memory leaks, the smallest reading of a quarter grows from each
-    quarter to the next by about the same amount. A single jump or growth that levels off is not a leak.
+    quarter to the next by about the same amount. A single jump is not a leak, and neither is growth that levels off.
     """
     warm = after_warm_up(points)
     if not warm:

@@ -30,14 +30,14 @@ MOST_BYTES = 32_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Run and output directory that every event of a fit names."""
+    """Origin of a fit's events: the run and its output directory."""
 
     run: Run
     directory: str | None
     """Output directory of the run. None means that there is no journal."""
 
     def event(self, kind: str, sentence: str, details: Mapping[str, Any], *, step: int, now: float) -> dict[str, Any]:
-        """Return an event with the keys of all events, and with details under the name of its kind, such as `stall`."""
+        """Return an event. The event's kind, such as "stall", is also the key of the details."""
         run = self.run
         title = run_title.title(run)
         common = {

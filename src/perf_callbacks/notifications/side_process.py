@@ -1,10 +1,10 @@
 """Side process that runs the user's command for each event, and once more if the training process is killed.
 
 Python runs this file by its path and without site-packages, so the file imports only the standard library. The first
-line on stdin contains three values: the command, the command's time limit, and an event. The command gets this event if
-the training process is killed. Each further line is an event or the current step, such as `{"step": 3}`. An empty line
-ends the side process. After each event, the side process writes a line to stdout: the reason why the command failed, or
-null.
+line on stdin contains three values: the command, the command's time limit, and an event. The command gets the event on
+the first line if the training process is killed. Each further line is an event or the current step, such as
+`{"step": 3}`. An empty line ends the side process. After each event, the side process writes a line to stdout: the
+reason why the command failed, or null.
 """
 
 import json

@@ -45,7 +45,7 @@ class DeviceWork:
     """True if the work is a part of a CPU operation, but not the first part."""
     kind: str = kernel_classes.OTHER
     share: float = 0.0
-    """This work's share of the device's busy time, in microseconds."""
+    """Microseconds of the device's busy time that count for this work."""
 
     @property
     def rank(self) -> int:

@@ -89,7 +89,7 @@ class Host:
     origins: dict[int, CallSite] = field(default_factory=dict)
     """`CallSite` of each call, except calls of Python functions. The key is the `id` of the call."""
     self_times: list[tuple[Call, Interval]] = field(default_factory=list)
-    """Time spans in which an operation or a collective ran, but no operation nested in it."""
+    """Time spans of each operation or collective, without the time of nested operations."""
     has_modules: bool = False
 
     def of(self, call: Call | None) -> CallSite:
@@ -118,8 +118,8 @@ class _Forward:
     def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
         """Return the modules of the forward operation that made the autograd node `nodes[0]`.
 
-        `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, an outer node
-        may have run the forward operation of the innermost node a second time.
+        `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, the forward
+        operation may have run again within an outer node.
         """
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
@@ -228,7 +228,7 @@ def _in_function(outer: CallSite, name: str) -> CallSite:
 
 
 def _line(outer: str | None, name: str) -> str | None:
-    """Return the name of a called function, with file and line, or else the name `outer` of its caller.
+    """Return file, line and name of a called function, or return `outer`, which describes the caller.
 
     `outer` is returned if `name` has no line. `outer` is also returned if `name` is a function of torch or of Python's
     library, but `outer` is not such a function.
@@ -241,9 +241,9 @@ def _line(outer: str | None, name: str) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _function(name: str) -> tuple[str | None, bool]:
-    """Return a function's name without the installation path, and True if torch or Python defines the function.
+    """Return two values: the function's name without the installation path, and True if torch or Python defines it.
 
-    The name is None if the event is not named by a Python file, a line and a function.
+    Return None and True if the name contains no Python file and line.
     """
     if not _FUNCTION.match(name):
         return None, True

@@ -22,9 +22,10 @@ SHORTEST_WAIT = 1.0
 """A host call counts as a synchronization if it waits for the device for more than this many microseconds."""
 
 LONGEST_START = 1000.0
-"""Largest plausible delay, in microseconds, between the launch and the start of the first recorded kernel of a stream.
+"""Largest plausible delay, in microseconds, from the launch of a stream's first recorded kernel to the kernel's start.
 
-A longer delay means that the device still ran work from before the recording. The trace doesn't show this work."""
+A longer delay means that the device was busy with earlier work. The trace doesn't show work from before the recording.
+"""
 
 
 @dataclass(slots=True)
@@ -47,13 +48,12 @@ def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence
     Before the launch, the device waited for the host. Time that the host spent in the DataLoader has the cause "data".
     Time that the host spent in a collective has the cause "communication".
 
-    All other time before the launch has the cause "sync" or "host". Assume that `loss.item()` waited 3 ms for the
-    device. Without this wait, the host would have launched the next kernels 3 ms earlier. In the gaps after
-    `loss.item()`, a total of at most 3 ms therefore has the cause "sync". Idle time without any of the other causes has
-    the cause "host".
+    All other time before the launch has the cause "sync" or "host". If the host waited for the device, for example in
+    `loss.item()`, the wait delayed the next launches. After a wait, idle time has the cause "sync", up to the duration
+    of the wait. Idle time that no wait explains has the cause "host".
 
-    One call launches all kernels of a CUDA graph. So after the launch of a CUDA graph, gaps between its kernels have
-    the cause "device".
+    One call launches all kernels of a CUDA graph. After the launch of a CUDA graph, gaps between the graph's kernels
+    have the cause "device".
     """
     found = Idle()
     if not any([call.kind in {"operation", "runtime"} for call in host.calls]):

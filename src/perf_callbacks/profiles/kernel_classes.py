@@ -91,7 +91,9 @@ def of_name(name: str) -> str | None:
 
 
 def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> str:
-    """Return the class of a kernel by its name, or else by the operations that launched it, the innermost first.
+    """Return the class of a kernel.
+
+    If no rule matches the kernel's name, the innermost operation that matches a rule decides the class.
 
     If the name means softmax, reduction or indexing, the kernel may be part of a larger operation, such as attention. A
     kernel that is part of a larger operation gets the class of the larger operation. Any kernel in an optimizer's step

@@ -1,7 +1,7 @@
 """Mark the calls of modules in a trace of torch.profiler.
 
-torch.profiler itself shows modules only if it records Python stacks, and this more than doubles the time of a step. Our
-mark is a single trace event around each call of a module.
+torch.profiler itself shows modules only with Python stacks, but recording stacks more than doubles the time of a step.
+Our mark is a single trace event around each call of a module.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def names(model: nn.Module) -> dict[int, str]:
 
 
 def levels(path: str) -> int:
-    """Count the levels of a module path. Layer numbers don't count, and neither does a `*` in place of one.
+    """Count the levels of a module path. Layer numbers and `*` don't count.
 
     >>> levels(""), levels("lm_head"), levels("model.layers.*.mlp"), levels("layer1.0.conv1")
     (0, 1, 3, 2)
@@ -56,8 +56,8 @@ def levels(path: str) -> int:
 def _marking(called: Mapping[int, str], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement of `nn.Module.__call__` that adds an event for each call to the trace.
 
-    Hooks would be stored in the modules. If the program copied or pickled a module, the copy would contain the hooks.
-    Compiled code doesn't call the replacement. While torch.compile traces a module, the replacement makes no event.
+    Module hooks are not used, because a copied or pickled module would contain the hooks. Compiled code doesn't call
+    the replacement. While torch.compile traces a module, the replacement makes no event.
     """
     from torch._C._profiler import _RecordFunctionFast  # noqa: PLC0415 may not exist in other versions of torch
 

@@ -110,7 +110,7 @@ class ProfileWatch(Observer):
         self._rank, self._several = recorder.run.rank, recorder.run.world_size > 1
         self._auto = setting == AUTO
         self._first: int | None = None
-        """Trainer's number of the step with which the next profile begins. None means that no profile is planned."""
+        """First step of the next profile, by the trainer's count. None means that no profile is planned."""
         self._chosen, self._count = 0, AUTO_STEPS
         if not self._auto:
             self._first, self._count = map(int, setting.split(":"))
@@ -248,7 +248,7 @@ class ProfileWatch(Observer):
             side.dismiss()
 
     def closed(self) -> None:
-        """End the running profile. `before_summary` later writes the record of this profile."""
+        """End the running profile. `before_summary` writes the record of the ended profile."""
         self._first, self._left = None, 0
         if self._profiler is not None:
             self._finish()

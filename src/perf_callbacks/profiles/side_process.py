@@ -1,4 +1,4 @@
-"""Side process of a training, which reduces traces of torch.profiler at low priority.
+"""Reduce traces of torch.profiler in a side process at low priority.
 
 Each line on stdin is a job: the path of a trace, the path for a gzipped copy, and the number of the last complete step
 in the trace. For each job, the process writes one line to stdout: the `profile` record, or the reason why there is no
@@ -73,7 +73,7 @@ def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
 def _keep(trace: Path, kept: Path) -> int:
     """Compress a trace, delete the original, and return the compressed size in bytes.
 
-    If the compressed trace is larger than `MOST_KEPT_BYTES`, delete it too.
+    Also delete a compressed trace that is larger than `MOST_KEPT_BYTES`.
     """
     partial = kept.with_name(kept.name + ".part")
     try:

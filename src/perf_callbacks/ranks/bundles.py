@@ -26,19 +26,19 @@ class Bundle:
     """Work of several ranks in one window. The ranks agree in their step counts and in the names of their signals."""
 
     window: int
-    """Number of the window. This field and the next five have the same meaning as in `Part`."""
+    """Number of the window. The fields from `window` to `attempt` have the same meaning as in `Part`."""
     length: int
     world_size: int
     data_parallel: int
     steps: int
     attempt: int
     seconds: float
-    """Seconds that the slowest of these ranks took."""
+    """Seconds that the slowest rank of the bundle took."""
     amounts: tuple[int | None, ...]
-    """Samples, tokens, useful tokens, model FLOPs and hardware FLOPs of these ranks together. None if a rank doesn't
-    know its amount."""
+    """Sums over the bundle's ranks: samples, tokens, useful tokens, model FLOPs and hardware FLOPs. A sum is None if a
+    rank doesn't know its amount."""
     asks: Mapping[str, int]
-    """Values that the ranks propose: for each name, the smallest proposal."""
+    """Maps the name of a proposal to the smallest value that a rank proposes."""
     ranks: "array[int]"
     """The ranks, in ascending order."""
     axes: tuple[str, ...]
@@ -49,10 +49,10 @@ class Bundle:
     names: tuple[str, ...]
     """Names of the signals."""
     columns: "array[float]"
-    """Values of all signals of the first rank, in the order of `names`, then of the second rank, and so on. Each signal
-    has `length` values."""
+    """Values of the signals, rank by rank. The signals of a rank are in the order of `names`. Each signal has `length`
+    values."""
     resources: "array[float]"
-    """Use of the machine, rank by rank, in the order of `RESOURCES`; `UNKNOWN` if a rank doesn't know a value."""
+    """Use of the machine, rank by rank, in the order of `RESOURCES`. `UNKNOWN` stands for an unknown value."""
 
     @classmethod
     def of(cls, part: Part) -> "Bundle":
@@ -91,7 +91,7 @@ class Bundle:
         }
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank, by name; empty if unknown."""
+        """Return the coordinates of each rank, by name. Empty means that the coordinates are unknown."""
         number = len(self.axes)
         starts = range(0, len(self.places), number) if number else ()
         places = [self.places[start : start + number] for start in starts]
@@ -168,7 +168,7 @@ class Combination:
         self._resources = array("f")
 
     def add(self, bundles: Collection[Bundle]) -> None:
-        """Add the ranks of these bundles."""
+        """Add bundles to the sums."""
         for one in bundles:
             self._counting.add(_counting(one))
             self._ranks.extend(one.ranks)

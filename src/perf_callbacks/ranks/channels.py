@@ -24,7 +24,7 @@ class Channel:
 
     @property
     def reads_all(self) -> bool:
-        """True if this rank reads the notes of all ranks. False if another rank of its machine reads the notes."""
+        """True if this rank reads the notes of all ranks. False if another rank of the same machine reads the notes."""
         return isinstance(self._board, StoreNotes)
 
     def put(self, note: str) -> None:
@@ -50,7 +50,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note and return True, or return False if another rank changed it since this rank read it."""
+        """Write the shared note, and return True. Return False if another rank has changed the note in the meantime."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:
@@ -58,7 +58,7 @@ class Channel:
         return claimed
 
     def forget(self) -> None:
-        """Forget the shared note. Until this rank reads the shared note again, the machine's other ranks see none."""
+        """Forget the shared note. The machine's other ranks see no shared note until this rank reads the note again."""
         self.seen = ""
 
     def _own(self, text: str) -> str:

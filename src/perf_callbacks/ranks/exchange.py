@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
-A side thread makes all calls to the process group's store, and each call returns at once. If the data of a rank don't
-arrive, for example because the rank hangs or lacks the callback, rank 0 closes the window without these data.
+A side thread makes all calls to the process group's store, and each call returns at once. A rank that hangs or lacks
+the callback sends no data. Rank 0 closes a window even if the data of some ranks are missing.
 """
 
 import atexit
@@ -35,8 +35,7 @@ CLOSE_SECONDS = 2.0
 """Seconds that the end of a fit may wait for the side thread. If the store answers, the thread ends at once."""
 
 EXIT_SECONDS = 1.0
-"""Seconds that the end of the interpreter may wait for a side thread, if the store does not answer the thread's call.
-"""
+"""Longest wait, in seconds, for the side threads at the exit of the interpreter."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -139,7 +138,7 @@ class Exchange:
 
     @property
     def signals(self) -> bool:
-        """True: ranks also exchange signals, such as the times of each step. False: no signals, or not yet known."""
+        """True if ranks also exchange signals, such as the times of each step. False while the settings are unknown."""
         job_settings = self._rounds.job_settings
         return job_settings is not None and job_settings.window is not None and job_settings.signals
 
@@ -155,8 +154,8 @@ class Exchange:
     def add_reader(self, reader: WindowReader) -> None:
         """Register a reader of the gathered windows on rank 0; other ranks ignore the call.
 
-        The exchange holds only a weak reference to the reader, because its thread must not keep an abandoned fit alive.
-        A reader that raises an exception gets no more windows.
+        The exchange holds only a weak reference to the reader, because the side thread must not keep an abandoned fit
+        alive. A reader that raises an exception gets no more windows.
         """
         if isinstance(self._rounds, Leader):
             self._rounds.readers.append(weakref.ref(reader))
@@ -174,8 +173,8 @@ class Exchange:
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, the first rank of each machine must open the channel too, because the first rank passes
-        on the notes of the machine's other ranks.
+        In a job of many ranks, notes go through the first rank of each machine. The first rank must open the channel
+        too.
         """
         self._rounds.open(name, handler)
 
@@ -187,7 +186,7 @@ class Exchange:
     def offer(self, part: Part) -> None:
         """Hand this rank's data of a finished window to the side thread, which keeps only recent windows.
 
-        If a device is still computing the useful tokens, this method doesn't wait for the device.
+        `offer` doesn't wait for a device that still computes the useful tokens.
         """
         if self._talk.here:
             self._rounds.offers.append(part)
@@ -218,7 +217,7 @@ class _ExchangeThread:
 
     @property
     def here(self) -> bool:
-        """True if this is the process of the thread, and not a forked child."""
+        """True in the process of the fit, and False in a forked child."""
         return os.getpid() == self._process
 
     def start(self) -> None:
@@ -264,9 +263,9 @@ class _ExchangeThread:
         self._finish()
 
     def _rest(self, pause: float | None, began: float) -> None:
-        """Sleep until the next round is due or `offer` is called.
+        """Sleep until the next round is due or `wake` is called.
 
-        A call of `offer` starts no round earlier than `SOON` seconds after the start of the previous round.
+        After a call of `wake`, the next round begins at least `SOON` seconds after the start of the previous round.
         """
         try:
             self._calls.get(timeout=pause)
@@ -287,7 +286,7 @@ class _ExchangeThread:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the `Node` of this machine, or None if each rank of the machine talks with the store itself."""
+    """Return the `Node` of this machine, or None if every rank of the machine talks with the store directly."""
     address = store_room.address(store)
     if address is None:
         return None
@@ -308,7 +307,7 @@ _running: set[_ExchangeThread] = set()
 def _at_exit() -> None:
     """Stop the side threads at the exit of the interpreter, and wait until they have ended.
 
-    A thread that returned from the store while the interpreter shuts down would abort the process.
+    If a thread returned from the store during the shutdown of the interpreter, the process would abort.
     """
     talks = list(_running)
     for talk in talks:

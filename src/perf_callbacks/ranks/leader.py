@@ -19,12 +19,12 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""In a job of more than `MANY` ranks, rank 0 waits this many seconds after the end of its own window before it looks
-for the data of the other ranks. In a job of so many ranks, each look costs milliseconds."""
+"""In a job of more than `MANY` ranks, rank 0 looks for other ranks' data only this many seconds after its own window.
+In a job of so many ranks, each look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
 """Factor for the pauses of rank 0 in a job of more than `MANY` ranks. If rank 0 has waited 1 s for missing data, it
-pauses for 3 s before it looks again. So rank 0's second look comes after 4 s, which is later than `GATHER_SECONDS`."""
+pauses for 3 s before it looks again. Rank 0's second look comes after 4 s, later than `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
 """Seconds of work after which the side thread yields the GIL to training. The side thread may hold the GIL half a
@@ -41,8 +41,8 @@ MOST_READ, MOST_BYTES = 32, 400_000
 """One request reads at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals."""
 
 LATE_SECONDS = 1.0
-"""If rank 0 runs again only this many seconds after the deadline of a window, rank 0's process was suspended. The store
-was suspended too, because rank 0's process serves the store. After a suspension, rank 0 keeps the window open for
+"""If rank 0's first round after a deadline comes more than this many seconds late, rank 0's process was suspended. The
+store was suspended too, because rank 0's process serves the store. After a suspension, rank 0 keeps the window open for
 `LATE_SECONDS` more, so that delayed notes of other ranks arrive."""
 
 MOST_SHOWN = 8
@@ -62,14 +62,14 @@ class _Pending:
     deadline: float
     look_at: float
     bundles: dict[int, list[Bundle]] = field(default_factory=dict)
-    """Bundles received so far from each source. A source is a rank under whose key the store holds bundles."""
+    """Bundles received so far from each source. A source is a rank that writes bundles to the store."""
     ranks: set[int] = field(default_factory=set)
-    """Ranks whose data `bundles` contains."""
+    """Ranks of all received bundles."""
     prolonged: bool = False
     """True: the deadline was postponed, because rank 0's process was suspended."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """Length and first bytes of the most recent note that was read from each source. A note with the same length and
-    the same first bytes has not changed."""
+    """For each source, the length and the first bytes of its most recent note. A note with the same length and the same
+    first bytes has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
         """If the new bundles are valid, replace the bundles of a source, and return True. Else return False.
@@ -100,8 +100,8 @@ class Leader(Rounds):
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """For each rank, the source of its data: the rank that writes the data to the store. Until data arrive, the
-        source is guessed from the number of ranks on this machine."""
+        """Entry r is the rank that writes the data of rank r to the store. Until data arrive, the entry is guessed from
+        the number of ranks on this machine."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}

@@ -1,6 +1,6 @@
-"""Send notes from all ranks of this machine to its first rank, in a command that a launcher started on each rank.
+"""Send notes from all ranks of a machine to the machine's first rank, without a process group.
 
-The ranks meet in the store that the launcher's environment variables point to. The ranks need no process group.
+The ranks meet in the store that the launcher's environment variables point to.
 """
 
 from collections.abc import Mapping

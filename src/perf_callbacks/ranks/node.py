@@ -1,8 +1,7 @@
-"""The ranks of one machine in a large job: the machine's first rank talks with the store for all of them.
+"""The ranks of one machine in a large job: only the machine's first rank talks with the store.
 
-The ranks of a machine leave each other notes as files in a private directory. The first rank packs the parts of all
-these ranks into one note in the store. The first rank also passes on settings, windows and the notes of channels. So
-only one rank per machine needs a connection to the store.
+The ranks of a machine leave each other notes as files in a private directory. The first rank packs all parts of the
+machine into one note for the store. The first rank also passes on settings, windows and the notes of channels.
 """
 
 import os
@@ -24,13 +23,13 @@ GATHER_SECONDS = 3.0
 """Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
 
 CLOCK_SECONDS = 0.2
-"""Largest error, in seconds, of a comparison between a file's time and the start time of a process."""
+"""A note counts as older than this process only if the note is older by more than this many seconds."""
 
 LOOK_SECONDS = 2.0
 """Seconds after which the first rank looks again for notes of channels."""
 
 LEFT_SECONDS = 24 * 3600
-"""If a directory got no new note for this many seconds, its job has ended without removing the directory."""
+"""A directory without a new note for this many seconds counts as left behind by an ended job."""
 
 TRIES = 4
 """Number of attempts to write a note. An attempt fails if another rank removes the directory before the note is
@@ -58,7 +57,7 @@ class Node:
 def gathered(
     rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
-    """Return the `Node` of this machine, or None if each rank of the machine talks with the store itself.
+    """Return the `Node` of this machine, or None if every rank of the machine talks with the store directly.
 
     The ranks of a machine can't ask each other, because they would need a connection. So each rank decides by itself,
     and all ranks of the machine must come to the same result. Launchers number the ranks of a machine one after the
@@ -130,9 +129,8 @@ class FileNotes:
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that no rank reads any more.
 
-        The rank that talks with the store removes the directory. If the directory already holds settings of the next
-        fit, the rank that talks with the store removes only its own notes. Any other rank removes its notes only if the
-        rank that talks with the store has already left.
+        The rank that talks with the store removes the directory. If the next fit already uses the directory, only this
+        rank's own notes are removed. Any other rank removes its own notes only if the directory holds no settings.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
             self._directory.find()
@@ -154,8 +152,7 @@ class FileNotes:
 def remove_earlier(directory: Path) -> None:
     """Remove directories left by killed attempts of this job, and directories unused for a day.
 
-    Removing the directory of a running job does no harm: after a day, all notes in the directory have been read, and
-    the next note creates the directory again.
+    If the job of a removed directory still runs, the job's next note creates the directory again.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")
@@ -169,7 +166,7 @@ def remove_earlier(directory: Path) -> None:
 
 
 def process_began() -> float:
-    """Return the wall-clock time at which this process began. 0: unknown.
+    """Return the wall-clock time at which this process began, or 0 if the time is unknown.
 
     Ranks of one job write their notes after all processes have begun, because forming the process group waits for all
     processes.
@@ -203,7 +200,7 @@ class Relay:
             del self._open[old]
 
     def notes(self, channels: Iterable[str]) -> dict[str, str]:
-        """Return the notes that the machine's other ranks left in channels since the last call."""
+        """Return the channel notes that the machine's other ranks wrote since the previous call of this method."""
         keys = [rank_key(name, rank) for name in channels for rank in self._others]
         notes = {key: note.decode(errors="replace") for key, note in zip(keys, self.folder.get(keys), strict=True)}
         new = {key: note for key, note in notes.items() if note and self._passed.get(key) != note}

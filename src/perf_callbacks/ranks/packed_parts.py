@@ -1,7 +1,7 @@
 """Pack ranks' data of a window into bytes for the store: a header, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped, and all undamaged parts are kept. The byte order is the machine's,
-because all ranks of a job run on the same kind of machine. The first bytes show if a rank runs another version.
+Foreign, incomplete or damaged bytes are dropped. The byte order is the machine's, because all ranks of a job run on the
+same kind of machine. The first bytes contain the version of the layout.
 """
 
 import json
@@ -74,7 +74,7 @@ def bundle_again(blob: bytes, fit: bytes) -> bytes:
 
 
 def _bundle(body: memoryview) -> Bundle | None:
-    """Unpack a bundle; None if its numbers are impossible. Rank 0 does this hundreds of times per window."""
+    """Unpack a bundle, or return None if the bundle's numbers are impossible."""
     try:
         (
             _, window, length, world_size, parallel, steps, attempt, count, schema_size, asked_size, seconds, *amounts,

@@ -1,9 +1,9 @@
 """A private directory inside a directory that all users may write to.
 
-Without a sticky bit on the outer directory, another user may replace the private one at any time. So this module opens
-the directory, checks it and keeps it open: the directory is then "held". Files are reached through the held directory,
-never through its path, and no link is followed. On Windows a directory can't be held. There the module uses the path,
-and checks only that the path is a directory.
+Without a sticky bit on the outer directory, another user may replace the private directory at any time. So this module
+opens the directory, checks it and keeps it open: the directory is then "held". Files are reached through the held
+directory, never through its path, and no link is followed. On Windows, a directory can't be held, so files are reached
+through its path. The only check on Windows is that the path is a directory.
 """
 
 import os
@@ -43,7 +43,7 @@ class PrivateDirectory:
             self.find()
 
     def find(self) -> None:
-        """Open the directory that is at the path now. Raise `OSError` if it is missing or others have access."""
+        """Open the directory at the path. Raise `OSError` if the directory is missing or other users have access."""
         found = os.lstat(self.path)
         if self._held is not None and os.path.samestat(os.fstat(self._held), found):
             return
@@ -83,7 +83,7 @@ class PrivateDirectory:
             raise PermissionError(f"the directory {self.path} is open to other users (mode {mode:o}); remove it")
 
     def _at(self, name: str) -> str:
-        """Return the path of a file; on systems that can hold directories, return only its name."""
+        """Return the name of a file in the held directory, or the file's path on Windows."""
         if HOLDS and self._held is None:
             raise FileNotFoundError(f"{self.path} is not held")
         return name if HOLDS else str(self.path / name)
@@ -115,14 +115,13 @@ class PrivateDirectory:
             os.close(file)
 
     def identity(self, name: str) -> tuple[int, int]:
-        """Return the inode and modification time of a file, which distinguish it from a later file of the same name."""
+        """Return the inode and modification time of a file. A later file of the same name has other values."""
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
-        """Remove these files (None: all files), and then the directory if it is empty.
+        """Remove the files `names`, or all files if `names` is None. Remove the directory if no file is left.
 
-        If `names` is None and a file doesn't have the name of a note, nothing is removed, because the directory may
-        hold other files of the user.
+        If `names` is None and the directory holds a file that is no note, nothing is removed.
         """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory

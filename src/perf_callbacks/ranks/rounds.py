@@ -1,7 +1,7 @@
 """Exchange messages between ranks in rounds: rank 0's settings, each rank's data of a window, and combined windows.
 
 A round does all work that is possible now and returns the seconds until the next round. No function of this module
-reads a clock. A round waits only for a number that a device is still computing.
+reads a clock. A round never waits, except for a number that a device is still computing.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ MANY = 64
 """In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
 
 FEW = 16
-"""In a job of more ranks than this, each rank reads rank 0's newest window only when it sends its own next data. In a
-smaller job, a rank also looks for rank 0's window between two sends."""
+"""Largest job in which each rank keeps looking for rank 0's newest window. In a larger job, a rank looks for rank 0's
+window only when the rank sends data."""
 
 KEPT = 8
-"""Largest number of windows for which a rank's data are kept, in its process or in the store. If a rank is further
-behind, windows close without its data."""
+"""Largest number of windows for which a rank, or the store, keeps the rank's data. If a rank falls behind by more
+windows, the oldest windows close without its data."""
 
 KEPT_OF_MANY = 4
 """Largest number of windows for which the store keeps a rank's data, in a job of more than `MANY` ranks."""
@@ -44,8 +44,8 @@ FINISHED = 64
 """Largest number of windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds between a rank's first two looks for missing notes. Each later pause between two looks is as long as all
-earlier pauses together, but at most `SELDOM` seconds."""
+"""Seconds between a rank's first two looks for missing notes. Each later pause is as long as the rank has already
+waited, but at most `SELDOM` seconds."""
 
 SOON_HERE = 0.5
 """Like `SOON`, but for notes of the other ranks of the machine."""
@@ -54,8 +54,8 @@ SELDOM = 30.0
 """Longest pause, in seconds, before a rank looks again for missing notes."""
 
 EARLY = 0.01
-"""Like `SOON`, but for the settings that training waits for. Each further pause is an eighth of the whole wait so far.
-"""
+"""Like `SOON`, but for the settings that training waits for. Each later pause is an eighth of the time that the rank
+has waited."""
 
 _obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings the rank last followed
 
@@ -74,7 +74,7 @@ class Rounds:
         self.role: Mapping[str, int] = {}
         """Coordinates of this rank in the layout of the job."""
         self.offers: deque[Part] = deque(maxlen=KEPT)
-        """Parts of this rank, each with its data of one window, that have not been sent yet."""
+        """Unsent parts of this rank. A part holds the rank's data of one window."""
         self.finished: deque[Window] = deque(maxlen=FINISHED)
         """On rank 0, the closed windows that `Exchange.take` has not returned yet."""
         self.job_settings: JobSettings | None = None
@@ -147,7 +147,7 @@ class Rounds:
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
-        """Release the store. If `politely` is True, first withdraw outdated notes by further calls to the store."""
+        """Release the store. If `politely` is True, withdraw outdated notes from the store before the release."""
         try:
             with guard(let_pass):  # the store may be gone
                 if self._board is not None and self.failure is None and politely:
@@ -182,7 +182,7 @@ class Rounds:
 
 
 class Follower(Rounds):
-    """A rank other than rank 0. It follows rank 0's settings, however late they come, and sends its data.
+    """A rank other than rank 0. The rank follows rank 0's settings and sends its own data.
 
     The store may still hold the settings of an earlier fit. If this process took part in the earlier fit, the rank
     ignores the settings of the earlier fit. If the process had no part in the earlier fit, the rank follows the earlier
@@ -267,8 +267,7 @@ def pause(waited: float, least: float = SOON) -> float:
 def patience(part: Part) -> float:
     """Return the seconds after which a window closes even if the data of some ranks are missing.
 
-    The result is at least the time of two steps, because a rank may send a window's data only one step after the end of
-    the window.
+    The result is at least the time of two steps, because a rank may send its data one step after the window's end.
     """
     return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 

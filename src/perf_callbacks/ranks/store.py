@@ -42,7 +42,7 @@ def default_store() -> Any:
 
 
 def shortage(store: Any, world_size: int, connections: int) -> str | None:
-    """Return the reason why a store's server can't take this many more connections; None if it can.
+    """Return the reason why a store's server can't take `connections` more connections. None means that it can.
 
     Each rank has one connection already. If connections used up all descriptors of a process, its next `open` would
     fail, and so would training. Each rank decides by itself, because a rank can't ask other ranks before it has opened
@@ -124,12 +124,12 @@ class StoreNotes:
     def peek(self, key: str) -> str:
         """Read a note; "" if missing.
 
-        This takes one request. `multi_get` would take two requests, and the first of them waits for the keys.
+        `peek` takes one request. `multi_get` would take two requests, and would wait for a missing key.
         """
         return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
-        """Find the keys that exist. The store only tells whether all keys exist, so halves of the keys are checked."""
+        """Find the keys that exist, by bisection. The store can only check that all keys of a list exist."""
         new = [key for key in keys if key not in self._found]
         if not new or self._store.check(new):
             self._found.update(new)

@@ -1,4 +1,4 @@
-"""Warn if torchrun started several processes that don't train together: each trains a model of its own."""
+"""Warn if torchrun started several processes, but each process trains a model of its own."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
-"""Libraries that have process groups of their own. If the program has imported any of them, its processes may train
-together."""
+"""Libraries that have process groups of their own. If the program has imported a library in `OTHERS`, the processes may
+train together."""
 
 REMEDIES = {
     "lightning": "Trainer(devices=<processes per machine>, num_nodes=<machines>, strategy='ddp')",
@@ -23,7 +23,7 @@ REMEDIES = {
 }
 ALONE = {"transformers", "accelerate"}
 """Integrations whose framework reports by itself how many processes train together. On a machine without accelerators,
-accelerate forms a process group, but by default each process trains alone."""
+accelerate forms a process group. Without further settings, each process of the group trains alone."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
@@ -36,7 +36,7 @@ train on rank 0 alone. This needs no warning."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
-    """Watch whether the processes train together. Return None if there is no need, as on ranks other than 0."""
+    """Return an observer that checks whether the processes train together. Return None if no check is needed."""
     number = processes(os.environ)
     if recorder.run.world_size > 1:
         FORMED.add(number)

@@ -1,4 +1,4 @@
-"""Bars of the report for a run with several attempts: a bar for all attempts together, and a bar for each."""
+"""Bars of the report for a run with several attempts: one bar for the whole run, and one bar per attempt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.units import percent
 
 MOST = 24
-"""Largest number of attempts that get a bar. If a run has more attempts, only the last ones get a bar."""
+"""Largest number of attempts that get a bar. If a run has more attempts, only the most recent attempts get a bar."""
 
 
 def bars(fit: FitHistory) -> dict[str, Any] | None:

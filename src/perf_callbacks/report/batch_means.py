@@ -17,7 +17,8 @@ FEWEST_BATCHES = 5
 """Smallest number of batches for an estimate. Each batch has at least two steps."""
 
 CONFIDENCE = 0.99
-"""Confidence of the intervals. At a smaller confidence, too many builds would fail by chance alone."""
+"""Confidence of the intervals. At a smaller confidence, `perf-callbacks compare` would report too many changes by
+chance alone."""
 
 QUANTILE = 0.05
 """The time of a quick step is this quantile of all step times."""
@@ -123,7 +124,7 @@ def change_between_runs(
     """Return the relative change between two sides, with its confidence interval.
 
     With several runs on a side, the interval comes from Student's t-test on the logarithms of the runs' values. The
-    test assumes that both sides are equally noisy, so one run can be compared with several. With one run on each side,
+    test assumes that both sides are equally noisy. One of the sides may have a single run. With one run on each side,
     the interval comes from the standard errors of both runs.
 
     >>> [round(end, 2) for end in change_between_runs(*[[Estimate(one, 0.0, 16) for one in (1.0, 1.02, 0.98)]] * 2)]
@@ -139,8 +140,8 @@ def difference_between_runs(
 ) -> tuple[float, float, float]:
     """Return the second side's mean minus the first side's mean, and the confidence interval of this difference.
 
-    With one run on each side, the interval comes from Welch's t-test. Otherwise, it comes from Student's t-test on the
-    runs' values.
+    With one run on each side, the interval comes from Welch's t-test. With several runs on a side, the interval comes
+    from Student's t-test on the runs' values.
 
     >>> difference_between_runs([Estimate(2.0, 0.0, 16)], [Estimate(5.0, 0.0, 16)])
     (3.0, 3.0, 3.0)
@@ -168,7 +169,7 @@ for 1, 2 and 3 degrees of freedom."""
 def _quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t, by expansion around the normal quantile.
 
-    With 4 degrees of freedom, the result is 1 % too small. With 10 degrees, the error is negligible.
+    With 4 degrees of freedom, the result is 1 % too small. With 10 degrees of freedom, the error is negligible.
     """
     few = _FEW[confidence]
     if freedom in few:

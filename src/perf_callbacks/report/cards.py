@@ -30,11 +30,10 @@ THREADS = "threads"
 is unknown."""
 
 CLEAR = 0.9
-"""A saving is printed as a range, such as "5% to 9%", only if its lower end is below this share of its upper end."""
+"""A saving is printed as a range only if the range's lower end is below this share of the upper end."""
 
 ENOUGH_COVERED = 0.98
-"""Smallest share of the weights that counted matrix products should use. Below this share, the card says which share of
-the weights was in no counted product."""
+"""If the counted matrix products use less than this share of the weights, the card shows the uncounted share."""
 
 MOST_NAMES = 3
 """A card names at most this many operations without a formula."""
@@ -58,7 +57,7 @@ _EXCLUDING = {
     "evaluation": "evaluations",
     "checkpoint": "checkpoints",
 }
-"""Parts of the wall time whose steps are excluded from rates, with their names on the card."""
+"""Parts of the wall time that rates exclude, with the name of each part on the card."""
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:

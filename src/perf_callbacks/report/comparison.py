@@ -17,8 +17,7 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that can decide whether there is a regression. Usually, the first of these metrics that has a verdict decides
-(see `_decider`)."""
+"""Metrics that can decide whether there is a regression. `_decider` chooses among the metrics that have a verdict."""
 
 EXPLAINED = 0.5
 """A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
@@ -39,7 +38,7 @@ class ComparedMetric:
     verdict: str | None = None
     """One of "worse", "better", "same" and "undecided". None means that there is no verdict.
 
-    "undecided" means that the confidence interval contains both no change and a change as large as the threshold.
+    "undecided" means that the change may be zero, but may also be as large as the threshold.
     """
 
 
@@ -142,11 +141,10 @@ def _check(metrics: Sequence[ComparedMetric]) -> None:
 def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
     """Return the metric that decides about a regression.
 
-    This is usually the first metric. But if the verdict on the first metric is "same" or "undecided", and quick steps
-    became slower, the time of quick steps decides.
+    Usually, the first metric decides. If quick steps became slower and the first metric's verdict is "same" or
+    "undecided", the time of quick steps decides.
 
-    If other programs run on the machine, a change may be visible only in the time of quick steps, because throughput
-    varies too much.
+    If other programs run on the machine, only the time of quick steps may show a change.
     """
     if not known_metrics:
         return None
@@ -263,7 +261,7 @@ def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable
 
 
 def _differ(name: str, sides: Sequence[Sequence[Any]]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield the name and the distinct values of both sides if the sides differ."""
+    """Yield the name and each side's distinct values. If both sides have the same values, yield nothing."""
     one, other = [distinct(side) for side in sides]
     if len(one) != len(other) or any([value not in other for value in one]):
         yield name, (listed(one), listed(other))

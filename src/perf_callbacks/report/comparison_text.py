@@ -68,7 +68,7 @@ def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) ->
 
 
 def _differs(comparison: Comparison) -> bool:
-    """Return True if throughput or step time changed by more than chance explains."""
+    """Return True if chance doesn't explain the change of throughput or step time."""
     changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
     found = next((changes[name] for name in DECIDING if name in changes), None)
     return found is not None and not found.low <= 0 <= found.high
@@ -115,8 +115,7 @@ def _load(comparison: Comparison, columns: int) -> list[str]:
 def markdown(comparison: Comparison) -> str:
     """Render a comparison for a pull request, as a code block.
 
-    The block's fence has more backticks than the longest row of backticks in the text, so that no value from a journal
-    can end the block.
+    The fence has more backticks than any row of backticks in the text, so no value from a journal ends the block.
     """
     rendered = text(comparison)
     fence = "`" * max([3, *[len(run) + 1 for run in re.findall("`+", rendered)]])

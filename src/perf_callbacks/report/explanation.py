@@ -13,10 +13,10 @@ LONGEST = 300
 """Largest number of characters shown of a value from a journal."""
 
 MEANINGS = {form: term.meaning for term in TERMS for form in (term.name, *term.forms)}
-"""Maps each form of each glossary word to the meaning of the word."""
+"""Maps every form of a glossary word to the word's meaning."""
 
 Value = tuple[str, str]
-"""Name and text of a value that a figure is computed from."""
+"""Name and formatted value of an input of a figure."""
 
 
 def explanation(
@@ -49,7 +49,7 @@ def column(figure: PageFigure, heading: str) -> str:
 
 
 def glossary() -> dict[str, str]:
-    """Return a dict that maps each form of each glossary word to the meaning of the word."""
+    """Return a dict that maps every form of a glossary word to the word's meaning."""
     return {form: without_links(meaning) for form, meaning in MEANINGS.items()}
 
 

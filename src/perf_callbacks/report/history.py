@@ -31,7 +31,7 @@ STEP_COLUMNS = (*TIMES, "samples", "tokens")
 PEAK_KEY = KEYS["row"]["peak_tflops"]
 
 LARGEST = 2**53
-"""Step numbers must be less than this. JavaScript represents all smaller integers exactly."""
+"""Limit for step numbers. JavaScript represents all integers below the limit exactly."""
 
 MOST = 1e30
 """A time or size above this limit counts as unknown, so that sums stay finite."""
@@ -52,7 +52,7 @@ class Attempt:
     entries: list[Entry] = field(default_factory=list)
     """All records except `run`, steps and rows, in the order of the journal."""
     seconds: float = 0.0
-    """Seconds from the start of the attempt to its last record or interim summary, whichever is later."""
+    """Seconds from the start of the attempt to its latest record or interim summary."""
     written_unix: float | None = None
     """Unix time of the last write to the journal before the next attempt began. None means unknown."""
     interim: Summary | None = None
@@ -131,7 +131,7 @@ class FitHistory:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a journal: at most the first hundred of them."""
+        """Ranks without a journal, but at most a hundred ranks."""
         return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
 
     @property
@@ -164,15 +164,12 @@ class FitHistory:
 
     @property
     def newer(self) -> int | None:
-        """Schema number of the journal, if this version of the package is too old to know this schema.
-
-        Otherwise None.
-        """
+        """Schema number of the journal if the journal is newer than this package, and None otherwise."""
         schema = max(attempt.run.schema for _, attempt in self.attempts)
         return schema if schema > SCHEMA else None
 
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
-        """Return the attempts of a rank, each with the number of those steps that no later attempt repeated."""
+        """Return pairs: an attempt of the rank, and the number of steps that no later attempt repeated."""
         limit = LARGEST
         found = []
         for attempt in reversed(self.ranks[rank]):
@@ -211,7 +208,7 @@ def gather(
 
 
 def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
-    """Return the attempt that a `run` record begins. If an equal `run` record is known, return its attempt.
+    """Return the attempt that a `run` record begins. Equal `run` records belong to the same attempt.
 
     If a journal is deleted during a run, the new journal file begins with the same `run` record.
     """

@@ -38,7 +38,7 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
     """Break a text into lines of at most `width` characters. A word longer than a line, such as a path, stays whole.
 
-    If the text comes from the function `joined`, no line is broken within a part that fits on one line.
+    In a text from the function `joined`, a part is broken only if the part is longer than a line.
     """
     if len(text) <= width:
         return [text.replace(_JOINED, " ")]

@@ -8,12 +8,12 @@ from perf_callbacks.report.compared_run import ComparedRun
 from perf_callbacks.report.units import DASH
 
 SAME_AMOUNT = 0.01
-"""Two numbers of samples per step are equal if their relative difference is at most this. Step times are compared only
-if samples per step and tokens per step differ by at most this share."""
+"""Two numbers of samples per step count as equal if their relative difference is at most this share. Step times are
+compared only if samples per step and tokens per step differ by at most this share."""
 
 SAME_LENGTH = 0.1
-"""Two numbers of tokens per step are equal if their relative difference is at most this. The limit is large because the
-lengths of samples differ by chance."""
+"""Two numbers of tokens per step count as equal if their relative difference is at most this share. The limit is large
+because the lengths of samples differ by chance."""
 
 FIELDS = ("parameters", "batch", "device", "devices", "world_size")
 """Fields of `Run` in which all runs must agree. An unknown value agrees with every value."""

@@ -13,7 +13,8 @@ FEWEST = 3
 """Smallest number of points for which a line is drawn."""
 
 POINTS = 1000
-"""A line has fewer than twice this many points. For example, only every fifth of 5,000 records is drawn."""
+"""A long line has at least this many points, but fewer than twice as many. Of 5,000 records, every fifth record is
+drawn."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}

@@ -20,8 +20,7 @@ IDLE = 0.1
 
 SHARED = 0.2
 """If other programs use all CPUs, steps are longer by up to this share, because caches, memory and clock are shared.
-For example, a small training needed up to 20 % more CPU time per step while four other processes were busy on its two
-cores."""
+For example, a small training on two busy cores needed up to 20 % more CPU time per step."""
 
 MOST_SHARE = 0.99
 """Largest share of time without a CPU that `Load.effect` assumes. A share of 1 would make the effect infinite."""
@@ -65,9 +64,8 @@ class Load(NamedTuple):
     def effect(self) -> float:
         """Natural logarithm of the largest factor by which the load may make steps longer.
 
-        If few CPUs are idle, other threads of the program may also wait for a CPU, and the training thread waits for
-        these threads. If few CPUs are idle and other programs use 40 % of the CPUs, the training is assumed to wait for
-        a CPU for at least 40 % of the time.
+        If few CPUs are idle, the training thread may wait for other threads of the program that lack a CPU. If few CPUs
+        are idle and other programs use 40 % of all CPUs, the assumed wait is at least 40 % of the time.
         """
         taken = self.no_cpu or 0.0
         others = self.others or 0.0

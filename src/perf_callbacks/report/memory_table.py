@@ -123,7 +123,7 @@ def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -
 
 
 def _sizes(parts: Memory) -> dict[str, float]:
-    """Return the known sizes of memory parts, without sizes that no run can have."""
+    """Return the known and possible sizes of memory parts."""
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 

@@ -73,7 +73,7 @@ def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) 
     Args:
         profile: The profile.
         fit: The attempt of the rank that wrote the profile.
-        peak_flops_per_second: Peak of one device. None means that the peak is unknown; then MFU is unknown too.
+        peak_flops_per_second: Peak of one device. None means that the peak and MFU are unknown.
     """
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
     count = module_table.last_count(fit)

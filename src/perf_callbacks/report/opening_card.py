@@ -7,10 +7,10 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 
 TIMELINES = {"host": "host clock", "device": "device events"}
-"""Words for each value of a run's `timeline`, which says what timed the steps."""
+"""Words on the card for the clock that timed the steps, by the value of `timeline`."""
 
 MOST_ADVICE = 3
-"""Largest number of findings that the card shows at the start, when the savings of a finding are not known yet."""
+"""Largest number of findings on the card at the start of training."""
 
 
 def opening(

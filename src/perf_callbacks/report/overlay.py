@@ -32,7 +32,7 @@ DECISIVE = {
     "samples per step": "samples per step",
     "tokens per step": "tokens per step",
 }
-"""For each difference that the note at the top of the page mentions: its words in the note."""
+"""Words in the note at the top of the page, for each difference that the note mentions."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
 """Words that replace a field's name in the table of differences, because the name says too little."""

@@ -16,7 +16,7 @@ FILES = {
     "parts": "parts.js",
     "script": "page.js",
 }
-"""For each placeholder in `page.html`: the file that is inserted there."""
+"""Maps each placeholder in `page.html` to the file that replaces the placeholder."""
 
 _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 

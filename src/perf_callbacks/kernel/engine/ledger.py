@@ -8,8 +8,8 @@ from perf_callbacks.kernel.engine.window_sharing import WindowSharing
 from perf_callbacks.kernel.records.fit_records import Steps
 
 MOST_UNTOLD = 64
-"""Maximum number of finished steps that wait for their token counts. Token counts can be added once the tensor of token
-ids is known."""
+"""Maximum number of finished steps that wait for their token counts. A step waits until the tensor of token ids is
+known."""
 
 
 class Ledger:
@@ -99,7 +99,7 @@ class Ledger:
         return totals
 
     def all(self, *, interim: bool = False) -> tuple[int, int | None, int | None, int]:
-        """Return the number of steps, their samples and tokens, and the number of steps whose times were lost.
+        """Return four numbers: all steps, their samples, their tokens, and the steps whose times were lost.
 
         `interim` means the same as in `included`.
         """

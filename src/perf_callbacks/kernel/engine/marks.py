@@ -6,7 +6,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 
 
 class Begin:
-    """Mark for the start of a stage. The matching `BACK` returns to the stage before."""
+    """Mark for the start of a stage. The matching `BACK` ends the stage."""
 
     __slots__ = ("stage",)
 
@@ -15,7 +15,7 @@ class Begin:
 
 
 class Back:
-    """Mark that ends the stage of the matching `Begin`. The thread returns to the earlier stage."""
+    """Mark that ends the stage of the matching `Begin`. The stage before the `Begin` continues."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class Pause(NamedTuple):
     here: bool
     """True if the collection ran in the training thread."""
     ours: str | None = None
-    """Reason why the checklist ran the collection, as in `Gc.ours`. None: Python or the program ran it."""
+    """Reason why the checklist ran the collection, such as "schedule". None: Python or the program collected."""
     made: int = 0
     """Value of `gc.get_count()[0]` at the start of the collection. Only collections that the checklist runs have this
     number."""
@@ -63,7 +63,7 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 
 
 class Calls(NamedTuple):
-    """Number of times that a step enters the model's forward, and number of times that it enters the backward.
+    """Number of forwards and number of backwards in a step.
 
     Two marks for the forward count as one forward if no other mark lies between them. If a plain loop calls the model
     twice without a backward in between, the second call is not always marked.

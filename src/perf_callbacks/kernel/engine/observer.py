@@ -9,7 +9,7 @@ from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
-"""Times of some steps. Maps the name of each signal to one value per step: the seconds, or None if they are unknown."""
+"""Times of some steps. Maps the name of a signal to its seconds in each step. None: unknown."""
 
 
 P = ParamSpec("P")
@@ -24,7 +24,7 @@ class Observer:
 
     @property
     def due(self) -> int:
-        """Number of the next step after which the engine calls this observer's `step_ended` and `step_began`."""
+        """Number of the step at whose end the engine calls `step_ended` and `step_began` next."""
         return NEVER
 
     @property
@@ -60,16 +60,16 @@ class Observer:
     def loader_left(self, *, exhausted: bool) -> None:
         """Handle the moment when the training loop stops reading from its data loader.
 
-        This may happen in the middle of a step, and may be the last event of training.
+        The event can come in the middle of a step, and can be the final event of training.
         """
 
     def epoch_ended(self) -> None:
         """Handle the end of a trainer's epoch. In a plain loop, `loader_left` is called instead of `epoch_ended`."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Handle steps whose times have become known. The end of these steps may be long ago.
+        """Handle steps whose times have become known. The steps may have ended long ago.
 
-        `pauses` are garbage collections. A later call may pass the step in which a collection ran.
+        `pauses` are garbage collections. The step of a collection may follow in a later call.
         """
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -100,24 +100,24 @@ class Observer:
         """
 
     def record_written(self, record: Record) -> None:
-        """Handle a journal record that was just written. Any thread may call this."""
+        """Handle a journal record that was just written. Any thread may call this method."""
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Handle an event that a user may want to hear of at once, such as "stall". Any thread may call this.
+        """Handle an event that a user may want to hear of at once, such as "stall". Any thread may call this method.
 
         `details` has a sentence under the key `text`, and more values that can be written as JSON.
         """
 
     def exception_raised(self, error: BaseException) -> None:
-        """Handle the exception that ends the fit. The local variables in its traceback still keep tensors alive."""
+        """Handle the exception that ends the fit. The exception's traceback still keeps tensors alive."""
 
     def before_summary(self) -> None:
-        """Wait a moment for messages of other ranks. This is called after training and before the summary is made."""
+        """Wait a moment for results that belong in the summary. Training is already over."""
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that distinguish the two kinds
         """Return metrics under their names in `METRICS`. `kind` is "row", or "whole" for the whole fit.
 
-        The engine calls this once per row.
+        For the kind "row", the engine calls `metrics` once per row.
         """
         return {}
 
@@ -130,7 +130,7 @@ class Observer:
         return {}
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:  # noqa: ARG002 as above
-        """Return findings from the summary so far. If `summary` is None, decide from the facts alone."""
+        """Return findings. `summary` covers the fit so far. If `summary` is None, decide from the facts alone."""
         return ()
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
@@ -198,16 +198,16 @@ class Observers:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Compute `due` again. An observer calls `look_ahead` after it has changed its `due` outside of an event."""
+        """Compute `due` again. An observer calls `look_ahead` if its `due` changes between two events."""
         self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
 
     def plan(self, step: int) -> None:
-        """Make sure that `due` is at most `step`. Before `due`, the end of a step only writes a mark."""
+        """Make sure that `due` is at most `step`. Until step `due`, the end of a step only writes a mark."""
         self._planned = step
         self.look_ahead()
 
     def hurry(self) -> None:
-        """Set `due` to 0 for good. From now on, the end of each step does more than write a mark."""
+        """Set `due` to 0 for good. From now on, every step counts as due."""
         self._hurried, self.due = True, 0
 
     @property
@@ -226,7 +226,7 @@ class Observers:
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:
-        """Call `step_ended` of the observers that are due. `step_began` then computes the next `due`."""
+        """Call `step_ended` of the observers that are due. `step_began` computes the next `due`."""
         for observer in self.overriding["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)

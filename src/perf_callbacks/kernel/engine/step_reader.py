@@ -26,9 +26,8 @@ MOMENT_SECONDS = 0.05
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
 """Limits of the wait, at the end of a fit, for times that the device has not reported yet.
 
-The wait is limited to `DRAIN_SECONDS` or to the duration of `DRAIN_STEPS` steps, whichever is longer. Each of the
-`DRAIN_STEPS` steps counts as long as the longest step of the fit. After a failure, the wait lasts at most
-`DRAIN_SECONDS`.
+The wait ends after `DRAIN_SECONDS`, or after `DRAIN_STEPS` times the longest step of the fit, whichever is later. After
+a failure, the wait lasts at most `DRAIN_SECONDS`.
 """
 
 
@@ -44,12 +43,12 @@ class DeviceTimeline(Protocol):
     def ready(self) -> list[tuple[float, ...] | str]:
         """Return the seconds of each stage, for each step whose times have arrived.
 
-        If the times of a step were lost, the entry is the reason for the loss.
+        If the times of a step were lost, the list has the reason for the loss instead.
         """
         ...
 
     def capturing(self) -> bool:
-        """Return True while a CUDA graph or the like is captured. In this time, `ready` returns no steps."""
+        """Return True while a CUDA graph or the like is captured. During a capture, `ready` returns no steps."""
         ...
 
 
@@ -96,7 +95,7 @@ class StepReader:
 
     @property
     def capturing(self) -> bool:
-        """True while a graph is captured. In this time, the device must not be queried."""
+        """True while a graph is captured. During a capture, the device must not be queried."""
         return self._device is not None and self._device.capturing()
 
     @contextmanager
@@ -139,7 +138,7 @@ class StepReader:
         return not self.passed
 
     def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
-        """Wait for the device's last times at the end of a fit. After a failure, wait at most `DRAIN_SECONDS`."""
+        """Wait at the end of a fit for times that the device has not reported yet."""
         began = clock()
         while not self.collect() and not self.capturing:
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
@@ -148,7 +147,7 @@ class StepReader:
             sleep(0.001)
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
-        """Write the finished steps that the journal lacks. The watchdog's thread calls this.
+        """Write the finished steps that the journal lacks. The watchdog's thread calls this method.
 
         The call reads a copy of the tape, and changes neither tape nor sums. Steps that are still on the tape are
         written without FLOPs. The call doesn't query the device: a query might hang, or break a graph capture in the
@@ -168,7 +167,7 @@ class StepReader:
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
         """Store the function that counts tokens.
 
-        Return the token counts of earlier steps that are already in the ledger. The key is the number of the step.
+        Return the token count of each earlier step that is already in the ledger, by the number of the step.
         """
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
@@ -269,7 +268,7 @@ class StepReader:
     def _early(self, past: Past) -> Columns | None:
         """Return the ended steps, with the values that are known so far.
 
-        The call changes no state, so that a thread beside the training thread can make it.
+        The watchdog's thread may call `_early`, because `_early` changes no state.
         """
         ended = [self.ended[place] for place in range(len(past.calls))]
         steps, last = [], self._batch
@@ -281,7 +280,7 @@ class StepReader:
         return Columns.of(steps) if steps else None
 
     def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
-        """Return samples, tokens and useful tokens of a step. Store its first batch for later steps without a batch."""
+        """Return samples, tokens and useful tokens of a step. Store the step's first batch for `_without`."""
         if not batches:
             return _without(self._batch, calls)
         self._batch = batches[0]
@@ -305,7 +304,7 @@ class StepReader:
     ) -> Sequence[StepFlops | None]:
         """Return the FLOPs of each step.
 
-        Each step with unknown FLOPs needs its own call of the work model, which counts these steps by reason.
+        `work.of` is called for each step with unknown FLOPs, because `work.of` counts these steps by reason.
         """
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
@@ -329,7 +328,7 @@ def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
     """Return samples, tokens and useful tokens of a step that loaded no new batch.
 
     If the step ran a backward, all amounts are unknown (None), because the step used an earlier batch again. In a step
-    without a backward, each amount is 0, unless the amount is unknown in the batch `last`.
+    without a backward, an amount is 0 if `last` knows this amount, and None otherwise.
     """
     return (None, None, None) if calls.backwards else nothing(last)
 

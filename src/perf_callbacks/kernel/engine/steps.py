@@ -31,7 +31,7 @@ COUNTED = "counted"
 RECOUNTED = "recounted"
 """Reason for excluding a step in which FLOPs are counted again, for example for a new shape.
 
-Windows of all ranks include a recounted step, because ranks may recount FLOPs at different steps.
+Windows still include a recounted step, because ranks may recount FLOPs at different steps.
 """
 
 PROFILED = "profiled"
@@ -159,8 +159,8 @@ class Totals:
         """Number of steps whose tokens are unknown, or not known yet."""
         self.useful_tokens: Any = 0
         self.effort = StepFlops(0, 0, 0.0)
-        """Sum of the FLOPs over all steps whose FLOPs are known. `effort_steps` and `effort_seconds` cover the same
-        steps."""
+        """Sum of the FLOPs over all steps whose FLOPs are known. `effort_steps` and `effort_seconds` cover only steps
+        whose FLOPs are known."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
         self.pause_seconds = 0.0
@@ -213,7 +213,7 @@ class Totals:
         self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
-        """Add the sums of `other`, which cover other steps."""
+        """Add the sums in `other`. No step may be in both `Totals`."""
         self.steps += other.steps
         self.seconds = [a + b for a, b in zip(self.seconds, other.seconds, strict=True)]
         self.samples = plus(self.samples, other.samples)
@@ -227,7 +227,7 @@ class Totals:
         self.longest_pause = max(self.longest_pause, other.longest_pause)
 
     def settle(self) -> None:
-        """Wait until the device has computed the number of useful tokens. Only rows and summaries call this."""
+        """Wait until the device has computed the number of useful tokens. Only rows and summaries call `settle`."""
         if self.useful_tokens is not None:
             self.useful_tokens = int(self.useful_tokens)
 
@@ -266,14 +266,14 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownParts:
-    """Says which parts of a step are measured. Metrics show only these parts."""
+    """Says which parts of a step are measured. Metrics show only measured parts."""
 
     gc_timed: bool
     """True if garbage collections are measured."""
     gc_staged: bool
     """True if the time of garbage collections is a separate stage. With a device timeline, `gc_staged` is False."""
     waits_timed: bool
-    """True if waits in collectives are measured. With a device timeline, these are waits of the stream that trains."""
+    """True if waits in collectives are measured. A device timeline measures only waits of the training stream."""
     staged: bool = True
     """False if the device computes asynchronously and can't report times. If `staged` is False, only whole steps have
     times."""
@@ -287,7 +287,7 @@ class KnownParts:
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
         """Return the stages that were timed. Each stage comes with the name that its time has in metrics and journal.
 
-        A stage that was never entered is left out: the trainer may run such a stage without a call that we watch.
+        A stage that was never entered is left out, because the trainer may run the stage unnoticed.
         """
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
         shown = STAGES if self.staged else ()

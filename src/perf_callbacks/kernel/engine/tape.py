@@ -36,14 +36,14 @@ class PlacedPause(NamedTuple):
     pause: Pause
     stage: Stage
     step: int
-    """Index of the step among the steps that the same call has read, from 0 on."""
+    """Index of the step, from 0 on, among the steps that `read` returns."""
 
 
 class Tape:
     """A list in which each mark is followed by its time. A garbage collection is a mark whose time is None.
 
     To write a mark, call `write` with the pair of the mark and its time. As a rule, `write` is the method `extend` of
-    the list. This single call into C is fast, and no garbage collection can run in the middle of it.
+    the list. A call of `extend` is fast, and no garbage collection can interrupt the call.
     """
 
     __slots__ = (
@@ -162,9 +162,9 @@ class Tape:
         return done, told
 
     def turned(self) -> tuple[Stage, float]:
-        """Return the current stage of the training thread, and the time of the last mark. Any thread may call this.
+        """Return the current stage of the training thread, and the time of the newest mark.
 
-        The marks stay on the tape.
+        Any thread may call this method. The marks stay on the tape.
         """
         tracker, last = StageTracker(), self._last
         tracker.stage, tracker.before = self._tracker.stage, self._tracker.before[:]
@@ -178,7 +178,7 @@ class Tape:
         return tracker.stage, last
 
     def step_began(self) -> float:
-        """Return the time at which the current step began. Any thread may call this."""
+        """Return the time at which the current step began. Any thread may call this method."""
         pairs = self.pairs[:]
         marks = pairs[::2]
         if END in marks:

@@ -12,8 +12,8 @@ from typing import Any
 from perf_callbacks.kernel.records.fit_records import Window
 
 NOTICE = 3
-"""Number of windows for which a proposed value waits before all ranks use the value. While the value waits, all ranks
-receive the proposal."""
+"""Number of windows from the proposal of a value until all ranks use the value. Meanwhile, the proposal reaches all
+ranks."""
 
 MOST_NAMED = 64
 """Maximum number of missing ranks that a window lists. The window's count of missing ranks has no limit. In a job with
@@ -109,9 +109,9 @@ class WindowReader(ABC):
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
-    """Return a copy of the window, and fill in when all ranks begin to use each proposed value.
+    """Return a copy of the window, with the step at which all ranks begin to use each proposed value.
 
-    All ranks begin to use a new value `NOTICE` windows later. If the previous window has the same value, the starting
+    All ranks wait `NOTICE` windows before they use a new value. If the previous window has the same value, the starting
     step of this value stays unchanged. If any rank is missing, all values and starting steps of the previous window
     stay in force. `now` is the step that training has reached.
     """

@@ -9,7 +9,7 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 LOOK_STEPS = 50
-"""With a device timeline, the engine calls `look` at least once in this many steps."""
+"""Maximum number of steps between two calls of `look`, if the fit has a device timeline."""
 
 
 class WorkModel:

@@ -59,9 +59,9 @@ class Chain:
 
 
 def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
-    """Return the time of a run before an attempt, from the counters in the attempt's checkpoint.
+    """Return the times of a run up to the start of an attempt. The checkpoint's counters hold the times.
 
-    The time is unknown if the checkpoint holds counters of an earlier step, as after training without the callback.
+    If the counters belong to an earlier step than the checkpoint, the times are unknown.
 
     Args:
         carried: Counters of the checkpoint. None: a fresh start.

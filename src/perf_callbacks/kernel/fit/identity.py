@@ -111,7 +111,7 @@ def parameters(model: nn.Module) -> int | None:
 
 
 def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
-    """Return the full size of a parameter, as `parameters` counts it. `managed`: FSDP 1 manages the model."""
+    """Return the full size of a parameter, as `parameters` counts it. `managed` is True if FSDP 1 manages the model."""
     lazy = isinstance(one, nn.parameter.UninitializedParameter)
     whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
     if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
@@ -120,7 +120,7 @@ def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
 
 
 def batch_size(loaders: Sequence[Any]) -> int | None:
-    """Return the number of samples per batch, if all loaders have the same number. Otherwise return None."""
+    """Return the number of samples per batch; None if the loaders differ or don't show the number."""
     sizes = {
         getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         for loader in loaders

@@ -39,16 +39,16 @@ class Batches:
     devices: int = 1
     """Number of devices that this process drives."""
     workers: int = 0
-    """Number of worker processes of the training loader, if the trainer knows it. Each object in `loaders` knows its
-    own number of workers."""
+    """Number of worker processes of the training loader, if the trainer knows the number. Each object in `loaders`
+    knows its own number of workers."""
     process: tuple[Any, str] | None = None
-    """Function that the trainer calls to prepare a data loader. It returns the prepared loader."""
+    """Function that the trainer calls to prepare a data loader. The function returns the prepared loader."""
     first: tuple[Any, str] | None = None
     """Function that gets each batch before the batch is copied to the device."""
     first_batch: "FirstBatch | None" = None
     """Object that receives the first batch, if the integration reads batches before their copy to the device."""
     copy: tuple[Any, str] | None = None
-    """Function that copies a batch to a device. It waits for the copy unless it is called with `non_blocking=True`."""
+    """Function that copies a batch to a device. Without `non_blocking=True`, the function waits for the copy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class Fit:
     progress: Progress | None = None
     """Function by which the watchdog checks whether the fit still goes on. None: the watchdog doesn't check."""
     proving: bool = False
-    """True if items are put on trial where this is possible."""
+    """True if each item that allows a trial is put on trial."""
 
 
 class ActiveItem(Observer):
@@ -131,7 +131,7 @@ class Item(Protocol):
         ...
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Return the decision about the item. It depends only on the arguments."""
+        """Return the decision about the item. The decision depends only on the arguments."""
         ...
 
     def apply(self, fit: Fit) -> ActiveItem:

@@ -9,8 +9,8 @@ MAIN = tuple([metric.name for metric in METRICS if metric.main])
 """Names of the metrics that a console shows. Samples per second are shown only if tokens are unknown."""
 
 ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
-"""Metrics that stay constant in a run, with their usual values. For the peak, the first value in a run counts as the
-usual value."""
+"""Metrics that stay constant in a run, with their usual values. The usual value of `peak_tflops` is the first value in
+a run."""
 
 
 def main(names: Iterable[str]) -> list[str]:
@@ -53,8 +53,7 @@ class Logged:
     def __init__(self, which: str) -> None:
         self._which = which
         self.names = set[str]()
-        """Names of all metrics logged so far. Other names that begin with `perf/` belong to the program's own
-        metrics."""
+        """Names of all our metrics so far. If another name begins with `perf/`, the metric is the program's own."""
         self._last: dict[str, float | None] = dict(ORDINARY)
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:

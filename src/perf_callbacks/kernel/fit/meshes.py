@@ -20,7 +20,7 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """Return the number of groups of ranks in which all ranks process the same samples.
+    """Return the number of ranks with different samples. Ranks that share their samples count once.
 
     None means that each rank has its own samples, because the parameters lie on no mesh with several ranks.
 

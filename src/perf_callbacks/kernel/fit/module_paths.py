@@ -11,10 +11,10 @@ _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class ModulePaths:
-    """Paths of a model's modules, with the number of modules and of parameters of each path. No module is kept alive.
+    """Paths of a model's modules, with the number of modules and of parameters of each path.
 
-    A module that occurs at several places has the path of the first place, as in `named_modules`. If all layers of a
-    list have the same class, they share a path with a star, such as `layers.*.mlp`.
+    `ModulePaths` keeps no module alive. A module that occurs at several places has the path of the first place, as in
+    `named_modules`. If all layers of a list have the same class, they share a path with a star, such as `layers.*.mlp`.
 
     >>> ModulePaths(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))).parameters
     {'': 0, '*': 17}

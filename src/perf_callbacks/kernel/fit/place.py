@@ -43,7 +43,7 @@ class Place:
     devices: int = 1
     """Number of devices that this process drives."""
     data_parallel: int | None = None
-    """Number of groups of ranks, where all ranks of a group process the same samples. None: each rank has its own
+    """Number of ranks with different samples. Ranks that share their samples count once. None: each rank has its own
     samples."""
     ambiguous: str | None = None
     """Reason why `data_parallel` is unknown. If `data_parallel` is unknown, the rates of the job and the rates per
@@ -51,8 +51,8 @@ class Place:
     step: int = 0
     """Number of optimizer steps done before this fit."""
     carried: Mapping[str, Any] | None = None
-    """State that `Recorder.state` returned, read from the checkpoint from which this fit resumes. Empty if the
-    checkpoint has no such state. None: the fit doesn't resume."""
+    """State of a recorder in the checkpoint from which this fit resumes. Empty: the checkpoint has no state of a
+    recorder. None: the fit doesn't resume."""
     restore_seconds: float | None = None
     """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
     checkpoint, or that the time is unknown."""
@@ -101,8 +101,8 @@ def run_id(place: Place) -> str:
 def earlier(place: Place) -> Amounts:
     """Return the numbers of samples and tokens that this rank processed in earlier attempts.
 
-    Without earlier attempts, both are 0. If the checkpoint lacks the numbers, or has the numbers of an earlier step,
-    the numbers are unknown. A checkpoint has the numbers of an earlier step if training went on without the callback.
+    In a first attempt, the numbers are 0. The numbers are unknown if the checkpoint lacks the numbers of this rank and
+    step.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
@@ -113,9 +113,9 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """Return the number of groups of ranks in which all ranks process the same samples.
+    """Return the number of ranks with different samples. Ranks that share their samples count once.
 
-    The number follows from the parallelism of an `accelerate.Accelerator`. None: the accelerator has no such setting.
+    The number follows from accelerate's `parallelism_config`. None: there is no `parallelism_config`.
     """
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
@@ -126,7 +126,7 @@ def data_parallel(accelerator: Any) -> int | None:
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
     """Return the place with its data-parallel size.
 
-    If the framework gave no size, the device meshes of the parameters give it.
+    If the framework gave no data-parallel size, the size comes from the device meshes of the parameters.
     """
     if place.world_size == 1 or place.data_parallel is not None:
         return place
@@ -181,7 +181,7 @@ def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: b
 
 
 def new_journal(config: PerfConfig, place: Place, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
-    """Return the journal of a fit. Its file is in `directory`."""
+    """Return the journal of a fit. The journal's file is in a folder of `directory`."""
     if not config.journal:
         return Journal()
     return FileJournal(
@@ -194,9 +194,9 @@ def new_journal(config: PerfConfig, place: Place, directory: Path, began: float,
 
 
 def last_sign(journal: Journal) -> float | None:
-    """Return the time of the last write to a journal's file, or to the summary file beside it.
+    """Return the time at which a journal or its summary file was written most recently.
 
-    None means that the file doesn't exist.
+    None: there is no journal file.
     """
     with suppress(OSError):
         return None if journal.path is None else signs(journal.path, {}).written_unix

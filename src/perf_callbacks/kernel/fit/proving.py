@@ -8,8 +8,8 @@ from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
 
 SLOT = 2 * PAIRS * TURN + 256
-"""Number of steps from the start of one item's trial to the start of the next item's trial. Between two trials, 256
-steps are left free, so that all ranks receive the verdict on the first item in time."""
+"""Number of steps from the start of one item's trial to the start of the next item's trial. After each trial, 256 steps
+are left free, so that all ranks learn the verdict before the next trial."""
 
 
 class Proving(ActiveItem):
@@ -77,7 +77,7 @@ class Proving(ActiveItem):
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Take over the values that the ranks have agreed on, for use from the end of `step` on."""
+        """Use the values that the ranks have agreed on, from the end of `step` on."""
         self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
@@ -111,7 +111,7 @@ class Proving(ActiveItem):
 
 
 def asked(slug: str) -> str:
-    """Return the name of the value with which a rank votes to keep an item (1) or to drop the item (0)."""
+    """Return the name under which a rank votes on an item: 1 keeps the item, 0 drops the item."""
     return f"keep {slug}"
 
 

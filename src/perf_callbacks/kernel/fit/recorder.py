@@ -39,7 +39,7 @@ from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.weak_calls import weakly
 
 EMPTY_ROWS = 3
-"""After this many consecutive empty rows of metrics, a warning is logged. A single empty row is harmless."""
+"""Number of consecutive empty rows of metrics that causes a warning. A single empty row is harmless."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -185,7 +185,7 @@ class Recorder:
             self.fail(error)
 
     def _end_due_step(self, step: int, *, begins: bool) -> None:
-        """End a step at whose end more must be done than to write a mark."""
+        """End a step whose number is at least `observers.due`."""
         if not self.active:
             return
         if self._late is not None:
@@ -242,7 +242,7 @@ class Recorder:
 
     @property
     def exchanging(self) -> bool:
-        """Return True if ranks exchange data about windows of steps, or may do so later."""
+        """Return True unless it is known that the ranks exchange no windows of steps."""
         ranks = self.ranks
         return ranks is not None and (ranks.job_settings is None or ranks.job_settings.window is not None)
 
@@ -293,7 +293,7 @@ class Recorder:
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the fit up to now or, if the fit has ended, of the whole fit."""
+        """Summary of the fit so far."""
         return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
@@ -383,9 +383,9 @@ class Recorder:
             self._observer.remove()
 
     def on_swallowed(self, error: BaseException) -> bool:
-        """Store an exception of a signal handler that Python would swallow. The end of the step then raises it.
+        """Store an exception of a signal handler that Python would swallow. The end of the step raises the exception.
 
-        Return False without storing the exception if an earlier exception is still stored, or if training may be over.
+        Return False, and store nothing, if an exception is already stored, or if training may be over.
         """
         if not self.active or self._late is not None or self.step == self._left_after:
             return False

@@ -18,7 +18,7 @@ TURN = 32
 """Number of steps in a turn."""
 
 SETTLE = 2
-"""Number of steps at the start of a turn that are not measured, because the turn before may still affect them."""
+"""Number of unmeasured steps at the start of a turn. The previous turn may still affect these steps."""
 
 PAIRS = 16
 
@@ -29,13 +29,13 @@ of each turn were measured."""
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
 """Critical values of Wilcoxon's signed rank test, two-sided, at the level 0.001. The key is the number of pairs.
 
-The 99.9 % interval is computed from the differences of the pairs. First, the mean of every two differences is formed,
+The 99.9 % interval is computed from the differences of the pairs. First, the mean of every two differences is computed,
 and all means are sorted. The critical value is the number of means to remove at each end of the sorted list.
 """
 
 
 LONGEST = 1.5
-"""Limit of a step's time, relative to the median step of its turn. A step above the limit counts as this limit.
+"""Limit of a step's time, relative to the median step of its turn. Longer times are cut to the limit.
 
 The limit applies to the time of the step without garbage collections in this process.
 """
@@ -44,18 +44,18 @@ LEAST = 0.001
 """Minimum saving that is worth keeping, as a share of the length of a step."""
 
 FULL = 2
-"""Number of the oldest generation. Its collection is a full garbage collection."""
+"""Number of the oldest generation. A collection of the oldest generation is a full garbage collection."""
 
 
 class Outcome(NamedTuple):
-    """Seconds that the change saves in a mean step. A negative number means that steps got longer."""
+    """Seconds that the change saves per step. A negative number means that steps got longer."""
 
     saved: float
     low: float
     high: float
     """Upper end of the 99.9 % interval. The lower end is `low`."""
     left: float
-    """Seconds of a mean step without the change."""
+    """Average seconds of a step without the change."""
     pairs: int
 
     @property
@@ -112,12 +112,11 @@ class Trial:
     def outcome(self) -> Outcome | None:
         """Compare the turns of each complete pair. Return None if there are too few complete pairs.
 
-        Other processes on the machine may delay single steps, so `LONGEST` limits how much such a step counts. Other
-        processes may also delay whole turns, so the result is a median of differences: the estimator of Hodges and
-        Lehmann. A few delayed turns hardly change this median. A long pause of another rank hardly changes the result.
-        If ranks wait for each other, the true saving may be larger than the result. A median of 16 differences can't
-        show a pause that is long and rare. If the change moves garbage collections, the result is the median plus the
-        mean saving of collection time.
+        Other processes on the machine may delay single steps. `LONGEST` limits the effect of a delayed step. The result
+        is a median of differences: the estimator of Hodges and Lehmann. A few delayed turns hardly change the median. A
+        long pause of another rank hardly changes the result. If ranks wait for each other, the true saving may be
+        larger than the result. A median of 16 differences can't show a pause that is long and rare. If the change moves
+        garbage collections, the result is the median plus the mean saving of collection time.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -142,7 +141,7 @@ def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
     """Return the mean step of a turn.
 
     The time of garbage collections in a step counts only up to a limit: the step's time minus the median step's time.
-    If a device's clock times the steps, a collection in the host may not make the step longer at all.
+    If a device's clock times the steps, some collections in the host make no step longer.
     """
     if not seen:
         return _Mean(0, 0.0, 0.0)

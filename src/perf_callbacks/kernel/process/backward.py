@@ -1,7 +1,7 @@
 """Wrap `torch.autograd.backward` and `torch.autograd.grad` once for all measured loops.
 
 Every backward of a loop calls `backward` or `grad`, and torch has no hook for either function. The original function is
-stored only as an attribute of its wrapper. So an interrupt can't separate the original from the wrapper.
+stored only in its wrapper, so that no interrupt can separate the original from the wrapper.
 """
 
 import functools
@@ -23,8 +23,8 @@ from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
 
 _OURS = "_perf_callbacks"
-"""Name of the attribute that identifies our wrapper: its value is the wrapper itself. If other code wraps our wrapper
-with `functools.wraps`, the new wrapper gets a copy of the attribute, but the value is still our wrapper."""
+"""Name of the attribute that identifies our wrapper: its value is the wrapper itself. If other code uses
+`functools.wraps` on our wrapper, the copied attribute still holds our wrapper."""
 
 
 _CREATE_GRAPH = 4
@@ -71,7 +71,7 @@ class Loop(Listener):
         self.spans = 0
         """Number of evaluations and checkpoints that the user has begun and not ended."""
         self.late = False
-        """True: the next step did not begin at the end of the previous step, and begins at the next watched call."""
+        """True: a step has ended, and the next step begins only at the next watched call."""
         self.in_backward = False
         self.optimizing = 0
         """Number of nested optimizer steps under way."""
@@ -93,11 +93,11 @@ class Loop(Listener):
         raise NotImplementedError
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model if writing a mark may not be enough. Return True if the call is a forward."""
+        """Handle a call of a model. Return True if the call is a forward."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> bool:
-        """Begin a backward. Return False in another thread, and within a backward, as in reentrant checkpointing."""
+        """Begin a backward. Return False if another thread calls, or if a backward is already running."""
         if self.in_backward or get_ident() != self.thread:
             return False
         self.in_backward = True
@@ -125,7 +125,7 @@ class Loop(Listener):
     def builds_graph(self) -> None:
         """Mark a `grad` with `create_graph` as a second forward of zero duration.
 
-        So a step with a gradient penalty has one more forward than other steps.
+        A step with a gradient penalty has one more forward than other steps.
         """
         if not (self.in_backward or self.evaluating or self.spans or get_ident() != self.thread):
             self._mark(*ONE_MORE_FORWARD)
@@ -173,7 +173,7 @@ class Backwards(Owner[bool]):
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `backward` with torch's own signature: `*args, **kwargs` would cost a microsecond in each step.
+        """Wrap `backward` with torch's own signature, because `*args, **kwargs` would cost a microsecond in each step.
 
         If `backward` has another signature, from other code or a later torch, the wrapper takes `*args, **kwargs`.
         """

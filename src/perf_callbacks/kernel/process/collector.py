@@ -5,8 +5,8 @@ Automatic collection is off while any lease wants it off. Objects stay frozen wh
 any order: the collector is restored when no fit holds a lease any more. Fits that alternate share one schedule: after a
 collection by one fit, the next fit skips its own collection.
 
-Automatic collection is turned off by setting the first threshold to 0, not by `gc.disable()`. So this change doesn't
-interfere with other code that calls `gc.disable()` during a fit, as `timeit` does.
+Automatic collection is turned off by setting the first threshold to 0, not by `gc.disable()`. The threshold doesn't
+interfere with code that calls `gc.disable()` during a fit, as `timeit` does.
 """
 
 import gc
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from perf_callbacks.kernel.process.gc_observer import GcObserver
 
 OWN_FROZEN = 1000
-"""Largest number of objects that Python freezes by itself. If more are frozen, the program froze them on purpose."""
+"""Largest number of objects that Python freezes by itself. If more than `OWN_FROZEN` objects are frozen, the program
+froze objects on purpose."""
 
 FULL = 2
 """The oldest generation. Collecting this generation collects all generations."""
 
 LEAST_PATIENCE = 5.0
-"""Minimum number of seconds without the end of a step before a fit counts as abandoned."""
+"""A fit counts as abandoned only if no step has ended for at least `LEAST_PATIENCE` seconds."""
 
 PATIENCE_STEPS = 20
-"""Minimum time without the end of a step before a fit counts as abandoned, as a multiple of the fit's longest step."""
+"""A fit counts as abandoned only if no step has ended for `PATIENCE_STEPS` times the duration of its longest step."""
 
 ASIDE_PATIENCE = 6
 """Factor that multiplies `LEAST_PATIENCE` and `PATIENCE_STEPS` during an evaluation or a checkpoint."""
@@ -47,10 +48,10 @@ fit no longer exists."""
 
 
 def generational() -> bool:
-    """Return True if young objects can be collected separately. Free-threaded and incremental collectors can't.
+    """Return True if young objects can be collected separately.
 
-    Bugfix releases of Python added and removed the incremental collector, so this function checks the thresholds, not
-    the version.
+    Return False for free-threaded and incremental collectors. Bugfix releases of Python added and removed the
+    incremental collector, so this function checks the thresholds, not the version.
     """
     return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -112,10 +113,10 @@ class Lease:
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
         """Collect garbage, even if another fit has just collected. Return the number of garbage objects found.
 
-        If a signal arrives during a collection, Python runs its handler in the first Python function after the
-        collection. If this function is a callback in `gc.callbacks`, Python swallows the handler's exception. So our
-        observers' callbacks are removed during the collection. `collect_now` itself lets the observers time the
-        collection. An exception that is raised here reaches the program.
+        If a signal arrives during a collection, Python runs the signal handler in the next Python function. In a
+        callback of `gc.callbacks`, Python would swallow the handler's exception. So that no exception is lost,
+        `collect_now` removes our observers' callbacks during the collection. `collect_now` itself lets the observers
+        time the collection.
         """
         observers = [*self._owner.observers]
         with self._owner.collecting(why), ExitStack() as timed:
@@ -147,7 +148,7 @@ class Lease:
     def idle(self, now: float) -> bool:
         """Return True if the fit has ended, or if no step of the fit has ended for a long time.
 
-        The watchdog calls this about once a second.
+        The watchdog calls `idle` about once a second.
         """
         progress = self._progress() if self._progress is not None else (0, float("inf"))
         if progress is None or self.ended:
@@ -172,7 +173,7 @@ class Collector(Owner[Lease]):
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
         self._frozen: object | None = None  # a list made after our freeze; a later freeze would freeze the list too
         self.collections = self.fulls = 0
-        """Number of scheduled collections of all fits so far. `fulls` counts only the full ones."""
+        """Number of scheduled collections of all fits so far. `fulls` counts only full collections."""
         self.reason: str | None = None
         """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[GcObserver] = []

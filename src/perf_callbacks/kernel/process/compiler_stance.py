@@ -1,8 +1,8 @@
 """Owner of the stance of torch's compiler (`torch.compiler.set_stance`): eager while FLOPs are counted.
 
-torch keeps the stance in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found
-(in torch 2.6 to 2.13). So if two calls overlap without nesting, the stance of the first call stays for good. A single
-owner of the stance prevents this.
+torch keeps the stance in `torch._dynamo.eval_frame._stance`. At its end, each `set_stance` restores the stance that it
+found (in torch 2.6 to 2.13). If two calls of `set_stance` overlap without nesting, the stance of the first call stays
+for good. A single owner of the stance prevents overlapping calls.
 """
 
 import re
@@ -72,9 +72,9 @@ STANCE = EagerStance()
 def in_compiled_call() -> bool:
     """Return True if a call of compiled code is under way in this thread, even if the code runs eagerly.
 
-    When such a call ends, torch restores the thread's dispatch keys, which also decide whether a `TorchDispatchMode` is
-    active. If a mode was pushed during the call, the mode becomes inactive at the end of the call. If a mode was popped
-    during the call, every operation fails after the call.
+    At the end of the call, torch restores the thread's dispatch keys. The dispatch keys also decide whether a
+    `TorchDispatchMode` is active. If a mode was pushed during the call, the mode becomes inactive at the end of the
+    call. If a mode was popped during the call, every operation fails after the call.
     """
     eval_frame = _eval_frame()
     if eval_frame is None:

@@ -35,9 +35,9 @@ class DeviceUse:
     throttled_by: tuple[str, ...] | None = None
     """Reasons for a lower clock."""
     tensor_activity: float | None = None
-    """Fraction of the time in which tensor cores worked, from 0 to 1. The time begins at the previous reading."""
+    """Share of the time since the previous reading in which tensor cores worked, from 0 to 1."""
     bandwidth_activity: float | None = None
-    """Share of the memory's bandwidth that was used since the last reading, from 0 to 1."""
+    """Share of the memory's bandwidth that was used since the previous reading, from 0 to 1."""
 
 
 class Counters(Protocol):

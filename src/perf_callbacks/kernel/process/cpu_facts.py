@@ -38,8 +38,8 @@ def read(
     Args:
         mode: Setting `affinity`.
         accelerator: Kind of accelerator that the process trains on, or None for the CPU.
-        properties: Function that returns torch's device properties, or None without a PCI id. A call of the function
-            may start the device.
+        properties: Function that returns torch's device properties, and may start the device. None: the device has no
+            PCI id.
         devices: Number of devices that the process drives.
         workers: Number of worker processes of the DataLoaders, as far as known.
         local: Local rank and number of ranks on this machine. If `local` is None, the environment is read.
@@ -101,7 +101,7 @@ def _gpu(
 ) -> tuple[Gpu | None, str | None]:
     """Return the location of the GPU with these properties, or the reason why the location is unknown.
 
-    The PCI id from torch identifies the GPU. If torch gives no PCI id, the UUID identifies the GPU. So
+    The PCI id from torch identifies the GPU. If torch gives no PCI id, the UUID identifies the GPU.
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter. NVML lists the other GPUs on the same NUMA node. NVML also
     gives the PCI id if torch gives only the UUID. If several ranks may share one GPU, `Gpu.slot` is None.
     """

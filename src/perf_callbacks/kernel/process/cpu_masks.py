@@ -137,7 +137,7 @@ class Affinity(Owner[Cpus]):
         return None
 
     def _forked(self) -> None:
-        """Forget all fits in a forked child, which keeps its mask and belongs to no fit."""
+        """Forget all fits in a forked child. The child keeps its CPU mask."""
         super()._forked()
         self._clear()
 

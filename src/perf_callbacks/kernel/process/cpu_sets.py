@@ -32,7 +32,7 @@ class Gpu:
 
     pci: str
     node: int | None
-    """NUMA node of the GPU. None if the machine has several nodes and the firmware names none for this GPU."""
+    """NUMA node of the GPU. None if the machine has several nodes, and the firmware doesn't know the GPU's node."""
     slot: tuple[int, int] | None = None
     """Index of the GPU among the GPUs of its NUMA node, and the number of these GPUs. None if the index is unknown or
     if ranks share GPUs."""

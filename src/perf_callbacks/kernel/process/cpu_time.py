@@ -11,8 +11,8 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
-"""Counters of the time for which a quota stopped threads, in control groups of version 2 and of version 1. Each value
-is the length of the counter's unit in seconds."""
+"""Names of a counter: the time in which a CPU quota stopped threads. Control groups of version 2 use the first name,
+version 1 the second name. Each value is the length of the counter's unit in seconds."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""

@@ -23,7 +23,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 class Device:
-    """Device of any kind. These methods work for every accelerator with torch's usual functions and events."""
+    """Device of any kind. `Device` works for every accelerator with torch's usual functions and events."""
 
     words = Words()
     pinned_copies: bool | None = None
@@ -57,7 +57,7 @@ class Device:
         return None
 
     def timing(self) -> Timing:
-        """Return the clock for a fit on this device. Trying events waits for the device and may make a context."""
+        """Return the clock for a fit on this device. The call waits for the device, and may make a context."""
         why = self.untimed
         if why is None:
             with guard() as attempt:
@@ -147,7 +147,7 @@ class Device:
         return None
 
     def refuses(self) -> str | None:
-        """Return the reason why the device doesn't start; None if it starts, or if this can't be checked."""
+        """Return the reason why the device doesn't start. None: the device starts, or can't be tested."""
         ask = self.properties()
         with guard() as attempt:
             if ask is not None:
@@ -160,12 +160,12 @@ class Device:
 
     @property
     def blocking(self) -> str | None:
-        """Environment variable that is set and makes the host wait for each kernel; None if none is set."""
+        """Name of the variable in the environment that makes the host wait for each kernel; None if there is none."""
         return next((name for name in self.words.blocking if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
-        """Environment variable that is set and turns off the cache of device memory; None if none is set."""
+        """Name of the variable in the environment that turns off the cache of device memory; None if there is none."""
         return next((name for name in self.words.uncached if name in os.environ), None)
 
     @property
@@ -178,7 +178,7 @@ class Device:
 
 
 class Cpu(Device):
-    """The CPU. The host's clock times its steps and stages."""
+    """The CPU. The host's clock times steps and stages."""
 
     @property
     def name(self) -> str:
@@ -194,7 +194,7 @@ class Cpu(Device):
         return None
 
     def headroom(self) -> int | None:
-        """Return this rank's share of the available memory or, if less, the address space left under `ulimit -v`."""
+        """Return the minimum of this rank's share of available memory and the address space left under `ulimit -v`."""
         _, ranks = local_ranks(os.environ) or (0, 1)
         available = memory_available()
         shared = None if available is None else available // ranks

@@ -92,7 +92,7 @@ class EventTimeline:
         self._made = len(self._free)
         self._open: list[tuple[Mark, Event]] = []
         self._broken: str | None = None
-        """Reason why the duration of the current step is unknown. None: so far, there is no such reason."""
+        """Reason why the duration of the current step is unknown. None: so far, the duration can be measured."""
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
         """Steps that have ended. Each entry holds the events of a step. Each entry also holds the step's end event, or
         the reason why the step's duration is unknown."""
@@ -194,7 +194,7 @@ class EventTimeline:
         return done
 
     def _ask(self, question: Callable[[], bool]) -> bool:
-        """Return the device's answer; False after an error."""
+        """Ask the device a question. Return False after an error."""
         try:
             return question()
         except Exception as error:  # noqa: BLE001 for example, the device is lost
@@ -259,7 +259,7 @@ def _in_order(lengths: list[float]) -> list[float]:
 def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
     """Return the function that records an event on the current stream of a device.
 
-    An event that is recorded without a stream would go to the current device, which may be another device.
+    Without a stream, an event is recorded on the current device, which may be a different device.
 
     Args:
         module: Module of torch for this kind of device.
@@ -282,8 +282,8 @@ def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *
     """Return the reason why a device's events can't time steps. Return None if a test with two events succeeds.
 
     The call waits at most two seconds for the work that is queued on the device. If the queued work takes more than two
-    seconds, only events with `reliable=True` count as usable. For example, the work of a rank that waits for rank 0's
-    weights may take longer.
+    seconds, only events with `reliable=True` count as usable. For example, a rank may wait more than two seconds for
+    rank 0's weights.
     """
     with guard() as attempt:
         first, second = make(), make()

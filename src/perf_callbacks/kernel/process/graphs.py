@@ -21,8 +21,8 @@ def next_start(calls: int) -> Start:
 def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
     """Return the starts of the model calls that made nodes of the loss's graph.
 
-    `starts` must be in ascending order. A node belongs to the last model call that started before the node was made.
-    For a loss without a graph, all starts are returned.
+    `starts` must be in ascending order. A node belongs to the model call that started most recently before the node was
+    made. For a loss without a graph, all starts are returned.
     """
     each: Iterable[Any] = roots if isinstance(roots, list | tuple) else (roots,)
     nodes = deque([one.grad_fn for one in each if getattr(one, "grad_fn", None) is not None])

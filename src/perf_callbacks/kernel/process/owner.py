@@ -17,7 +17,7 @@ Wish = TypeVar("Wish")
 class Owner(Generic[Wish]):
     """Changes one piece of process-wide state while any fit claims it, and restores it after the last claim.
 
-    Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right.
+    Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten.
 
     Claims change first. `_arrange` sets the state that all claims together need, whatever the current state is. Fits
     may end in any order, because the state depends on the remaining claims only. If an interrupt stops a change of the
@@ -29,15 +29,15 @@ class Owner(Generic[Wish]):
     `reconcile` drops the claims of freed fits too, because an interrupt may stop the callback of a weak reference.
 
     Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and end its ticks, before
-    the state is restored. Readers need no lock, but they have to make a copy in one call into C: `[*claims]`,
+    the state is restored. Readers need no lock. A reader makes a copy in one call into C: `[*claims]`,
     `[*claims.values()]` or `claims.copy()`. A loop over `items()` makes tuples. Making a tuple may start a garbage
     collection, and the collection may free a fit.
 
     The lock is reentrant, because a garbage collection may run a finalizer on the thread that holds the lock. A
     finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If a finalizer
     waited without limit for the owner's lock, two threads could wait for each other forever. Each finalizer waits for
-    the owner's lock for at most `MOMENT_SECONDS`. And we never call the watchdog while we hold our lock, because the
-    watchdog has a lock too.
+    the owner's lock for at most `MOMENT_SECONDS`. An owner never calls the watchdog while it holds its lock, because
+    the watchdog has a lock too.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Owner(Generic[Wish]):
                     let_pass(error)
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child, which may lack the thread that held the lock."""
+        """Replace the lock in a forked child. The thread that held the lock may not exist in the child."""
         self._lock = RLock()
 
 

@@ -14,8 +14,8 @@ class Replacement:
     """A replaced attribute of an object. `put_back` restores the attribute.
 
     If other code has replaced our replacement, `put_back` leaves the attribute as it is. Our replacement keeps working
-    after `put_back`, because other code may still call it. If a later fit has replaced our replacement, the `put_back`
-    of the later fit restores the original attribute.
+    after `put_back`, because other code may still call it. Fits may replace the same attribute, and end in any order.
+    When all fits have ended, the attribute is the original again.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:
@@ -52,17 +52,17 @@ class Patches:
         self._undo += undo
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], object]) -> None:
-        """Replace `owner.name` by `make(the original)`. An owner without that name is left alone."""
+        """Replace `owner.name` by the result of `make(owner.name)`. Do nothing if `owner` has no attribute `name`."""
         current = getattr(owner, name, None)
         if current is None:
             return
         self.add(Replacement(owner, name, make(current)).put_back)
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """Replace a method by a new method, whose function is `make(function of the method)`.
+        """Replace a method: `make` turns the function of the old method into the function of the new method.
 
-        The result is a method because torch's schedulers need `optimizer.step.__func__`. If the owner is a class, this
-        replaces the method of all instances.
+        The result is a method because torch's schedulers need `optimizer.step.__func__`. If the owner is a class, the
+        method of all instances is replaced.
         """
         if isinstance(owner, type):
             self.replace(owner, name, make)

@@ -13,19 +13,19 @@ from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
-"""In the environment of a process, the entry that holds the local rank begins with this text."""
+"""Beginning of the environment entry that holds the local rank of a process."""
 
 DEEPEST = 8
 """Largest number of generations of child processes that are read."""
 
 UTIME, STIME, CUTIME, CSTIME, STARTTIME = 11, 12, 13, 14, 19
-"""Positions of fields in `/proc/<pid>/stat`, counted after the process name. The name is in parentheses and may contain
-anything."""
+"""Positions of fields in `/proc/<pid>/stat`, counted after the process name. The process name is in parentheses and may
+contain any character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """Totals of a process and its children. The CPU time includes children that ended and were waited for."""
+    """Totals of a process and its children. The CPU time includes ended children that their parent has waited for."""
 
     cpu_seconds: float
     resident_bytes: int
@@ -106,8 +106,8 @@ def _local_ranks(process: Path) -> set[bytes]:
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
     """Yield a process and its children. Linux lists the children of each thread separately.
 
-    `own` holds two local-rank entries of the process at the top of the tree: the entry with which the process started,
-    and the entry in the current environment. A loader worker inherits one of the entries in `own`.
+    `own` holds the local-rank entries of the first process: the entry at its start, and its current entry. A child with
+    any other local-rank entry is another rank, and is left out.
     """
     yield pid
     threads = proc / str(pid) / "task"
@@ -124,7 +124,7 @@ def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int
 
 
 def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:
-    """Return a process's CPU time in clock ticks, its resident pages, and its file and shared-memory pages.
+    """Return a process's CPU time in clock ticks, its resident pages, and its pages of files and shared memory.
 
     None: the process has just ended.
     """

@@ -25,7 +25,7 @@ def peak_bytes() -> int | None:
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads peak memory in bytes: the host's, and an accelerator's if `allocated` returns it."""
+    """Return a function that reads two memory peaks in bytes: the host's, and the accelerator's from `allocated`."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}
@@ -46,7 +46,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _group(root: Path) -> int | None:
-    """Return the bytes that the control group mounted here has left; None if the group has no limit."""
+    """Return the bytes that the control group in `/sys/fs/cgroup` has left; None if the group has no limit."""
     group = root / "sys/fs/cgroup"
     for limit, usage in (
         ("memory.max", "memory.current"),

@@ -28,8 +28,8 @@ _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 """Modules of torch that the program calls for a single operation."""
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
-"""Names of C methods and operations that wait for other ranks, such as `Work.wait`. A wait for a thread or process of
-the same rank is not found by the names in `_WAITS`, because such a wait runs in the standard library."""
+"""Names of C methods and operations that wait for other ranks, such as `Work.wait`. Waits within one rank, such as
+`Thread.join`, are not found: their innermost line is in the standard library."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
@@ -48,7 +48,7 @@ class Stack:
 
 
 def callers() -> Iterator[FrameType]:
-    """Iterate over the frames that called the caller of this function, from the innermost outwards."""
+    """Iterate over the calling frames, the innermost first, without the frame of the function that iterates."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the one way to the caller
     while frame is not None:
         yield frame
@@ -119,7 +119,7 @@ def position(thread: int) -> Position | None:
 
 
 def calling_line() -> str | None:
-    """Return the innermost line of the program that called the caller of this function."""
+    """Return the innermost line of the program in the stack of the current thread."""
     found = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
     return None if found is None else found.line
 

@@ -1,9 +1,9 @@
-"""Save exceptions of signal handlers that occur in our callbacks, where Python would only print them.
+"""Save exceptions that signal handlers raise within our callbacks: Python would only print these exceptions.
 
 Python swallows exceptions in a callback in `gc.callbacks`, in a callback of a weak reference, and in a finalizer. If a
-signal arrives during a collection, its handler runs in the first Python function after the collection. That first
-function may be one of our callbacks. While a fit lasts, `sys.unraisablehook` passes the exception of a signal handler
-to the fit. The fit raises the handler's exception at the end of the current step.
+signal arrives during a garbage collection, the signal's handler runs in the first Python function afterwards. So a
+handler may run within one of our callbacks. While a fit lasts, `sys.unraisablehook` passes the exception of a signal
+handler to the fit. The fit raises the handler's exception at the end of the current step.
 """
 
 import sys
@@ -33,7 +33,7 @@ class Swallowed:
         self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Pass such exceptions to `heard` from now on. The first fit replaces `sys.unraisablehook`."""
+        """Pass swallowed exceptions to `heard` from now on. The first fit replaces `sys.unraisablehook`."""
         if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
             self._before = sys.unraisablehook
             self._hook = sys.unraisablehook = self._on_top_of(self._before)

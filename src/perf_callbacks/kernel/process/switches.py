@@ -1,9 +1,8 @@
-"""Owner of the interpreter's switch interval, which is shortened while a side thread waits to sample another thread.
+"""Shorten the interpreter's switch interval while a side thread waits to sample another thread.
 
-By default, a thread that runs Python keeps the GIL for up to 5 ms after another thread asks for it. Within an operation
-of torch, the thread releases the GIL at once. With the default interval, too few samples would show Python code that
-runs for less than 5 ms. Too many samples would show the operation of torch that runs after a short piece of Python
-code.
+By default, a thread that runs Python keeps the GIL for up to 5 ms after another thread asks for it. But an operation of
+torch releases the GIL at once. With the default interval, a sample of Python code shorter than 5 ms would show the next
+operation of torch instead.
 """
 
 import os
@@ -16,7 +15,7 @@ SHORT_SECONDS = 0.0001
 
 
 class Switches:
-    """Shortens the switch interval for short times, and restores the program's interval after each.
+    """Shortens the switch interval for a moment, and then restores the program's interval.
 
     Only one thread may use a `Switches`.
     """
@@ -27,7 +26,7 @@ class Switches:
 
     @contextmanager
     def soon(self) -> Iterator[None]:
-        """Shorten the switch interval in this block, so that the thread gets the GIL soon after a wait."""
+        """Shorten the switch interval in a `with` block, so that the side thread gets the GIL soon after a wait."""
         self._usual = sys.getswitchinterval()
         try:
             sys.setswitchinterval(min(SHORT_SECONDS, self._usual))

@@ -25,7 +25,7 @@ def columns() -> int:
 def show(text: str, write: Callable[..., object] = print) -> None:
     """Print lines, and the final line end, in a single write.
 
-    With two writes, rich's progress bar in a notebook would repeat the last line many times.
+    With two writes, rich's progress bar in a notebook would repeat the final line of the text many times.
 
     Args:
         text: The lines.

@@ -1,6 +1,6 @@
 """CPUs of the machine by core, socket and NUMA node, as `/sys` and `/proc` show them.
 
-Any of these files may be missing: on other systems, in sandboxes, and for CPUs that are offline.
+Files in `/sys` and `/proc` may be missing: on other systems, in sandboxes, and for CPUs that are offline.
 """
 
 from pathlib import Path
@@ -15,11 +15,11 @@ QUOTAS = (
     ("sys/fs/cgroup/cpu.max",),
     ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
-"""Files that hold a CPU quota and its period, in microseconds, in control groups of version 2 and 1."""
+"""Files with a CPU quota and its period in microseconds: first for version 2 of control groups, then for version 1."""
 
 
 def machine(root: Path, *, cores: bool = False) -> Machine:
-    """Read the CPUs of the machine. The cores are left out unless `cores` is True, because each core has a file."""
+    """Read the CPUs of the machine. If `cores` is True, also read the cores, which takes one file per core."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
     nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
     packages: dict[str, Cpus] = {}
@@ -60,7 +60,7 @@ def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
 
 
 def quota(root: Path) -> float | None:
-    """Return the CPU quota, in CPUs, of the control group mounted here; None without a limit."""
+    """Return the CPU quota of the control group in `/sys/fs/cgroup`, in CPUs; None without a limit."""
     for names in QUOTAS:
         words = " ".join([text(root / name) or "" for name in names]).split()
         if len(words) == len(QUOTAS) and words[0].isdecimal() and int(words[1]):  # "max" and -1 are no limit

@@ -1,4 +1,4 @@
-"""Owner of torch.profiler during the profiled steps of a fit. torch.profiler exists once per process."""
+"""Record the profiled steps of a fit with torch.profiler. A process can run only one profiler at a time."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 
 YIELD_SECONDS = 60.0
-"""Seconds that the program's profiler in another thread may wait for the end of the recorded step."""
+"""Longest time, in seconds, for which another thread's profiler waits until our recording stops."""
 
 _BEGINNINGS = (
     (autograd_profiler.profile, "_prepare_trace"),
@@ -57,8 +57,8 @@ class StepProfiler:
         self._stopped = Event()
         self._recording = False
         self.running = False
-        """True: steps are recorded. False: the recording has not started, or has stopped, or the program has begun its
-        own profiler."""
+        """True: steps are recorded. False: before and after the recording, and once the program has begun its own
+        profiler."""
 
     def start(self, step: int) -> None:
         """Begin to record at the beginning of a step."""
@@ -127,9 +127,9 @@ class StepProfiler:
 def foreign() -> bool:
     """Return True if the program's own profiler records in any thread, or may be about to record.
 
-    A profiler that warms up can be recognized only by its own Python object. torch crashes if a second profiler starts
-    while a profiler warms up. If no profiler object can be found, for example after `gc.freeze`, the function returns
-    True until every profiler has ended.
+    If a second profiler starts while another profiler warms up, torch crashes. A warm-up shows only in the profiler's
+    own Python object. If a profiler has not ended, but no profiler object is found, as after `gc.freeze`, the result is
+    True.
     """
     from torch._C._autograd import _profiler_enabled  # noqa: PLC0415 torch has no public name
 
@@ -152,7 +152,7 @@ _recording: set[int] = set()
 
 
 def _in_child() -> None:
-    """Stop the inherited recording in a forked child. Otherwise the child would keep each operation for ever."""
+    """Stop the inherited recording in a forked child. A running recording would keep each operation for ever."""
     with suppress(Exception):  # our errors must not stop a worker
         if get_ident() in _recording:
             from torch._C._autograd import _enable_record_function  # noqa: PLC0415 torch has no public name

@@ -1,14 +1,13 @@
 """Time the functions in which a thread blocks until other ranks take part in a collective.
 
 While a fit of several ranks lasts, each such wait of the training thread becomes two marks on the fit's tape. The
-waiting functions themselves are timed. So all their callers are covered: broadcasts of buffers, gathered metrics,
-sharded parameters, barriers.
+waiting functions themselves are timed, so all callers are covered: broadcasts of buffers, gathered metrics, sharded
+parameters, barriers.
 
 Some waits are not timed: waits in compiled code (see `in_compiled_code`), waits for a file, and waits in libraries
 other than torch. DDP waits in C++ at the end of the backward; `stragglers/gradient_moments.py` covers this wait.
 
-A rank that sends tensors to one rank, or receives tensors from one rank, may do different work than other ranks. So
-calls that send to a single rank, or receive from one, are counted.
+Transfers between two ranks are counted: a rank with transfers may do different work than the other ranks.
 """
 
 import functools
@@ -29,11 +28,11 @@ from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 
 MOST_PAIRS = 1_000_000
-"""Waits are no longer marked once a tape has this many entries. A mark and its time are two entries. The limit saves
-memory if no step ends for a long time, for example while a model generates a long text."""
+"""Waits are no longer marked once a tape has this many entries. A mark takes two entries: the mark itself, and its
+time. The limit saves memory if no step ends for a long time, for example while a model generates a long text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
-"""Methods of a process group for a transfer between two ranks. torch's functions for transfers call these methods."""
+"""Methods of a process group for a transfer between two ranks."""
 
 COLLECTIVES = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier",
@@ -42,10 +41,10 @@ COLLECTIVES = (
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
 """Methods of a process group that may wait before they return. Since torch 2.8, a synchronous call with NCCL waits
-within such a method, and returns no `Work`."""
+within the method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
-"""Text by which a wait for other ranks is found in code that Inductor has generated."""
+"""Text of a wait for other ranks in code that Inductor has generated."""
 
 Claim = tuple[int, Tape | None, Callable[[], float]]
 """Training thread of a fit, its tape, and its clock. Without a tape, waits are not timed."""
@@ -58,8 +57,8 @@ class Waits(Owner[Claim]):
         super().__init__()
         self._patches = Patches()
         self._installed: set[tuple[Any, str]] = set()
-        """Functions that are replaced now. If an interrupt stops `_arrange`, its next call continues the replacement or
-        the restoration."""
+        """Functions that are replaced now. If an interrupt stops `_arrange`, the next call of `_arrange` finishes the
+        change."""
         self._tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
         self.transfers = 0
         """Number of tensors that this process sent to a single rank, or received from one, while a fit lasted."""
@@ -67,7 +66,7 @@ class Waits(Owner[Claim]):
     def watch(self, fit: object, tape: Tape | None, clock: Callable[[], float]) -> Callable[[], object]:
         """Count transfers for a fit and, with a tape, time the waits of the calling thread.
 
-        Return a function that stops both. The returned function doesn't keep the fit alive.
+        Return a function that ends the count and the timing. The returned function doesn't keep the fit alive.
         """
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
@@ -187,7 +186,7 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
 def _timed_if_waiting(
     tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], collective: Any
 ) -> Callable[..., Any]:
-    """Return a function that calls `collective`, and times synchronous calls if they wait.
+    """Return a function that calls `collective`, and times synchronous calls that wait.
 
     A synchronous call that returned no `Work` has waited. A synchronous call is timed if the previous synchronous call
     returned no `Work`. If a call returns a `Work`, the caller waits in `Work.wait`, which is timed separately.

@@ -1,7 +1,7 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks run at the end of each step, so hooks can't notice that no step ends any more. For a long time, no step may end: a
-loop may have swallowed an exception, a fit may never be closed, or a step may take minutes. So the watchdog calls every
+Hooks run at the end of each step, so hooks can't notice that no step ends any more. Sometimes no step ends for a long
+time: a loop has swallowed an exception, a fit is never closed, or a step takes minutes. So the watchdog calls every
 registered object once a second. For example, an object releases process-wide state, or writes records to the disk.
 """
 

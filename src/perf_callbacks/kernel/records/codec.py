@@ -1,6 +1,6 @@
 """Encode records as lines of text for the journal and for messages between ranks, and decode such lines.
 
-Each line of a journal is a JSON object with the keys `type` and `t`. A line that is torn, or that is no record, is
+Each line of a journal is a JSON object with the keys `type` and `t`. Torn lines, and lines without a record, are
 skipped. A key that this version doesn't know is dropped. A journal may come from anywhere, and readers of a journal
 rely on the types of values. So a line is also skipped if a known key has a value of the wrong type.
 """
@@ -33,9 +33,8 @@ _SPARSE = (Use, Memory, OutOfMemory)
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Text that stands for 100 digits in a row, in a line whose digits have all been replaced by 9. A line with 100 digits
-in a row is not read: msgspec reads integers of up to 4,300 digits, and converting such an integer to a float could
-overflow."""
+"""Text of 100 digits in a row, once each digit of a line has been replaced by 9. A line with 100 digits in a row is not
+read, because the number may be too large for a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,7 @@ def _json(value: Any) -> str:
 
 
 def _without_surrogates(value: Any) -> str:
-    """Encode a value.
-
-    Bytes that aren't UTF-8, which the value holds as halves of surrogate pairs, become question marks.
-    """
+    """Encode a value. Surrogates, which stand for bytes that aren't UTF-8, become question marks."""
     return json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
 
 
@@ -131,7 +127,7 @@ def _read(kind: type[T], line: str) -> T | None:
 
 
 def _readable(line: str) -> str:
-    """Convert a line so that msgspec can read it: schema 1 wrote bytes of a path as halves of surrogate pairs."""
+    """Replace surrogates, which msgspec can't read, in a line of schema 1."""
     try:
         return _without_surrogates(json.loads(line))
     except (ValueError, RecursionError):
@@ -156,7 +152,7 @@ def entries(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
-    """Split a journal into fits and attempts, each of which begins with a `Run`. Other entries are dropped."""
+    """Split a journal at each `Run`, into fits and attempts. Entries before the first `Run` are dropped."""
     parts: list[list[Entry]] = []
     for entry in journal:
         if isinstance(entry.record, Run):

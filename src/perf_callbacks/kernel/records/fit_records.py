@@ -53,10 +53,10 @@ class Run:
     tensor_cores: bool = False
     """True: the device has NVIDIA's tensor cores."""
     devices: int = 1
-    """Number of devices that the rank drives. If there are several, the stages are timed on the first device."""
+    """Number of devices that the rank drives. With several devices, stages are timed on the first device."""
     data_parallel: int | None = None
-    """The job's ranks form this many groups, and all ranks of a group process the same samples. None if unknown, or if
-    an older version wrote the journal."""
+    """Number of groups of ranks that process different samples. All ranks of a group process the same samples. None if
+    unknown, or if an older version wrote the journal."""
     timeline: str
     """Clock that times steps and stages: "host" or "device"."""
     unstaged: str | None = None
@@ -70,8 +70,7 @@ class Run:
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
     program: str | None = None
-    """The script, or the module after `-m`. The fields from `program` to `batch` are None if unknown, or if an older
-    version wrote the journal."""
+    """The script, or the module after `-m`. None means unknown, in this field and in each field up to `batch`."""
     command_line: str | None = None
     """Program and arguments, at most 4,096 characters. "***" stands for values that look like secrets."""
     directory: str | None = None
@@ -95,15 +94,15 @@ class Run:
     """Seconds that the framework spent reading the checkpoint before this record. None if there was no checkpoint, or
     if the time is unknown."""
     boot_id: str | None = None
-    """Id that Linux gives to the current boot of the machine. This field and the next are None on other systems."""
+    """Id that Linux gives to the current boot of the machine. `boot_id` and `uptime_seconds` are None on systems other
+    than Linux."""
     uptime_seconds: float | None = None
-    """Seconds from the machine's boot to this record. The values of attempts with the same `boot_id` count from the
-    same moment."""
+    """Seconds from the machine's boot to this record."""
     resumed_unix: float | None = None
-    """`started_unix` of the attempt that saved the checkpoint. None if the attempt was not resumed, or if the value is
-    unknown."""
+    """`started_unix` of the earlier attempt whose checkpoint this attempt loaded. None if the attempt was not resumed,
+    or if the value is unknown."""
     last_sign_unix: float | None = None
-    """Wall-clock time at which earlier attempts most recently wrote to this journal or to its summary file. None if
+    """Wall-clock time of the most recent write by an earlier attempt, to this journal or to its summary file. None if
     there was no journal."""
     schema: int = SCHEMA
 
@@ -116,12 +115,12 @@ class Checklist:
     status: str
     """One of applied, on trial, already so, advised, not applicable, skipped, failed."""
     before: str | None = None
-    """State before the item was applied. This field and the next two are None if not applicable."""
+    """State before the item was applied. `before`, `after` and `why` are None if not applicable."""
     after: str | None = None
     """State after the item was applied, or the state that the item advises."""
     why: str | None = None
     saved_seconds: tuple[float, float, float] | None = None
-    """Seconds that a proven item saves per step, on average: lower end of the 99.9 % interval, estimate, upper end."""
+    """Mean seconds per step that the item saved in its trial: lower end of the 99.9 % interval, estimate, upper end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +154,7 @@ class Steps:
     """Reason why no row of metrics includes a step. "first" and "restart": first step of a new fit or of a resumed
     attempt. "counted" and "recounted": FLOPs were counted in the step. "evaluation", "checkpoint" and "profiled": the
     step contains an evaluation, a checkpoint or a profile. "lost": the device gave no time. "captured": a CUDA graph
-    was captured. "interrupted": an interrupt may have cost marks of the step. None if a row includes the step."""
+    was captured. "interrupted": an interrupt may have spoiled the step's times. None if a row includes the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +172,7 @@ class Gc:
     step: int
     """Optimizer step in which the collection ran."""
     stage: str
-    """Stage in which the collection ran. "aside" means an evaluation or a checkpoint, "elsewhere" another thread."""
+    """Stage in which the collection ran. "aside": an evaluation or a checkpoint. "elsewhere": another thread."""
     generation: int
     start: float
     seconds: float
@@ -181,8 +180,8 @@ class Gc:
     automatic: bool
     """False: code called `gc.collect`."""
     ours: str | None = None
-    """Reason why the checklist collected: "schedule", or "startup" for its first full collection. None if Python or the
-    program collected."""
+    """Reason why the checklist collected garbage: "startup" for the full collection at startup, "schedule" for
+    scheduled collections. None if Python or the program collected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,8 +204,8 @@ class Finding:
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
     evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
     share: float | None
-    """Time that the remedy could save, divided by the fit's wall time after the startup; from 0 to 1. For the cause
-    "startup", `share` is the time until the callback was set up, divided by all wall time. None: unknown."""
+    """Share of the fit's wall time after the startup that the remedy could save, from 0 to 1. For the cause "startup":
+    share of all wall time that passed before the callback was set up. None: unknown."""
     low: float | None = None
     """Lower end of the interval around `share`. The interval follows from the variation between steps and from the
     error of estimates. None if unknown, or if an older version wrote the journal."""
@@ -227,10 +226,10 @@ class Window:
 
     first_step: int
     last_step: int
-    """Last step of the window, inclusive. Like `first_step`, the number is the trainer's count of steps."""
+    """Last step of the window, inclusive. `first_step` and `last_step` are numbers in the trainer's count of steps."""
     steps: int
-    """Number of steps whose samples, tokens and FLOPs this record adds up. Steps that `Steps.excluded` names with a
-    reason other than "recounted" are left out."""
+    """Number of steps whose samples, tokens and FLOPs this record adds up. Excluded steps are left out, unless the
+    reason in `Steps.excluded` is "recounted"."""
     ranks: int
     """Number of ranks of the job."""
     missing: int = 0
@@ -238,7 +237,7 @@ class Window:
     missing_ranks: tuple[int, ...] = ()
     """Ranks whose data came too late, in ascending order; at most 64 ranks."""
     seconds: float
-    """Seconds that the slowest rank took for these steps. The job takes as long as its slowest rank."""
+    """Seconds of the slowest rank for the steps that `steps` counts. The job takes as long as its slowest rank."""
     samples: int | None
     """Samples of all ranks. None: unknown. The fields `tokens` and `useful_tokens` are sums over all ranks too."""
     tokens: int | None
@@ -252,7 +251,7 @@ class Window:
     holds: Mapping[str, int] = field(default_factory=dict)
     """Maps each name in `asks` to a step. From the end of this step on, all ranks use the agreed value."""
     job: Mapping[str, float] = field(default_factory=dict)
-    """Use of the machines by all ranks since the previous window. The keys are the names of the metrics `perf/job_…`.
+    """Use of machines by the whole job since the previous window. The keys are the names of the metrics `perf/job_…`.
     Empty if unknown, or if an older version wrote the journal."""
     by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """Use of the machine by each rank, only in jobs of up to 64 ranks. Each tuple has one value per rank. The keys are
@@ -300,7 +299,7 @@ class Summary:
     included_tokens: int | None
     included_useful_tokens: int | None
     total_samples: int | None
-    """Number of samples in all attempts so far. Checkpoints carry this number and `total_tokens` from attempt to
+    """Number of samples in all attempts so far. Checkpoints carry `total_samples` and `total_tokens` to the next
     attempt."""
     total_tokens: int | None
     proofs: Mapping[str, str] = field(default_factory=dict)

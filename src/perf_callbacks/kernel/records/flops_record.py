@@ -24,11 +24,11 @@ class Flops:
     counted on a copy of the model with fake tensors. "closed form": FLOPs were computed from the sizes of the weights.
     """
     coverage: float | None
-    """Elements of matrix weights that took part in counted operations, as a share of all elements of matrix weights."""
+    """Share of all elements of weight matrices that counted operations have used."""
     uncounted: Mapping[str, int]
     """Number of calls that were not counted, for each operation or module. An operation is uncounted if it may multiply
-    matrices, and no formula for its FLOPs is known. A module is uncounted if it ran outside of the forward and computed
-    no gradients."""
+    matrices, and no formula for its FLOPs is known. A module is uncounted if the program called the module outside of
+    the forward, without gradients."""
     lower_bound: bool
     """True: the step has more FLOPs than this record says."""
     whole_step: bool = True
@@ -41,24 +41,24 @@ class Flops:
     """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
     pairs computes about half."""
     masked_flops: int = 0
-    """Part of `causal_flops` that is spent on masked pairs. The value covers only attention by torch's own kernels with
+    """Part of `causal_flops` that is spent on masked pairs. Only torch's own attention kernels count, and only with
     equal numbers of keys and queries."""
     over_six_n: float | None = None
-    """Model FLOPs divided by a product: 6 x number of tokens x number of weights that were multiplied. None without
-    tokens."""
+    """Model FLOPs divided by 6 x tokens x weights. Only weights that were multiplied count. None without tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
     """Matrix products with the most FLOPs. Each entry holds operation, shapes, number format and FLOPs."""
     copies: tuple[tuple[str, str, int], ...] = ()
     """Largest copies of tensors. Each entry holds operation, shape and number of bytes."""
     reads: Mapping[str, int] = field(default_factory=dict)
-    """Maps each line of the program to the number of times that the host waited there to read from the device."""
+    """Number of times that the host waited to read from the device, for each line of the program."""
     values_read: Mapping[str, int] = field(default_factory=dict)
-    """Maps each line of the program to the number of values that Python read there from tensors. Lines that ran in the
-    forward, the backward or the optimizer are left out."""
+    """Number of values that Python read from tensors, for each line of the program. Lines that ran in the forward, the
+    backward or the optimizer are left out."""
     reductions: int = 0
-    """Number of micro-batches whose backward summed tensors over ranks, as DDP sums gradients."""
+    """Number of micro-batches in whose backward the ranks summed tensors, such as gradients."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Number of errors during the count, by operation."""
     modules: tuple[ModuleWork, ...] = ()
-    """Work of each module, in at most 40 entries, those with most FLOPs first. The FLOPs of all entries sum to the
-    FLOPs of the step. Empty if the work was not counted by module, or if an older version wrote the journal."""
+    """Work of each module, in at most 40 entries. Entries with more FLOPs come first, and `OTHERS` comes last. The
+    FLOPs of all entries sum to the FLOPs of the step. Empty if the work was not counted by module, or if an older
+    version wrote the journal."""

@@ -87,7 +87,7 @@ class FollowedJournal:
         return self._fits
 
     def _live(self, alive: Signs, *, damaged: bool) -> None:
-        """Update the signs of life and the damage of the summary. Both can change while the journal doesn't grow."""
+        """Update `signs` and `damaged_summary`, which can change while the journal doesn't grow."""
         last = self._fits[-1]
         owner = self._owner if last.final is None else None
         self._owner = alive.pid or owner
@@ -138,7 +138,7 @@ class FollowedJournal:
 
 
 def _without_old_steps(lines: Iterable[Line], ends: FitEnds) -> list[Line]:
-    """Drop the records that are not in `ends`, because the records of many journals would need much memory."""
+    """Drop records that are not in `ends`, to save memory if many journals are followed."""
     held = {id(entry) for entry in ends.latest}
     return [
         line if id(line.entry) in held else replace(line, entry=None, blank=line.entry is not None or line.blank)

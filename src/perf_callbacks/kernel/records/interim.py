@@ -12,7 +12,7 @@ MOST_BYTES = 4_000_000
 """Size, in bytes, of the largest file that is read."""
 
 SLACK_SECONDS = 60.0
-"""Largest difference, in seconds, that is expected between the clocks of a machine and its file server."""
+"""Largest expected difference between the clock of a machine and the clock of its file server, in seconds."""
 
 
 def path_of(journal: Path) -> Path:

@@ -20,7 +20,7 @@ END_BYTES = 65_536
 
 SEARCH_BYTES = 4_000_000
 """A file with several fits is searched for the beginnings of fits in blocks of this many bytes. The search reads blocks
-from the end of the file backwards, and stops after the first block that contains the beginning of a fit."""
+backwards from the end of the file, until a block contains the beginning of a fit."""
 
 MOST_SEARCHED_BYTES = 600_000_000
 """Largest number of bytes that are searched. This limit is more than twice the size that a journal may have by
@@ -44,8 +44,8 @@ class FitEnds:
     first: tuple[Entry, ...]
     """Records before the first steps, such as the checklist."""
     latest: tuple[Entry, ...]
-    """Last records, the oldest first, with about the last `KEPT_STEPS` steps. `first` may contain some of these
-    records."""
+    """Records at the end, the oldest first, with about `KEPT_STEPS` steps. A record may be in both `first` and
+    `latest`."""
     interim: Entry | None
     """Summary in the file beside the journal. None if the file has no summary of this attempt."""
     unreadable: int
@@ -108,7 +108,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class FitLines:
-    """Beginning and end of a fit, and the lines from which its last records were read."""
+    """Beginning and end of a fit, and the lines at its end."""
 
     start: int
     """Byte offset of the `run` record in the file."""
@@ -120,8 +120,8 @@ class FitLines:
 def read(journal: Path, locks: Locks) -> list[FitEnds]:
     """Read the beginning and the end of each fit in a journal, the oldest fit first.
 
-    Of a large journal with several fits, only the fits that begin near the end are found. Raise `OSError` if the file
-    can't be read.
+    If a large journal has several fits, only fits that begin near the end are found. Raise `OSError` if the file can't
+    be read.
     """
     with journal.open("rb") as file:
         reader = EndReader(file, journal)
@@ -133,7 +133,7 @@ def read(journal: Path, locks: Locks) -> list[FitEnds]:
 
 
 def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
-    """Return a copy of `ends` with the last records taken from `lines`, and with the summary beside the journal."""
+    """Return a copy of `ends` in which `lines` gives the latest records, and `beside` gives the summary."""
     return replace(
         ends,
         latest=tuple(_without_old_steps([line.entry for line in lines if line.entry is not None])),
@@ -183,7 +183,7 @@ class EndReader:
         return [fit for fit in found if fit is not None]
 
     def openings(self) -> list[int]:
-        """Return the byte offsets at which fits begin, as far as they are found without reading the whole file."""
+        """Return the byte offsets at which fits begin. Fits far from the end of a large file may be missing."""
         self._file.seek(0)
         opening = _entry(self._file.readline(END_BYTES))
         run = None if opening is None else opening.record
@@ -219,7 +219,7 @@ class EndReader:
         return FitLines(start, with_lines(ends, tail, self.beside), tuple(tail))
 
     def _ends_with(self, run: Run, near: int) -> bool:
-        """Return True if the attempt that this `run` record begins is the last attempt in the file."""
+        """Return True if `run` begins the last attempt in the file."""
         data = self._data(near, self.size)[0]
         entries = [_entry(line) for line in data.split(b"\n") if line.startswith(_SUMMARY)]
         summaries = [entry for entry in entries if entry is not None]
@@ -243,9 +243,9 @@ class EndReader:
         return lines_of(*self._data(start, end))
 
     def _data(self, start: int, end: int) -> tuple[bytes, int]:
-        """Read the bytes up to the offset `end`, from the first line that begins at the offset `start` or later.
+        """Read the bytes from `start` to `end`, but not the rest of a line that begins before `start`.
 
-        Return the bytes and their offset.
+        Return the bytes and the offset of the first byte.
         """
         before = max(0, start - 1)
         self._file.seek(before)

@@ -47,8 +47,7 @@ LONG_PAUSE = 0.001
 """Once the journal is full, only collections of at least this many seconds are still written."""
 
 MOST_WRITERS = 1000
-"""The number of writers that write journals of one rank to the same directory at once must be smaller than this
-number."""
+"""Largest number of runs that may write to the same directory at once, plus one."""
 
 FOLDER = "perf_callbacks"
 """Name of the journals' folder in an output directory."""
@@ -79,7 +78,7 @@ class Journal:
 
 
 class _File(FileIO):
-    """File that closes without a ResourceWarning when freed, because an interrupt may prevent the call of `close`."""
+    """File that closes silently when it is freed, because an interrupt may prevent the call of `close`."""
 
     def __del__(self) -> None:
         self.close()
@@ -99,7 +98,7 @@ def _opened(path: Path) -> _File:
 def _lock(file: FileIO) -> bool:
     """Lock an open file. Return False if another writer holds the lock; True on a system or filesystem without locks.
 
-    The lock belongs to the open file, so two fits in one process keep each other out as well.
+    Two fits can't lock the same file, even in one process, because a lock belongs to an open file.
     """
     try:
         if fcntl is not None:
@@ -122,14 +121,14 @@ class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
     One system call writes many whole lines. The file has no buffer, because a forked worker could write the content of
-    a buffer a second time. A file whose last line is torn gets a line end first, so that a later attempt begins on a
-    new line. The file is created and locked when its first record is written. If another writer has locked
-    `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so on.
+    a buffer a second time. If the final line of the file is torn, a line end is written first. The file is created and
+    locked when its first record is written. If another writer has locked `rank0.jsonl`, this journal uses
+    `rank0.2.jsonl`, and so on.
 
     Two threads may call `write` at once, and a garbage collection may call `write` while `write` runs. No `write` waits
-    for the lock, because the interrupted `write` of the same thread may hold the lock. A thread that doesn't get the
-    lock leaves its record to the thread that holds the lock. The thread that holds the lock looks for more records
-    before it returns.
+    for the lock, because an unfinished `write` of the same thread may hold the lock. A thread that doesn't get the lock
+    leaves its record to the thread that holds the lock. The thread that holds the lock looks for more records before it
+    returns.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class FileJournal(Journal):
                 self._writing.release()
 
     def disown(self) -> None:
-        """Close the file in a forked child, which would otherwise keep the file locked after its parent's death."""
+        """Close the file in a forked child, so that the file doesn't stay locked after the parent's death."""
         self._done = True
         file, self._file = self._file, None
         if file is not None:

@@ -37,13 +37,13 @@ class Use:
     temperature_celsius: int | None = None
     tensor_activity: float | None = None
     """Share of time in which tensor cores worked since the previous record, from 0 to 1. Only Hopper and later chips
-    report this."""
+    report the activity of tensor cores."""
     memory_bandwidth_activity: float | None = None
     """Mean use of the GPU memory's bandwidth since the previous record, from 0 (none) to 1 (all of the bandwidth). Only
-    Hopper and later chips report this."""
+    Hopper and later chips report the use of the bandwidth."""
     throttled_by: tuple[str, ...] = ()
-    """Reasons for a lower clock, such as "power cap" or "heat". Empty if the clock is not lowered, or if this is
-    unknown."""
+    """Reasons for a lower clock, such as "power cap" or "heat". Empty if the clock is not lowered, or if the reasons
+    are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +73,8 @@ class Memory:
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
-    """Largest sum of all parts at any moment of the step. On a device with an allocator, `peak_gb` is the allocator's
-    own peak of memory in tensors since the program began."""
+    """Largest sum of all parts at any moment of the step. If the device has an allocator, `peak_gb` is the largest
+    memory of all tensors since the program began."""
     micro_batch: int | None = None
     """Number of samples in the largest micro-batch of the step."""
     micro_batches: int | None = None
@@ -90,9 +90,8 @@ class HeldMemory:
     path: str
     """Path as in `ModuleWork`."""
     kind: str
-    """One of weights, gradients, optimizer, activations, failed call. The value of "activations" comes from a step
-    before the step that failed. The kind "failed call" stands for local variables of the functions in which the
-    allocation failed."""
+    """One of weights, gradients, optimizer, activations, failed call. "activations": the memory was measured in an
+    earlier step. "failed call": local variables of the functions in which the allocation failed."""
     gb: float
 
 
@@ -119,8 +118,8 @@ class OutOfMemory:
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
     other_gb: float | None = None
-    """All other tensors: activations, temporary memory, tensors of the program. None if the device has no allocator
-    with statistics."""
+    """Memory of all tensors except weights, gradients and optimizer state. None if the device has no allocator with
+    statistics."""
     reserved_gb: float | None = None
     """Memory that the device's allocator holds, used or free."""
     largest: tuple[HeldMemory, ...] = ()
@@ -132,13 +131,12 @@ class OutOfMemory:
     earlier step was measured."""
     about_micro_batch: int | None = None
     """Estimate of the largest micro-batch that would have fitted, from the layers that had run. None if an earlier step
-    was measured, if the allocation did not fail in the forward, or if the device has no allocator with statistics."""
+    was measured, or if no estimate is possible."""
     layers: int | None = None
-    """Number of layers in a module list of the model. Checkpointing these layers would free more memory than
-    checkpointing the layers of any other list. If the freed memory is unknown, the module list is the one that contains
-    the layer that failed."""
+    """Number of layers in one module list: the list whose checkpointing would free the most memory. If the freed memory
+    is unknown: the list that contains the failed layer."""
     layers_to_checkpoint: int | None = None
-    """Checkpointing this many layers, out of `layers`, would have avoided the failure. None if unknown, or if
-    checkpointing the whole module list would not have been enough."""
+    """Number of layers whose checkpointing would have avoided the failure. None if unknown, or if checkpointing the
+    whole module list would not have been enough."""
     seconds: float = 0.0
     """Seconds that it took to make this record."""

@@ -10,8 +10,8 @@ PREFIX = "perf/"
 """Prefix of the key of each metric."""
 
 RUN = "run/"
-"""Second part of the key of an average over a whole run, `perf/run/…`. An average over a run needs a key of its own:
-under the key of a row, a logger would plot the average as one more step."""
+"""Second part of the key of an average over a whole run, `perf/run/…`. With the key of a row, an average over a run
+would be plotted as one more step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,8 @@ class Metric:
     left_out: str = ""
     """Work or time that the metric doesn't count, in Markdown."""
     needs: tuple[str, ...] = ()
-    """Conditions that a run must meet to have this metric. Some metrics also need a known number of samples or tokens;
-    this condition is not listed."""
+    """Conditions that a run must meet to have this metric. A known number of samples or tokens may be a condition too,
+    but is not listed."""
     main: bool = False
     """True: consoles show the metric, and loggers get it with `metrics="main"`."""
     constant: bool = False
@@ -293,5 +293,4 @@ KEYS = {
     "row": {metric.name: metric.key for metric in METRICS},
     "whole": {metric.name: metric.run_key for metric in METRICS},
 }
-"""Two mappings from the name of a metric to its key: "row" gives the keys in a row, and "whole" the keys of averages
-over the fit."""
+"""Keys of all metrics by name: "row" for the keys in a row, "whole" for the keys of averages over the fit."""

@@ -10,7 +10,7 @@ OPTIMIZER = "(optimizer)"
 """Path that stands for matrix products in the optimizer's step."""
 
 OTHERS = "(others)"
-"""Path of the entry that sums all modules without an entry of their own."""
+"""Path of the entry for all remaining modules together."""
 
 ITSELF = "(the model itself)"
 """Name that is shown for the model itself, whose path is empty."""
@@ -25,8 +25,8 @@ class ModuleWork:
 
     path: str
     """Path in the model, without wrappers such as DistributedDataParallel; "" for the model itself. "*" stands for the
-    numbers of layers in a list, if all of them have the same class. A path in parentheses stands for work outside of
-    all modules, for the optimizer's work, or for the sum of further modules."""
+    numbers of layers in a list, if all of them have the same class. A path in parentheses is `OUTSIDE`, `OPTIMIZER` or
+    `OTHERS`."""
     modules: int = 1
     """Number of modules that this entry sums; 0 for work that belongs to no module."""
     forward_flops: int = 0

@@ -47,7 +47,7 @@ class Profile:
     """Reduced trace of some profiled steps.
 
     `busy_seconds` and all `idle_seconds` sum to `span_seconds`. Each moment of busy time counts once, even if kernels
-    ran on several streams. The moment counts as computation if any computation ran. A moment without computation counts
+    ran on several streams. A moment counts as computation if any computation ran. A moment without computation counts
     as communication if a collective ran, and as a copy if only a copy engine ran. If several kernels of one class ran
     at once, the time is divided equally among these kernels.
     """
@@ -62,17 +62,16 @@ class Profile:
     steps: int | None = None
     """Number of profiled steps. None: the trace does not mark steps, so the record describes the whole trace."""
     first_step: int | None = None
-    """Number of the first step, as the profiler counts. None if the trace does not mark steps."""
+    """Number of the first step in the profiler's count. None if the trace does not mark steps."""
     span_seconds: float
-    """Time from the beginning of the first profiled step until all profiled steps, and their work on the device, have
-    ended."""
+    """Time from the beginning of the first profiled step to the end of all work of the profiled steps."""
     busy_seconds: float
     """Time in which the device ran a kernel, a copy or a collective."""
     idle_seconds: Mapping[str, float]
     """Idle time by cause. "data": the host waited for the DataLoader. "communication": the host was in a collective.
-    "sync": no work was queued, because the host had waited for the device instead of queueing work. "host": the host
-    ran Python or dispatched operations. "device": work was queued, but the device had not started the work yet.
-    "unknown": the trace does not show the host, or the device had to finish work from before the recording first."""
+    "sync": no work was queued, because the host had just waited for the device. "host": the host ran Python or
+    dispatched operations. "device": work was queued, but the device had not started the work yet. "unknown": the trace
+    does not show the host, or the device still ran work from before the recording."""
     class_seconds: Mapping[str, float]
     """Busy time by class: contraction, attention, normalization, elementwise, copy, communication, optimizer,
     softmax, reduction, indexing, other."""
@@ -92,10 +91,10 @@ class Profile:
     """The ten copies with the most time."""
     module_seconds: Mapping[str, float] | None = None
     """Maps each module path, of at most three levels, to its busy time. The time of a path does not include the time of
-    submodules that have a path of their own. In a profile of a run, paths are those of `ModuleWork`, such as
+    submodules that have a path of their own. A profile of a run has paths as in `ModuleWork`, such as
     "model.layers.*.mlp". In a trace with Python's stacks, paths consist of classes and numbers, such as
-    "Model_0/Block_3/Linear_2". A path in parentheses stands for time outside of modules, in the optimizer, or in
-    further modules. None if the trace does not show modules."""
+    "Model_0/Block_3/Linear_2". A path in parentheses stands for no single module. None if the trace does not show
+    modules."""
     module_backward_seconds: Mapping[str, float] | None = None
     """Part of `module_seconds` that falls in the backward, including recomputation. Modules without such time are left
     out."""

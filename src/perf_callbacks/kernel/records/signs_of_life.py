@@ -24,10 +24,10 @@ class Signs:
     written_unix: float
     """Time of the last write to the journal or the summary beside the journal."""
     pid: int | None
-    """Id of a living process on this machine that holds the journal's lock, or that held it at an earlier reading.
+    """Id of the process on this machine that holds the lock of the journal, or held the lock earlier and still lives.
     None: unknown."""
     gone: int | None = None
-    """Id of a process that held the journal's lock at an earlier reading, and that has ended since. None if there is no
+    """Id of the process that held the lock of the journal at an earlier reading, and has ended. None if there is no
     such process, or if the journal was read only once."""
 
 
@@ -40,7 +40,7 @@ def signs(journal: Path, locks: Locks) -> Signs:
 
 
 def signs_of(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
-    """Return the signs of life from the file status of a journal and of the summary beside it."""
+    """Return the signs of life of a journal's writer, from the status of the journal and of its summary file."""
     written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
     if not locks or not hasattr(os, "major"):  # Windows
         return Signs(written, None)
@@ -57,7 +57,7 @@ def exists(pid: int) -> bool:
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
     """Return the file locks that processes of this machine hold; empty if the system doesn't list them.
 
-    This function never locks a journal: a run that starts at the same moment would find its journal locked.
+    This function takes no lock on a journal, because the lock could keep a starting run from its journal.
     """
     found: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):

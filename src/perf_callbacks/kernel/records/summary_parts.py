@@ -15,8 +15,8 @@ class FlopsSummary:
     seconds: float | None = None
     steps: int = 0
     source: str | None = None
-    """One or several sources of the FLOPs: "counted", "fake-tensor copy" or "closed form", as in `Flops`. "scaled"
-    means that FLOPs were computed from the counts of other batch sizes."""
+    """Sources of the FLOPs, as in `Flops.source`. "scaled" means that FLOPs were computed from the counts of other
+    batch sizes."""
     checked_step: int | None = None
     """Most recent step in which a new FLOP count gave the same result as an earlier count. None if no work was counted
     twice."""
@@ -25,7 +25,7 @@ class FlopsSummary:
     mfu_unknown: str | None = None
     """Reason why MFU is unknown although FLOPs are known."""
     coverage: float | None = None
-    """`Flops.coverage` of the last count. `lower_bound` comes from this count too."""
+    """`Flops.coverage` of the most recent count. `lower_bound` is of the most recent count too."""
     lower_bound: bool = False
     uncounted: tuple[str, ...] = ()
     """Names in `Flops.uncounted` of the last count."""
@@ -79,8 +79,8 @@ class GcSummary:
     startup_seconds: float | None = None
     """Seconds of the full collection that the checklist runs at startup. No other field counts this collection."""
     scheduled_made: int | None = None
-    """Sum over all scheduled collections: the number of objects that the program had made, and not freed, since the
-    previous collection. This field and `scheduled_garbage` are None in an older journal."""
+    """Sum over the scheduled collections: number of objects that were made since the previous collection and not yet
+    freed. This field and `scheduled_garbage` are None in an older journal."""
     scheduled_garbage: int | None = None
     """Number of garbage objects that the scheduled collections found."""
 
@@ -109,16 +109,16 @@ class MemorySummary:
     """Growth per hour of the resident memory of this rank and its child processes. None if there are too few `use`
     records."""
     micro_batch: int | None = None
-    """Number of samples in the largest micro-batch of the measured step. This field and the next two are None if
-    unknown."""
+    """Number of samples in the largest micro-batch of the measured step. `micro_batch`, `micro_batches` and
+    `data_parallel` are None if unknown."""
     micro_batches: int | None = None
     """Number of micro-batches of the measured step."""
     data_parallel: int | None = None
-    """The job's ranks form this many groups, and all ranks of a group process the same samples."""
+    """Number of groups of ranks that process different samples. All ranks of a group process the same samples."""
 
     @property
     def global_batch(self) -> int | None:
-        """Number of samples in a step over all ranks, if each micro-batch is as large as the largest micro-batch."""
+        """Number of samples per step over all ranks, computed as if all micro-batches had the largest size."""
         if self.micro_batch is None or self.micro_batches is None or self.data_parallel is None:
             return None
         return self.micro_batch * self.micro_batches * self.data_parallel
@@ -159,14 +159,12 @@ class StragglerSummary:
     """Stragglers, on rank 0."""
 
     steps: int = 0
-    """Number of steps that were searched for stragglers. The next fields cover these steps."""
+    """Number of steps that were searched for stragglers. `seconds` is the duration of these steps."""
     seconds: float = 0.0
     model_compared: bool = True
-    """False: only time outside of the model was compared, because the devices of the ranks wait for each other within
-    the model."""
+    """False: only time outside of the model was compared, because ranks wait for each other within the model."""
     waits_timed: bool = True
-    """False: on a device, waits for other ranks within the backward are unknown, so only the other stages were
-    compared."""
+    """False: the backward was not compared, because its waits for other ranks are unknown."""
     comparable: bool = True
     """False: waits of this rank for other ranks were not seen, so ranks can't be compared."""
     other_work: int = 0
@@ -177,22 +175,21 @@ class StragglerSummary:
     """Costliest stragglers, each as rank, cause, lost seconds and number of affected steps. Of a set of slow ranks,
     only the slowest rank is named."""
     costliest_ranks: tuple[tuple[int, ...], ...] = ()
-    """For each entry of `costliest`, in the same order: all ranks of the slow set, or an empty tuple if a single rank
-    was slow."""
+    """All ranks of the slow set, for each entry of `costliest`. The tuple is empty if a single rank was slow."""
     uneven_batches_seconds: float | None = None
     """Seconds lost because ranks had batches of unequal sizes. `uneven_stages_seconds` and `chance_seconds` don't
     include the time lost to unequal batches. The three fields are None if ranks were not compared."""
     uneven_stages_seconds: float | None = None
     """Seconds lost because the stages of the pipeline take unequal times."""
     chance_seconds: float | None = None
-    """Seconds lost to chance: in each step, one rank happens to be the slowest, and takes longer than the mean."""
+    """Seconds lost to chance: in each step, some rank happens to be slower than the other ranks."""
     slowdown: float | None = None
-    """Measured duration of the steps, divided by the duration that they would have if all ranks were equally fast in
-    each step. None if unknown, or if there is only one rank."""
+    """Measured duration of the steps, divided by their duration if all ranks were equally fast. None if unknown, or if
+    there is only one rank."""
 
     backward_waiting: float | None = None
-    """Upper limit for the share of the backward, from 0 to 1, in which this rank waited for other ranks. A wait can
-    begin only after the rank has computed the gradient that is usually computed last. None: unknown."""
+    """Upper limit, from 0 to 1: share of the backward in which this rank waited for other ranks. A wait can begin only
+    after the rank has computed the gradient that is usually computed last. None: unknown."""
 
     def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
         """Yield the entries of `costliest`. The entry of a set of slow ranks names all these ranks."""

@@ -68,7 +68,7 @@ class PerfConfig:
     """Number of optimizer steps between two collections of young objects."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
     """CPUs of a rank. node: the CPUs of its GPU's NUMA node. socket: the CPUs of the GPU's socket. exclusive: cores
-    that no other rank uses. auto: the CPUs of node if they are enough for the loaders' workers; if not, no change."""
+    that no other rank uses. auto: like node if the node has enough CPUs for the loaders' workers, else no change."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """apply: pin memory and copy without blocking. advise: only advise these changes. off: do nothing."""
     exchange: Literal["on", "off"] = "on"
@@ -100,7 +100,7 @@ class PerfConfig:
     path: the runs in this directory. A number such as "1500": samples per second and device. None: no comparison."""
     profile: str = "off"
     """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
-    on rank 0. auto: once a slow step or a straggler is confirmed, three steps on the slow rank, up to three times in a
+    on rank 0. auto: three steps on a slow rank after a slow step or a straggler is confirmed, at most three times per
     fit. off: no step."""
     max_journal_mb: int = 256
     """Size of a rank's journal, in MB, beyond which steps and short garbage collections are no longer written."""

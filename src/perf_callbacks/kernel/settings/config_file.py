@@ -39,7 +39,7 @@ def named(environ: Mapping[str, str]) -> tuple[FileEntry, ...]:
 
 
 def read(path: Path) -> str:
-    """Read a file without converting line ends. Raises `ConfigError` for anything but a small text file."""
+    """Read a small text file without converting line ends. Raise `ConfigError` for any other file."""
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
         content = b""

@@ -16,7 +16,7 @@ FILE = "PERF_CALLBACKS_CONFIG"
 """Environment variable with the path of a settings file."""
 
 SECTION = "PERF_CALLBACKS_SECTION"
-"""Environment variable that lists the fields that `perf-callbacks launch` has set from accelerate's config."""
+"""Environment variable with the names of all fields that come from accelerate's config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
     remarks: tuple[str, ...]
-    """Sentences for the log about environment variables that look like settings, although no such setting exists."""
+    """Sentences for the log about environment variables that look like settings but are none."""
     on_event: tuple[str, ...] = ()
     """Command that runs at events, with its arguments; empty if there is none. `config` has no such field, because only
     the environment can set the command."""

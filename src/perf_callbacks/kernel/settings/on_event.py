@@ -1,4 +1,4 @@
-"""Read the command for events. Only the environment can set it, so that a file from elsewhere can't run code."""
+"""Read the command for events. No file can set the command, so a file from elsewhere can't run code."""
 
 import shlex
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ def filled(template: str, *, job: str | None, run: str | None, host: str | None)
     Args:
         template: Directory with placeholders, as in the settings.
         job: Id of the job. None if the process has no job id.
-        run: Id of the run. If the ranks have different ids, this is None, and the job's id replaces `{run}`.
+        run: Id of the run. None if the ranks have different ids. With None, the job's id replaces `{run}`.
         host: Name of the host. None: unknown.
 
     >>> filled("out/{job}/{{{run}}}", job="47[1]", run="../a1", host=None)

@@ -17,7 +17,7 @@ from perf_callbacks.report.units import duration
 INTEGRATIONS = ("loop", "transformers", "lightning", "accelerate")
 
 LONGEST_SECONDS = 300.0
-"""A process may take this many seconds in addition to ten times its planned training time."""
+"""Time limit of a process in seconds, to which ten times its planned training time is added."""
 
 _DROPPED = ("PERF_CALLBACKS", "PERF_CALLBACKS_OUTPUT_DIR", "PERF_CALLBACKS_ON_EVENT")
 """Environment variables that would turn the callback on, or have effects outside of the process."""

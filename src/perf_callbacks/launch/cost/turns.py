@@ -28,12 +28,12 @@ class TrainingTurn:
     """Times of one short training."""
 
     quiet_seconds: float
-    """Seconds of a quiet step, which other programs hardly disturb: the 10th percentile of the compared steps."""
+    """Seconds of a quiet step: the 10th percentile of the compared steps. Other programs hardly disturb a quiet step.
+    """
     cpu_seconds: float
     """Mean CPU time of a compared step, in seconds."""
     other_seconds: float
-    """Seconds of the training that are no part of a compared step: the time before the first step, the first 320 steps,
-    and the time after the last step."""
+    """Seconds of the training before and after the compared steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class Stopwatch:
 
 
 def measure(integration: str, turn: Callable[..., TrainingTurn], seconds: float, clock: Callable[[], float]) -> Cost:
-    """Run short trainings alternately without and with the callback, at least three with the callback.
+    """Run short trainings with and without the callback in turn. At least three trainings have the callback.
 
     Args:
         integration: Name of the integration.

@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 SNIPPETS, CHARACTERS, TOKENS, VOCABULARY = 512, 256, 64, 1024
 BATCH, WIDTH, LAYERS = 16, 128, 2
 SETTLED, TIMED, LINES = 12, 24, 8
-"""Step after which measuring the pace begins, step after which the pace is known, and number of printed lines."""
+"""The pace is measured from step `SETTLED` to step `TIMED`. `LINES` is the number of printed lines."""
 
 
 class Snippets(Dataset[Batch]):

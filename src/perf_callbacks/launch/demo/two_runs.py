@@ -132,7 +132,7 @@ def run_both(
 def about_fault(summary: Summary, ranks: int) -> Finding | None:
     """Return the finding about the hidden fault, or None. A finding whose remedy the demo can apply is preferred.
 
-    With several ranks, the finding says that ranks wait for the slow rank, or that the slow rank waits for data.
+    With several ranks, the cause of the finding is "data" or "straggler".
     """
     causes = {"data"} if ranks == 1 else {"data", "straggler"}
     found = [one for one in summary.findings if one.cause in causes and one.share is not None]
@@ -186,7 +186,7 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
         directory: Directory that contains the program, and in which the program runs.
         options: Command-line options of the program.
         stopped: Function that returns True once the user wants to stop.
-        output: File descriptor for the program's output. If None, the output of this process is used.
+        output: File descriptor for the program's output. None: the program writes to the output of this process.
     """
     kept = {name: value for name, value in environment(os.environ).items() if not name.startswith("PERF_CALLBACKS")}
     own = {

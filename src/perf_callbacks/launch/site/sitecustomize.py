@@ -1,4 +1,4 @@
-"""Measure all trainers of this Python process, and import the `sitecustomize` that this file hides.
+"""Measure all trainers of this Python process, and import the next `sitecustomize` on the search path.
 
 `perf-callbacks run` puts the directory of this file on PYTHONPATH. So interpreters of any Python version may import
 this file, even interpreters without this package.
