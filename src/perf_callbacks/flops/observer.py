@@ -114,7 +114,7 @@ class Counting(Observer, Listener):
 
     @property
     def due(self) -> int:
-        """Number of the step after which the next count or outline may begin, or 0 while one of them is open."""
+        """Number of the step after which the next count or outline may begin, or 0 during a count or an outline."""
         busy = self._window is not None or self._left or self._looks.training is not None
         return 0 if busy else self._first + self._next_after
 
@@ -133,7 +133,7 @@ class Counting(Observer, Listener):
         self._looks.end(step)
 
     def step_began(self) -> None:
-        """Begin to count the new step, or to take its outline, if a count or an outline is due."""
+        """Begin the count or the outline of the new step, if one is due."""
         if self._left:
             for window in self._left:
                 window.close()
@@ -158,7 +158,7 @@ class Counting(Observer, Listener):
         self._next_after = self._next()
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Drop the outline. If the loop left its loader early, also remove the FLOP counter from the thread.
+        """Drop the outline. If the loop left its loader early, remove the FLOP counter from the thread.
 
         The counter is removed now, because training may be over, and only the training thread can remove its own
         counter.
@@ -285,12 +285,13 @@ class Counting(Observer, Listener):
         - An exception was raised in a step of several batches, and training continued.
         - A part of the step ran before the count began, as in a loop that calls no watched function.
         - The step trained on no new batch.
-        - The count has no matrix products. A count without matrix products is useful only if three conditions hold: the
-          whole step was counted, the step had no backward, and an earlier count had matrix products.
-        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, the next
-          steps are counted with the forwards and backwards that the trainer does not announce.
+        - The count has no matrix products. A count without matrix products is useful only for a whole step without a
+          backward. An earlier count must also have had matrix products.
+        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, later
+          counts include unannounced forwards and backwards.
 
-        The first count is over after a step with a backward, or when the budget of counts is used up.
+        The first count ends with a step that has a backward. The first count also ends when the budget of counts is
+        used up.
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]

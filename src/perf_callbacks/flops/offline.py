@@ -98,7 +98,7 @@ def _vouched(model: nn.Module, example: Example) -> bool:
     For such a model, the closed form gives at most the true FLOPs.
 
     In a changed model, a custom head may process only some of the tokens, or a layer may be skipped. A model with an
-    adapter computes fewer gradients. Layers below the first trained layer need no gradients.
+    adapter computes fewer gradients. Frozen layers before the first trained layer compute no gradients.
     """
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)

@@ -25,8 +25,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps. So a
-short fit and a long fit both soon notice that a step does other work than earlier steps."""
+"""From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps."""
 
 LOOK_EVERY = 47
 """Largest number of steps between two outlines. The number is prime, so that outlines don't always hit the same step of
@@ -86,7 +85,8 @@ def compiles() -> bool:
 class Outlines:
     """Takes the outlines of some steps of a fit, and compares the outlines of steps with equal batch shapes.
 
-    A hook would make compiled modules compile again. So if the program compiles code, only counted steps have outlines.
+    If the program compiles code, only counted steps have outlines. An additional hook would make compiled modules
+    compile again.
     """
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
@@ -104,7 +104,7 @@ class Outlines:
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
         """Begin the outline of the next step if an outline is due after `steps` completed steps.
 
-        If the FLOPs of the next step are also counted, `training` is the filter that the count uses.
+        If the next step is counted, `training` is the filter of the count. If not, `training` is None.
         """
         if steps < self.after or not self._recorder.active:
             return

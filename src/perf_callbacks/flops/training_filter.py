@@ -22,10 +22,9 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 class TrainingFilter(Filter):
     """Decides which operations of a step are counted as training work.
 
-    A trainer announces each forward. A plain loop doesn't announce each forward. So in a plain loop, a module call is
-    also counted if the module is in training mode and the call builds an autograd graph. Text generation and rewards
-    are not counted. In the forward of a plain loop, an operation is not counted if gradients are disabled and no module
-    is running.
+    A trainer announces each forward. A plain loop doesn't announce each forward. In a plain loop, an unannounced call
+    counts if the module is in training mode and gradients are enabled. Text generation and rewards are not counted. In
+    the forward of a plain loop, an operation is not counted if gradients are disabled and no module is running.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:

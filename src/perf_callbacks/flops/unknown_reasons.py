@@ -23,7 +23,7 @@ class Unknowns:
         self._causes: Counter[str] = Counter()
 
     def note(self, cause: str) -> None:
-        """Count a step whose FLOPs are unknown for this cause."""
+        """Count a step whose FLOPs are unknown for the reason `cause`."""
         self._causes[cause] += 1
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
@@ -49,8 +49,7 @@ class Unknowns:
     def _cause(self) -> str:
         """Return the main cause of unknown FLOPs.
 
-        The function returns the first cause that applies: a batch is unreadable, no step was counted, or else the most
-        frequent cause.
+        The first cause that applies is the main cause: an unreadable batch, no counted step, the most frequent cause.
         """
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
@@ -87,5 +86,4 @@ UNEVEN = "batches differ in shape and in their calls of the model"
 batches had no backward."""
 
 NEW_SIZE = "batches have shapes that were not counted and don't scale"
-"""Cause of unknown FLOPs: a batch has another size than all counted batches, and its FLOPs can't be computed safely
-from the FLOPs of a counted batch."""
+"""Cause of unknown FLOPs: a batch has a new size, and the FLOPs of counted batches can't be scaled to this size."""

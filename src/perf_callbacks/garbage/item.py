@@ -2,8 +2,8 @@
 
 Python's automatic collections come at different steps on different ranks, and all ranks wait whenever one rank
 collects. So the item turns automatic collection off at the end of a fit's second step, when lazy imports and optimizer
-states exist. From then on, the step counter triggers collections. The first full collection also freezes all live
-objects, so that later collections are cheap. A short fit ends before the first full collection, and so freezes no
+states exist. After the second step, the step counter triggers collections. The first full collection also freezes all
+live objects, so that later collections are cheap. A short fit ends before the first full collection, and so freezes no
 objects.
 """
 
@@ -26,7 +26,7 @@ RARER = 10
 """Every tenth collection is full. Only a full collection frees a reference cycle that survived a young collection."""
 
 ASKED = "gc_interval"
-"""Name under which each rank tells the other ranks its proposed interval between collections."""
+"""Name under which ranks exchange their proposed intervals between collections."""
 
 LEAST_INTERVAL = 10
 """Shortest interval, in steps, that a rank proposes by itself. Only the user can set a shorter interval."""
@@ -79,7 +79,7 @@ def _next(step: int, interval: int) -> int:
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect in the steps from `before` + 1 to `step`, or None if no collection is due.
+    """Return the generation to collect at `step`, or None if no collection is due after `before`.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -92,9 +92,9 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 class ScheduledCollection(ActiveItem):
     """Collects garbage at planned steps, and at once if garbage grows too fast.
 
-    A trial consists of phases of 32 steps, called turns. The schedule is on in one turn and off in the next. Each turn
-    with the schedule ends with a young collection, so that the turn includes the cost of its own garbage. During a
-    trial, no objects are frozen, and full collections run between two turns, in time that belongs to no step.
+    A trial consists of phases of 32 steps, called turns. The schedule is on in one turn and off in the next. While the
+    schedule is on, each turn ends with a young collection, so that the turn includes the cost of its garbage. During a
+    trial, no objects are frozen. Full collections run between two turns of a trial, in time that belongs to no step.
     """
 
     slug, collects = Garbage.slug, True
@@ -171,7 +171,7 @@ class ScheduledCollection(ActiveItem):
         return {ASKED: min(self._least, NEVER)}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt the shortest interval that any rank proposes, from the end of step `step` on."""
+        """Adopt the shortest interval that any rank proposes. The interval takes effect at the end of step `step`."""
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:
@@ -244,7 +244,7 @@ class ScheduledCollection(ActiveItem):
         self._growth.begin()
 
     def _take_over(self) -> None:
-        """Resume the schedule after a step so long that the watchdog turned automatic collection on."""
+        """Resume the schedule if the watchdog turned automatic collection on during a long step."""
         if self._lease.turn_off() and self._frozen:
             self._lease.freeze()
 

@@ -59,8 +59,8 @@ def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedA
     """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
 
     A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
-    time since boot, because somebody may change the wall clock. To convert the time since boot to unix time, the
-    function uses the wall clock of the most recent attempt of the boot.
+    time since boot, because somebody may change the wall clock. The unix time of a boot comes from the boot's most
+    recent attempt.
     """
     found = [*attempts]
     boots: dict[str, Run] = {}
@@ -118,15 +118,15 @@ def _identity(attempt: RecordedAttempt) -> tuple[str, float | None]:
 
 
 def last_step(attempt: RecordedAttempt) -> int:
-    """Return the number of an attempt's last step that the journal shows."""
+    """Return the number of an attempt's last step in the journal."""
     return attempt.step[-1] if attempt.step else attempt.run.step
 
 
 def survivors(ordered: Sequence[RecordedAttempt]) -> list[int]:
     """Return the number of surviving steps of each attempt.
 
-    The model at the end of the last attempt contains these steps. All other steps are rolled back, for example steps
-    that a later attempt did again after a crash.
+    The final model contains the surviving steps. All other steps are rolled back, for example steps that a later
+    attempt did again after a crash.
     """
     kept = [0] * len(ordered)
     origins = parents(ordered)

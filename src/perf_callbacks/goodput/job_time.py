@@ -75,9 +75,9 @@ class JobTime:
     attempts: tuple[AttemptTime, ...]
     """Attempts of the job in the order of their starts. A job has at least one attempt."""
     overlap_seconds: float
-    """Time in which several attempts seem to have run at once. This time counts for each of these attempts.
+    """Time in which several attempts seem to have run at once. Each of the overlapping attempts includes the overlap.
 
-    Either two attempts have resumed the same attempt, or somebody has changed a clock.
+    An overlap means that two attempts resumed the same attempt, or that somebody changed a clock.
     """
 
     @property
@@ -102,7 +102,7 @@ class JobTime:
 
     @property
     def goodput(self) -> float | None:
-        """Device time in surviving steps, minus waits for data and for other ranks, as a share of all device time."""
+        """Share of all device time that surviving steps use, without waits for data and for other ranks."""
         return self._share((PRODUCTIVE,), self.device_seconds)
 
     def _share(self, kinds: Iterable[str], seconds: Mapping[str, float] | None = None) -> float | None:
@@ -122,15 +122,12 @@ class JobTime:
 
     @property
     def joules(self) -> float | None:
-        """Energy of one rank's device over all attempts that measured energy, or None if no attempt did.
-
-        The rank is the one whose journal was read.
-        """
+        """Energy of the device of the rank whose journal was read, or None if no attempt measured energy."""
         return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy per token of the rank whose journal was read. Only attempts with known energy and tokens count."""
+        """Energy per token, for the rank whose journal was read. Only attempts with known energy and tokens count."""
         known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
         tokens = sum([one.rank_tokens or 0.0 for one in known])
         return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None

@@ -24,12 +24,11 @@ KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
 """Kinds of time, in the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
-"""Maps the reason for excluding a step to the kind of its additional time, which is the time beyond the median step
-time."""
+"""Maps the reason for excluding a step to a kind of time. The kind gets the step's time beyond the median step time."""
 
 COPIED_SECONDS = 120.0
-"""If a journal file was written more than this many seconds after its last record, the file counts as a copy, unless
-the run hung."""
+"""A journal file counts as a copy if it was written more than this many seconds after its last record. The journal of a
+hung run never counts as a copy."""
 
 
 def lasted(attempt: RecordedAttempt) -> float:
@@ -135,10 +134,10 @@ def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> 
 
 
 def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
-    """Count the time that slow ranks cost as stragglers.
+    """Move the cost of slow ranks to the kind `stragglers`.
 
-    The cost of slow ranks is subtracted from the time of the kind `communication`. If that time is too short, the
-    remainder is subtracted from productive time.
+    The cost of slow ranks is subtracted from the time of the kind `communication`. If `communication` is shorter than
+    the cost, the remainder is subtracted from productive time.
     """
     if STRAGGLERS not in parts:
         return
@@ -153,7 +152,7 @@ def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: in
 
 
 def records(attempt: RecordedAttempt, kind: type[T]) -> list[T]:
-    """Return the records of a type in the order of the journal, without the repetitions of a copied journal."""
+    """Return the records of a type in the order of the journal. Drop duplicates, which a copied journal may have."""
     by_time: dict[float, list[T]] = {}
     for entry in attempt.entries:
         if isinstance(entry.record, kind) and entry.record not in by_time.setdefault(entry.t, []):

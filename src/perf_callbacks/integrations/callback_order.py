@@ -12,8 +12,8 @@ C = TypeVar("C")
 class LateCallbackList(list[C]):
     """Copy of a trainer's list of callbacks, used while the trainer iterates over the original list.
 
-    One more callback is appended to the original list, but not to the copy. So the trainer calls this callback last. A
-    callback that is appended during the iteration goes into both lists.
+    A late callback is appended only to the original list, so that the trainer calls the late callback last. A callback
+    that is appended during the iteration goes into both lists.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -27,7 +27,7 @@ class LateCallbackList(list[C]):
         self._running.append(callback)
 
     def settle(self) -> list[C]:
-        """Return the original list without the additional callback, or a new list if the callbacks have changed."""
+        """Return the original list without the late callback, or a new list if the original list has changed."""
         if self._running[-1:] == [self._last]:  # removing it from the middle would make the iteration skip a callback
             list.pop(self._running)
         same = [*map(id, self._running)] == [*map(id, self)]
@@ -51,8 +51,8 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
     """Return True if this callback is the trainer's first enabled `PerfCallback`, which measures the trainer.
 
-    Warn if another `PerfCallback` measures. If the program itself has added a `PerfCallback`, callbacks that a launcher
-    added are ignored, even if the program's callback is disabled.
+    Warn if another `PerfCallback` measures the trainer. Ignore a launcher's callbacks if the program has its own
+    `PerfCallback`, enabled or not.
     """
     ours = [one for one in callbacks if isinstance(one, CallbackBase)]
     ours = [one for one in ours if not one.armed] or ours

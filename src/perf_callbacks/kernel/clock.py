@@ -1,7 +1,7 @@
 """Functions of the module `time`, imported once.
 
-The user's test may replace `time.perf_counter` by a mock that returns prepared values. Our calls use the real clock, so
-they use up none of these values. Only this module and standalone scripts import `time`.
+The user's test may replace `time.perf_counter` by a mock that returns prepared values. perf_callbacks uses the real
+clock, and takes no values from the mock. Only this module and standalone scripts import `time`.
 """
 
 import time
@@ -15,7 +15,7 @@ __all__ = ["cpu_seconds_of", "monotonic", "perf_counter", "process_time", "secon
 def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
     """Return a function that returns the CPU time of a running thread. None: this system has no such clock.
 
-    Unlike /proc, the clock counts up to the moment of the call. The call doesn't release the GIL.
+    The clock is more exact than /proc. The call doesn't release the GIL.
     """
     if not hasattr(time, "pthread_getcpuclockid"):
         return None
@@ -23,5 +23,5 @@ def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the machine booted, with time in suspend. Outside of Linux, raise `AttributeError`."""
+    """Return the seconds since the machine booted, including suspend. Outside of Linux, raise `AttributeError`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -16,7 +16,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return True if at least one of these tensor classes wraps other tensors, as `DTensor` does."""
+    """Return True if one of the tensor classes `types` wraps other tensors, as `DTensor` does."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
@@ -38,12 +38,12 @@ def matrices(module: nn.Module) -> list[torch.Tensor]:
 
 
 def are_batched(operands: list[torch.Tensor]) -> bool:
-    """Return True if several operands are batches of matrices, as in attention."""
+    """Return True if at least two operands are batches of matrices, as in attention."""
     return sum(operand.dim() == 3 for operand in operands) > 1  # noqa: PLR2004 [batch, rows, columns]
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the ratio of a product's FLOPs to the FLOPs of a product of real numbers with the same sizes.
+    """Return the ratio of a product's FLOPs to the FLOPs of the same product with real operands.
 
     The ratio is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
     four additions. The ratio is 2 if only one operand is complex. The ratio is 0 if all operands are integers.

@@ -35,7 +35,7 @@ _known: dict[CodeType, _Place | None] = {}
 
 
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
-    """Return the phase of the current operation on these operands.
+    """Return the phase of the current operation. `operands` are the tensors of the operation.
 
     If a module runs during a backward, the module's operations count as recomputation. Outside of a backward, a
     module's operations count as forward even if gradients are disabled, as in a teacher model.
@@ -50,12 +50,12 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 
 
 def in_backward() -> int:
-    """Return the number of the backward that runs in this thread, counted from 1, or 0 outside of a backward."""
+    """Return a positive number that identifies the running backward of this thread, or 0 outside of a backward."""
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
 def node() -> int:
-    """Return the sequence number of the running autograd node or, outside of a backward, of the newest node."""
+    """Return the sequence number of the running autograd node, or of the newest node if no node is running."""
     running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
     made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
     return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
@@ -113,7 +113,7 @@ def _code(closure: Any) -> CodeType | None:
 
 
 def _makes_graph(frame: FrameType) -> bool:
-    """Return True if a backward runs with `create_graph`, so that it can itself be differentiated.
+    """Return True if a backward runs with `create_graph`.
 
     Autograd enables gradients in a backward only with `create_graph`. A `torch.autograd.Function` may enable gradients
     in its own `backward`, in order to recompute a part of the forward.

@@ -1,7 +1,7 @@
 """Find matrix products in the backward of a `torch.autograd.Function` that repeat a product of the forward.
 
-Fused output heads compute their logits again to avoid storing the logits. Their backward multiplies hidden states and
-weights a second time, without gradients and outside of any module.
+Fused output heads compute their logits again to avoid storing the logits. The backward of a fused head multiplies
+hidden states and weights a second time, without gradients and outside of any module.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,8 +37,8 @@ class Repeats:
     """Tracks which storages hold gradients in a backward, and stores the sizes of the forward's products.
 
     A product in a backward counts as recomputed if the forward had a product of the same sizes. A product whose operand
-    comes from a received gradient is never recomputed. If a new tensor gets the address of a freed tensor, the class
-    records anew whether the tensor at this address is a gradient.
+    comes from a received gradient is never recomputed. A new tensor may reuse the address of a freed gradient, so
+    `follow` also removes addresses.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Repeats:
     def _receive(self) -> bool:
         """Record the gradients that the backward of a `torch.autograd.Function` received.
 
-        Return False if no such backward runs.
+        Return False if no `torch.autograd.Function` runs its backward.
         """
         if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
             return False
@@ -96,7 +96,7 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
     """Return a pair for each factor of a product: the factor's sizes, and True if the factor is transposed.
 
-    Leave out the first factor's rows.
+    The number of rows of the first factor is left out.
     """
     matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
     return tuple(

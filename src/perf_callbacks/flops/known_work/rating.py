@@ -46,7 +46,7 @@ class Rating:
         return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
-        """Return the metrics per device, such as MFU, of FLOPs that took `seconds`."""
+        """Return the metrics of one device, such as MFU. The FLOPs in `effort` took `seconds`."""
         seconds *= self.devices
         model, hardware, peak = (
             effort.model_flops / seconds,

@@ -46,11 +46,11 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     "convolution": ((_TOKENS,),),
 }
 """Laws for each kind of operation, the simplest law first. The second law of "matmul" adds an output head that is
-computed once per row. If the head leaves out one token of each row, the factor is negative. Further laws add position
-embeddings that are computed once for all rows, or a decoder in addition to an encoder."""
+computed once per row. If the output head leaves out one token of each row, the factor of rows is negative. Further laws
+add position embeddings that are computed once for all rows, or a decoder in addition to an encoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
-"""Laws that compute the FLOPs of a batch from its number of rows alone, if batches of the same lengths were counted."""
+"""Laws for batches of equal lengths, whose FLOPs depend only on the number of rows."""
 
 _TERMS = tuple(sorted({(0, 0, 0), *[term for laws in _LAWS.values() for law in laws for term in law]}))
 
@@ -102,10 +102,8 @@ class _Fit:
         self._law = law
         self._factors = factors
         self._pinned = [None if _confirmed(counts, law, axis) else {size[axis] for size in counts} for axis in _AXES]
-        """For each axis of a batch size, the sizes for which the law holds.
-
-        None means that the law holds for all sizes.
-        """
+        """Values of rows, length and second length for which the law holds. None means that the law holds for all
+        values."""
         self.sound = all(
             pinned is None or len({term[axis] for term in law}) == 1 for axis, pinned in enumerate(self._pinned)
         )
@@ -138,7 +136,8 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
     """Return True if the counts confirm how a law depends on one axis of the batch size.
 
-    A law is confirmed if its factors can be computed without the counts of one certain size along this axis.
+    A law is confirmed if the counts still determine its factors after all counts of one size along the axis are left
+    out.
     """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}

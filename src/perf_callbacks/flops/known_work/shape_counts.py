@@ -15,7 +15,7 @@ MOST_COUNTS = 32
 MOST_FAMILIES = 64
 
 MOST_REFUTATIONS = 3
-"""If this many counts in a family of batch shapes contradict its scaled FLOPs, the family is no longer scaled."""
+"""If this many counts contradict the scaled FLOPs of a family of batch shapes, the family is no longer scaled."""
 
 SAME = 0.01
 """Largest relative difference at which two counts of equal batch shapes are treated as equal."""
@@ -23,11 +23,11 @@ SAME = 0.01
 SCALED = "scaled"
 
 _SECOND = ("labels", "decoder_input_ids")
-"""Names of tensors that have the length of a decoder's input."""
+"""Names of tensors that show the length of a decoder's input."""
 
 _PACKED = "cu_seq"
-"""Beginning of a tensor's name, such as `cu_seqlens`, if the tensor holds the start positions of packed sequences. The
-number of starts doesn't change the FLOPs."""
+"""Beginning of the names of tensors that hold the start positions of packed sequences, such as `cu_seqlens`. The number
+of starts doesn't change the FLOPs."""
 
 _Tensor = tuple[str, tuple[int, ...]]
 
@@ -53,7 +53,7 @@ class ShapeTable:
         self._optimizer = Work()
 
     def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> None:
-        """Store the counts of a step's passes. Each pass includes a share of the optimizer's FLOPs."""
+        """Store the counts of a step's passes. Each count includes a share of the optimizer's FLOPs."""
         now = together(passes)
         self._optimizer = now.work.of(optimizer=True)
         counts = [one._replace(work=one.work.of(optimizer=False)) for one in passes]
@@ -134,9 +134,9 @@ def together(counts: Sequence[Count]) -> Count:
 
 
 def largest_ratio(before: Work, now: Work) -> float:
-    """Return the factor by which the model FLOPs or the hardware FLOPs of two steps differ most.
+    """Return the ratio of two steps' model FLOPs or hardware FLOPs, whichever ratio is larger.
 
-    The factor is at least 1. The factor is infinite if only one of the steps has FLOPs.
+    The ratio is at least 1. The ratio is infinite if only one of the steps has FLOPs.
     """
     pairs = [(before.model_flops, now.model_flops), (before.hardware_flops, now.hardware_flops)]
     return max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])

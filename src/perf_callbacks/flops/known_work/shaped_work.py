@@ -37,12 +37,12 @@ LOOK_EVERY = 10
 """Number of steps from one check of the trained parameters to the next."""
 
 CLOSE_STEPS = 100
-"""After a change of the trained parameters, each of this many steps is followed by a check. A program that trains two
-groups of parameters alternately will soon change the trained parameters again."""
+"""For this many steps after a change of the trained parameters, every step is followed by a check. A program that
+trains two groups of parameters alternately will soon change the trained parameters again."""
 
 Each = tuple[int, ...]
-"""Number of forwards per batch and number of backwards per batch. If one of the two numbers is not an integer, the
-tuple instead holds the step's total forwards, total backwards and batches."""
+"""Number of forwards per batch and number of backwards per batch. If a number is not an integer, the tuple holds the
+forwards, backwards and batches of the whole step."""
 
 ONCE: Each = (1, 1)
 
@@ -79,8 +79,7 @@ class ShapedWork(WorkModel):
         self.unknowns = Unknowns(reader)
         """Reasons why FLOPs of steps are unknown."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """Maps a number of model calls per batch to the two most recent steps with this number, if no such step was
-        counted."""
+        """Maps each uncounted number of model calls per batch to the two most recent steps with this number."""
         self._trained: Hashable = None
         self.changed: int | None = None
         """Step of the most recent check that found changed trained parameters. None means that no check found a
@@ -188,7 +187,7 @@ class ShapedWork(WorkModel):
         self._find_trained = self._on_change = None
 
     def settle(self) -> None:
-        """Set `trainable_changed` to False. The caller has already looked up the FLOPs of all affected steps."""
+        """Set `trainable_changed` to False. The caller has already looked up the FLOPs of all finished steps."""
         self.trainable_changed = False
 
     def learn(
@@ -231,7 +230,7 @@ class ShapedWork(WorkModel):
         self.unknowns.varies = f"the work of equal batches varies ({difference})"
 
     def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
-        """Compare a step's outline with that of an earlier step with equal shapes, calls and trained parameters."""
+        """Compare the outlines of two steps that have equal shapes, model calls and trained parameters."""
         self.look(step)
         each = _each(calls, len(shapes))
         if not products or not all(shapes) or self.varies or self.trainable_changed:
@@ -267,7 +266,7 @@ class ShapedWork(WorkModel):
         return effort
 
     def knows(self, shape: ShapeKey) -> bool:
-        """Return True if the FLOPs of a batch of this shape are known or can be scaled, whatever its model calls."""
+        """Return True if the FLOPs of a batch shape are known or can be scaled, for some number of model calls."""
         return any(trained == self._trained and table.one(shape) for (trained, _), table in self._tables.items())
 
     def wants(self, shape: ShapeKey) -> bool:

@@ -98,7 +98,7 @@ def _name(device: str) -> str:
 
 
 def near(device: str) -> list[str]:
-    """Return at most three known devices with a similar name. For a partition of a device, return an empty list.
+    """Return at most three known devices with names like `device`. For a partition of a device, return an empty list.
 
     The model number must be the same, so "H100" never suggests a P100.
 

@@ -75,7 +75,7 @@ class AcceleratorSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Counters of the current or last fit, to save with a checkpoint."""
+        """Counters to save with a checkpoint, from the current fit or else the previous fit."""
         return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
@@ -211,7 +211,6 @@ class AcceleratorSession:
             self._prepared.forget()
 
     def _close_freed(self) -> None:
-        """Close the measurement of an accelerator that was freed."""
         self.close(None if self.armed else FREED)
 
     def _close_at_exit(self) -> None:

@@ -23,9 +23,9 @@ def attach(
 ) -> "Attachment":
     """Measure the loop that uses this accelerator. Apart from this call, the loop needs no change.
 
-    Call `attach` before `accelerator.prepare(...)`. A step ends when the optimizer that was prepared first updates the
-    weights. So accumulated micro-batches form one step, and a skipped update doesn't count. Each `accelerator.log(...)`
-    also logs metrics named `perf/*`, which cover the steps since the previous call of `log`.
+    Call `attach` before `accelerator.prepare(...)`. A step ends when the first prepared optimizer updates the weights.
+    Accumulated micro-batches form one step. A skipped update doesn't count as a step. Each `accelerator.log(...)` also
+    logs metrics named `perf/*`, which cover the steps since the previous call of `log`.
 
     The stage `data` is the time in `next` of any prepared loader, including the copy to the device. The stage `forward`
     begins with the call of a prepared model and lasts until the backward, so it includes the loss. The stage
@@ -42,14 +42,14 @@ def attach(
     freed. `save_state` and `load_state` also save and load the counters of perf_callbacks, such as the number of steps.
 
     Until measuring ends, the accelerator and its prepared loaders and schedulers are instances of a subclass of their
-    original class. Copies and pickles of these objects have the original class. The callback keeps none of these
-    objects alive.
+    original class. Copies and pickles of these objects have the original class. The measurement doesn't keep the
+    accelerator or prepared objects alive.
 
     Args:
         accelerator: Accelerator that the loop uses. If `attach` is called twice for an accelerator, the second
             call ends the first measurement.
         config: The settings. Environment variables override these settings.
-        resume: Saved result of `state()`. Checkpoints of `save_state` don't need this argument.
+        resume: Saved result of `state()`. Checkpoints of `save_state` don't need `resume`.
         strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
@@ -63,9 +63,9 @@ def attach(
 class Attachment:
     """Measurement that is attached to an accelerator.
 
-    If `armed` is True, a launcher attached the measurement, and not the program's own code. For such a measurement, no
-    warning is logged if the program never trains. If the program never calls `end_training()`, the closing card is
-    printed when the accelerator is freed, or when the program ends.
+    `armed` is True if a launcher attached the measurement. If `armed` is True, no warning is logged when the program
+    never trains. If the program never calls `end_training()`, the closing card is printed when the accelerator is
+    freed, or when the program ends.
     """
 
     __module__ = "perf_callbacks.accelerate"  # the name in pickles

@@ -15,7 +15,7 @@ NEW: Any = vars(copyreg)["__newobj__"]
 
 
 def watched(kind: Any, members: Mapping[str, object]) -> type:
-    """Return a subclass of `kind` with these members. Copies and pickles of its instances have the class `kind`."""
+    """Return a subclass of `kind` with these `members`. Copies and pickles of its instances have the class `kind`."""
 
     def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)

@@ -25,7 +25,7 @@ from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reach
 T = TypeVar("T")
 
 MOST_PENDING = 1024
-"""Largest number of batches of one loader that were fetched and may still be used for training."""
+"""Maximum number of waiting batches of one loader. A waiting batch was fetched, but not used yet."""
 
 # Looking up an enum's member costs as much as writing the mark.
 _DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
@@ -35,10 +35,10 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 class AcceleratedWatch(LoopWatch):
     """Watches a loop with Accelerate. The loop's calls show if it trains or evaluates, even with a single loader.
 
-    A batch counts when a backward follows. An evaluation begins when the loop fetches a batch while gradients are off
-    or no model is in training mode. An evaluation also begins when the loop calls a model in evaluation mode without
-    gradients. While a student model trains, a call of its teacher begins no evaluation. An evaluation lasts until the
-    loop fetches a batch for training, or calls a model in training mode.
+    A batch counts when a backward trains on the batch. An evaluation begins when the loop fetches a batch while
+    gradients are off or no model is in training mode. An evaluation also begins when the loop calls a model in
+    evaluation mode without gradients. While a student model trains, a call of its teacher begins no evaluation. An
+    evaluation lasts until the loop fetches a batch for training, or calls a model in training mode.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
@@ -259,7 +259,10 @@ class AcceleratedWatch(LoopWatch):
         return super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch. If a model call came after the loader's previous batch, the call used the previous batch."""
+        """Queue a batch.
+
+        If a model was called since the previous batch was fetched, mark the previous batch as used.
+        """
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
@@ -288,8 +291,8 @@ class AcceleratedWatch(LoopWatch):
     def _count(self, root: object) -> None:
         """Count the batches that a backward trains on.
 
-        For each loader, these are the batches that a model was called with. If no such call was seen, the loader's only
-        waiting batch counts. If several batches wait, their samples and tokens are unknown.
+        A batch counts if a model was called with the batch. If no model call used a batch of a loader, the loader's
+        only waiting batch counts. If several unused batches wait, their samples and tokens are unknown.
         """
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
@@ -314,7 +317,7 @@ class AcceleratedWatch(LoopWatch):
         self._doubtful = None
 
     def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a scheduler's `step`, so that its time counts as the stage `optimizer`.
+        """Wrap a scheduler's `step`, so that the call's time counts as the stage `optimizer`.
 
         A call between accumulated micro-batches isn't marked, because the scheduler does nothing in such a call.
         """
@@ -345,8 +348,8 @@ class AcceleratedWatch(LoopWatch):
 def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The signature is cached on the original function, not on our wrapper. A wrapper that the program adds to `zero_grad`
-    copies all attributes of our wrapper, and would copy a wrong signature.
+    The signature is stored on a `partial` of the original method, not on our wrapper. If the program wraps `zero_grad`
+    again, the program's wrapper copies all attributes of our wrapper.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

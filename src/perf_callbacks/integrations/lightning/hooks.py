@@ -28,7 +28,7 @@ STATE_KEY = "perf_callbacks"
 """Key of the fit's counters in a checkpoint.
 
 The counters have a key of their own, because two `PerfCallback` objects would share one key in the checkpoint's
-callback states. The counters are not in a separate file either, because such a file would not move with the checkpoint.
+callback states. The counters have no separate file, because a separate file would not move with the checkpoint.
 """
 
 EVERY_BATCH = (
@@ -42,7 +42,7 @@ EVERY_BATCH = (
 """Hooks that the trainer calls for every batch. In `LightningHooks`, these hooks do nothing."""
 
 READS = ("_restore_modules_and_callbacks", "restore_training_state")
-"""Methods of the trainer's checkpoint connector that read a checkpoint, after the hook `setup`."""
+"""Methods of the trainer's checkpoint connector that read a checkpoint."""
 
 LARGE = 100.0
 """Smallest number that the progress bar shows without decimals."""
@@ -52,7 +52,7 @@ class LightningHooks(CallbackBase):
     """Hooks of a `PerfCallback` for Lightning. A subclass adds the base class `Callback` of one Lightning package."""
 
     framework: ClassVar[str]
-    """Name of the Lightning package with the base class `Callback`, whose hooks do nothing."""
+    """Name of the Lightning package that defines the base class `Callback`."""
 
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
@@ -73,7 +73,7 @@ class LightningHooks(CallbackBase):
         return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
 
     def fail(self, error: Exception) -> None:
-        """Log an error of this package once, stop measuring, and undo every change, even those of `setup`."""
+        """Log an error of this package once, stop measuring, and undo all changes since `setup`."""
         try:
             super().fail(error)
         finally:
@@ -245,7 +245,7 @@ class LightningHooks(CallbackBase):
 
 
 class Figure(float):
-    """Number that a progress bar shows with three significant digits, or as an integer from 100 on.
+    """Number that a progress bar shows with three significant digits. A number of 100 or more is shown as an integer.
 
     The format that the progress bar requests is ignored. For example, rich requests ".3f".
     """
@@ -263,7 +263,7 @@ def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
 
 
 class _Afterwards:
-    """Callback that begins the fit. The trainer calls its `on_train_start` after all other callbacks."""
+    """Callback that begins the fit, after all other callbacks have run `on_train_start`."""
 
     state_key = "PerfCallback"
 

@@ -1,4 +1,4 @@
-"""Watched methods of a Lightning trainer, which show stages and steps at a lower cost than its hooks."""
+"""Watched methods of a Lightning trainer, which show stages and steps. Hooks of the trainer would cost more time."""
 
 import functools
 from collections.abc import Callable
@@ -19,8 +19,8 @@ _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 def steps_done(trainer: Any) -> int:
     """Return the number of steps that a trainer has done, including the steps before a resume.
 
-    Under manual optimization, each batch counts as a step, because `global_step` adds up the steps of all optimizers. A
-    batch doesn't count if the batch is None, or if a hook skips the batch.
+    Under manual optimization, each batch counts as one step. The trainer's `global_step` would count the steps of each
+    optimizer. A batch doesn't count if the batch is None, or if a hook skips the batch.
     """
     if trainer.lightning_module.automatic_optimization:
         return int(trainer.global_step)
@@ -40,7 +40,7 @@ class TrainerWatch:
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
         """True means that `training_step` takes a `dataloader_iter`, and fetches batches itself."""
         self._skipped = False
-        """True means that the last `training_step` returned None, so the trainer skipped its batch."""
+        """True means that the most recent `training_step` returned None, so the trainer skipped the batch."""
 
     def install(self) -> None:
         """Install all wrappers. Closing the fit's recorder removes all wrappers."""
@@ -112,12 +112,11 @@ class TrainerWatch:
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
     def watch_ends(self, callback: Any) -> str:
-        """Watch a method that the trainer calls after each batch, to end steps. Return the name of the method.
+        """End steps in a method that the trainer calls after each batch. Return the name of the method.
 
-        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks this method, the hook
-        `on_train_batch_end` is watched instead, which costs a profiler's context. The trainer calls neither
-        `on_batch_end` nor `on_train_batch_end` for a batch that the module skips. The trainer calls both methods for a
-        batch that is None.
+        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks `on_batch_end`, the
+        slower hook `on_train_batch_end` is watched. The trainer calls neither `on_batch_end` nor `on_train_batch_end`
+        for a batch that the module skips. The trainer calls both methods for a batch that is None.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -163,7 +162,7 @@ class TrainerWatch:
     def _settle(self, _recorder: Recorder) -> None:
         """End the current step if the trainer's step counter has already advanced.
 
-        Another callback may save a checkpoint before our callback is called. The checkpoint must count this step.
+        A checkpoint of another callback must count the step that the trainer has just completed.
         """
         steps = steps_done(self._trainer)
         if steps != self.steps:

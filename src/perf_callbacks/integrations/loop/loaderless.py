@@ -20,9 +20,8 @@ from perf_callbacks.kernel.process.stacks import callers
 class LoaderlessWatch(LoopWatch):
     """Watches a loop without a loader. Such a loop can report its batches with `perf.batch`.
 
-    Until the loop reports a batch, the FLOPs of a step are looked up by the shapes of the model's arguments. The shapes
-    of the model's arguments don't show how many samples a step trains on, because a loop may call a model several times
-    with the same samples.
+    Until the loop reports a batch, the FLOPs of a step are looked up by the shapes of the model's arguments. The number
+    of samples is unknown, because a loop may call a model several times with the same samples.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -48,8 +47,9 @@ class LoaderlessWatch(LoopWatch):
     def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
         """Add a batch to the current step. If `batch` is None, only add numbers of samples and tokens.
 
-        Numbers without a batch are added to the step's last batch, or to the next batch if the step has none. Once the
-        loop has reported a batch, the watch no longer reads the model's arguments.
+        Numbers without a batch are added to the step's most recent batch. If the step has no batch yet, numbers without
+        a batch are added to the next batch. Once the loop has reported a batch, the watch no longer reads the model's
+        arguments.
         """
         amounts = _amount("samples", samples), _amount("tokens", tokens)
         if self.thread == get_ident():

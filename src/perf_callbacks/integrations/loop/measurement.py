@@ -38,8 +38,8 @@ def measure(
 
     The loop iterates over `perf.loader`, and needs no other change. The stage `data` is the wait for the next batch of
     `perf.loader`. The stage `forward` begins with the call of the model and lasts until the backward, so it includes
-    the loss. The stage `optimizer` begins at the end of the last backward before an optimizer step. So this stage
-    includes gradient clipping and `optimizer.zero_grad()`, but no scheduler. Time that belongs to none of
+    the loss. The stage `optimizer` begins at the end of the last backward before an optimizer step. The stage
+    `optimizer` includes gradient clipping and `optimizer.zero_grad()`, but no scheduler. Time that belongs to none of
     these stages, nor to the backward, is the stage `other`.
 
     A call of the model in eval mode without gradients begins an evaluation. The evaluation ends when the loop calls the
@@ -53,14 +53,15 @@ def measure(
     Args:
         model: Model that the loop calls. If the model is wrapped or compiled, pass the object that the loop calls.
         optimizer: Optimizer whose steps count.
-        loader: Any iterable of batches. The loop must iterate over `perf.loader`, not over this object. If None, the
-            loop fetches batches itself. It can report waits with `perf.data()`, and batches with `perf.batch(...)`.
+        loader: Any iterable of batches. The loop must iterate over `perf.loader`, not over the original loader. If
+            `loader` is None, the loop fetches batches itself. A loop without a loader can report waits with
+            `perf.data()`, and batches with `perf.batch(...)`.
         config: The settings. Environment variables override these settings.
         resume: Result of `perf.state()` that was saved with the checkpoint from which the loop continues.
         data_parallel: Number of groups of ranks, where all ranks of a group train on the same samples. With tensor,
             pipeline or context parallelism, there are fewer groups than ranks. If `data_parallel` is None, the number
-            of groups comes from the device meshes of the model's parameters. If the meshes don't show the number, rates
-            of the job are unknown.
+            of groups comes from the device meshes of the model's parameters. If the device meshes don't show the number
+            of groups, rates of the job are unknown.
         strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")

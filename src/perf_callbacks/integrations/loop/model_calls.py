@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Function that receives the arguments of each call of the model that belongs to the training."""
+"""Function that receives the arguments of a model call. Calls in an evaluation are left out."""
 
 _FORWARD = Stage.FORWARD  # looking up an enum's member costs as much as writing the mark
 
@@ -25,7 +25,7 @@ class ModelCalls:
     """Marks every call of one model as the beginning of the stage `forward`.
 
     A forward pre-hook sees the calls. A hook costs time, because torch has a faster way to call a module without hooks.
-    But if an attribute of the module were replaced instead, copies of the module would call the original module.
+    A replaced attribute of the module would cost less, but copies of the module would call the original module.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ModelCalls:
         return self._hook.seen
 
     def again(self) -> None:
-        """Also watch the compiled call of a model that was compiled in place since the last check."""
+        """Watch the compiled call of a model that has just been compiled in place."""
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """Also watch the compiled call, because a module that was compiled in place doesn't call its hooks."""
+        """Watch the compiled call, because a module that was compiled in place doesn't call its hooks."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
@@ -119,7 +119,7 @@ class _Hook:
         return _Hook.__new__(_Hook)  # belongs to no module
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the hook as an object of the standard library whose `see` does nothing.
+        """Pickle a `SimpleNamespace` in place of the hook. The namespace's `see` does nothing.
 
         The process that loads the pickle may not have this package.
         """

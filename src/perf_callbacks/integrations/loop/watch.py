@@ -44,8 +44,7 @@ _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 class LoopWatch(Loop):
     """Marks the stages of a plain loop, by watching the loop's calls in the measured thread.
 
-    While the loop trains, a watched call costs one Python frame, which writes a mark. The methods `turn` and `call`
-    handle all other cases.
+    While the loop trains, a watched call only writes a mark, which costs one Python frame.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -176,10 +175,10 @@ class LoopWatch(Loop):
         return True
 
     def _samples(self) -> bool:
-        """Return True if a model call without gradients only generates samples, because the step has no batch yet.
+        """Return True if a model call without gradients only generates samples.
 
-        Training without gradients is possible in a loop that never calls a backward, and in the forward of an autograd
-        function.
+        A call without gradients counts as training if the step has a batch. Training without gradients is also possible
+        in a loop that never calls a backward, and in the forward of an autograd function.
         """
         return self.backed and not (self.waiting or self.engine.batches) and not in_function()
 
@@ -195,8 +194,8 @@ class LoopWatch(Loop):
     def _wait(self, batch: Any, found: Batch) -> None:
         """Add a batch to the queue of waiting batches.
 
-        If the model was called with the newest batch in the queue, the loop has dropped the older batches, and they are
-        removed. No batch is removed if the loop fetches its batches in another thread.
+        If the model was called with the newest batch in the queue, remove the older batches, because the loop has
+        dropped them. No batch is removed if the loop fetches its batches in another thread.
         """
         self.waiting.append((found, identify(batch)))
         self.several = True
@@ -205,7 +204,7 @@ class LoopWatch(Loop):
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Move the waiting batches that a model call uses to the current step. Ignore a repeated call."""
+        """Add the batches of a model call to the current step. Ignore a repeated call."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])
@@ -247,7 +246,7 @@ class LoopWatch(Loop):
             self.engine.batches += [batch for batch, _ in trained]
 
     def _merged(self) -> None:
-        """Set a step's samples and tokens to unknown, because its many batches were merged before a backward."""
+        """Set a step's samples and tokens to unknown, because the engine has merged the step's batches."""
         self.engine.batches[:] = [UNKNOWN]
         self.starts.clear()
 
@@ -305,8 +304,7 @@ class LoopWatch(Loop):
         """If a step ended within a compiled call or a backward, begin the next step when the call or backward is over.
 
         Counting FLOPs can't begin within a compiled call or a backward. After a step whose FLOPs were counted, the next
-        step always begins late, because it is not known whether the counted step ended within a call of a compiled
-        model.
+        step always begins late, because the counted step may have ended within a compiled call.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False

@@ -31,7 +31,7 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key under which old checkpoints hold the counters of a fit, in `TrainerState.stateful_callbacks`."""
+"""Key of the counters of a fit in the `TrainerState.stateful_callbacks` of old checkpoints."""
 
 _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 """Decorator of hooks. An exception in a decorated hook never ends the run."""
@@ -77,7 +77,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
                 self._watch_restore(trainer)
 
     def fail(self, error: Exception) -> None:
-        """Log an error of this package once, stop measuring, and undo every change, even those of `on_init_end`."""
+        """Log an error of this package once, stop measuring, and undo all changes since `on_init_end`."""
         try:
             super().fail(error)
         finally:
@@ -156,7 +156,7 @@ class ArmedCallback(PerfCallback):
 
 
 class _LastCallback(TrainerCallback):
-    """Callback that begins the fit. The trainer calls its `on_train_begin` after all other callbacks."""
+    """Callback that begins the fit, after all other callbacks have run `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
         self.active = True

@@ -154,8 +154,8 @@ def _overrides(callback: object, hook: str) -> bool:
 def _outermost(trainer: Any) -> list[tuple[Any, str]]:
     """Return methods whose exceptions end the training loop. Transformers has no hook for exceptions.
 
-    Before version 5, transformers has no single method for all steps of an epoch. For transformers before version 5,
-    `install` also ends the fit if a method such as `get_batch_samples` raises an exception.
+    Before version 5, transformers has no single method for all steps of an epoch. Before version 5, `install` watches
+    the exceptions of further methods, such as `get_batch_samples`.
     """
     if hasattr(trainer, "_run_epoch"):
         loop = ("_run_epoch", "_evaluate", "_finalize_training")

@@ -28,14 +28,14 @@ class Batch(NamedTuple):
     """Samples, tokens and tensor shapes of a micro-batch."""
 
     samples: int | None
-    """Number of samples. None means that the tensors don't agree on a number."""
+    """Number of samples. None means that the number is ambiguous."""
     tokens: int | None
     """Number of token ids. None: the batch has no token ids, or the tensor that holds them is not known yet."""
     useful_tokens: Any
-    """Number of tokens that the attention mask keeps. If the mask is on a device, this is a tensor that the device may
-    still compute. None: there is no mask, or its elements can't be counted."""
+    """Number of tokens that the attention mask keeps. If the mask is on a device, the number is a tensor on the same
+    device. None: there is no mask, or its elements can't be counted."""
     shape: ShapeKey
-    """Names and shapes of the tensors. Empty if they can't be read."""
+    """Names and shapes of the tensors. Empty if the shapes can't be read."""
 
 
 class Lookup(NamedTuple):
@@ -52,7 +52,7 @@ class Lookup(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Facts about all batches with the same tensor shapes, from the first of them that was read."""
+    """Facts that all batches with the same tensor shapes share."""
 
     batch: Batch
     masks: tuple[str, ...]
@@ -81,7 +81,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """Return samples, tokens and useful tokens as 0. An amount that is unknown in `batch` is None instead.
+    """Return 0 samples, 0 tokens and 0 useful tokens. If an amount of `batch` is unknown, return None for the amount.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -92,8 +92,8 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 class BatchReader:
     """Reads batches of any form, such as tensors or arrays in mappings, tuples, lists and objects.
 
-    A list of rows that are not tensors yet is read, too. For a batch of a known shape, reading is one look-up in a
-    dictionary.
+    A batch may also be a list of rows without tensors, such as prompts. For a batch of a known shape, reading is one
+    look-up in a dictionary.
 
     Args:
         on_new_shape: Function that gets the shape and the tensors of a batch before the model gets the batch. The
@@ -115,9 +115,9 @@ class BatchReader:
         self.time_first = False
         """True if the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Maps the tensor shapes of a batch without an attention mask to its `Batch`. If the batch is a mapping, the
-        names of its tensors come first in the key. Code that reads a batch in every step looks here first, to save a
-        Python frame."""
+        """Maps tensor shapes to the `Batch` with these shapes, for batches without an attention mask. If the batch is a
+        mapping, the names of its tensors come first in the key. Code that reads a batch in every step looks here first,
+        to save a Python frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
         """True if a batch was read."""
@@ -165,10 +165,10 @@ class BatchReader:
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
         """Find the tensors that hold token ids, from the embedding look-ups since the call of `note`.
 
-        Return True if new tensors were found. The largest embedding counts as the token embedding, unless another
-        embedding was looked up with a different number of indices. A tensor with one number per sample, such as a class
-        or a user, holds no token ids. If two batches have the same tensor names, the same tensors hold their token ids.
-        Batches with `input_ids` need no search.
+        Return True if new tensors were found. The largest embedding counts as the token embedding. If another embedding
+        was looked up with a different number of indices, no embedding counts as the token embedding. A tensor with one
+        number per sample, such as a class or a user, holds no token ids. If two batches have the same tensor names, the
+        same tensors hold their token ids. Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}
@@ -286,7 +286,7 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
     """Return the look-ups in the largest embedding.
 
-    The list is empty if a smaller embedding got a number of indices that the largest embedding never got.
+    The list is empty if another embedding was looked up with a different number of indices.
     """
     largest = max(lookups, key=lambda one: one.rows, default=None)
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]
@@ -312,7 +312,7 @@ def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
 def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
     """Return the names of the attention masks.
 
-    The result is empty unless each tensor of token ids has a mask of the same shape, and there are no other masks.
+    The result is empty if the masks don't have the same shapes as the tensors of token ids.
     """
     sizes = {one.name: one.sizes for one in found}
     whole = [one.name for one in found if one.whole]

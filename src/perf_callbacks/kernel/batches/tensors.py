@@ -9,7 +9,7 @@ ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors in a batch."""
 
 MOST_PARTS = 4096
-"""Maximum number of parts of a batch whose shapes are read."""
+"""Maximum number of parts of a batch. The shapes of a larger batch are not read."""
 
 _DEEPEST = 8
 
@@ -23,7 +23,7 @@ class Leaf(NamedTuple):
     """Place of the tensor in its batch, such as "inputs.input_ids" or "[0]"."""
     tensor: Any
     sizes: tuple[int, ...]
-    """Shape of the tensor. For a ragged tensor, this is the shape of its concatenated rows."""
+    """Shape of the tensor, or of its concatenated rows if the tensor is ragged."""
     rows: int | None
     """Size of the first dimension, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
     lengths: tuple[int, ...] | None = ()

@@ -1,8 +1,8 @@
 """Batches that were fetched and wait for a call of the model.
 
 A loop may drop a batch, or fetch several batches before it trains on the first. A batch belongs to the step that calls
-the model with this batch. A call uses a batch if an argument of the call is a tensor object of the batch. If the batch
-was copied to a device, an equal shape is enough.
+the model with this batch. A call uses a batch if an argument of the call is a tensor of the batch. A batch that was
+copied to a device is recognized by its shape.
 """
 
 import weakref
@@ -56,16 +56,16 @@ def take(
     """Find the waiting batches that a model call uses, and remove them from `waiting`.
 
     Return these batches, and True if the newest waiting batch is one of them. If several waiting batches have the shape
-    of the call, the result is one batch with the amounts that these batches have in common. If the call has as many
-    rows as all waiting batches together, the call uses all batches.
+    of the call, return one batch with the amounts that all of these batches share. If no shape fits, but the call has
+    as many rows as all waiting batches together, the call uses all waiting batches.
 
     Args:
         waiting: Two or more waiting batches.
         arguments: Arguments of the model call.
-        again: True if the model was called before in this forward, maybe with the same batch. If `again` is True, an
-            equal shape is not enough.
-        alone: False if the call may also use a waiting batch of another loader. If `alone` is False, an equal shape is
-            enough only for a batch whose tensors were not stored.
+        again: True if the model was called before in this forward, maybe with the same batch. If `again` is True, a
+            batch is recognized only by its tensors.
+        alone: False if the call may also use a waiting batch of another loader. If `alone` is False, only a batch
+            without stored tensors is recognized by its shape.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}

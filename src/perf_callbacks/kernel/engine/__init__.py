@@ -1,1 +1,1 @@
-"""The engine turns marks into steps, and steps into metrics. It reads no clock, and has no input or output."""
+"""The engine turns marks into steps, and steps into metrics. The engine reads no clock, and has no input or output."""

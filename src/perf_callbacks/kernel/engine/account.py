@@ -31,7 +31,7 @@ class Account:
     def __init__(self) -> None:
         self.began = 0.0
         self.before_seconds = 0.0
-        """Seconds from the trainer's first call of the callback until measuring began."""
+        """Seconds that the trainer spent on the fit before measuring began."""
         self.startup_seconds = 0.0
         """Seconds that the callback needed for its own setup after measuring had begun. The first step includes these
         seconds."""
@@ -61,13 +61,13 @@ class Account:
     def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
         """Return the seconds of all steps so far, without stalls.
 
-        At most the mean step time is added for the first step, for each step whose FLOPs were counted, and for each
-        step in which torch.profiler ran.
+        The first step, and steps with FLOP counting or torch.profiler, count with the mean step time at most.
 
         Args:
             included: Sums over the included steps.
             ledger: The steps of the fit.
-            outstanding: Number of steps whose times are still on the device. Each of these steps counts as a mean step.
+            outstanding: Number of steps whose times are still on the device. Each outstanding step counts with the mean
+                step time.
         """
         usual = included.step_seconds / included.steps if included.steps else None
         seconds = included.step_seconds + outstanding * (usual or 0.0)
@@ -79,9 +79,8 @@ class Account:
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
         """Return the seconds of each part of the wall time up to `now`. The result is empty if `now` is None.
 
-        The time of a step whose FLOPs are counted is divided: the mean step time belongs to the part `steps`, and the
-        additional time to the part `flop_counting`. In the same way, the additional time of a step in which
-        torch.profiler runs is added to `own_work`.
+        A step with FLOP counting adds the mean step time to `steps`, and its additional time to `flop_counting`. A step
+        with torch.profiler adds the mean step time to `steps`, and its additional time to `own_work`.
         """
         if now is None:
             return {}

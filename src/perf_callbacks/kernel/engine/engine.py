@@ -1,8 +1,8 @@
 """State machine that turns the events of an integration into steps, metrics and journal records.
 
 The engine reads no clock: its methods get the time as an argument. When the training thread enters or leaves a stage,
-the integration writes a mark on the tape. The integration also calls `batch` for each micro-batch and `end_step`
-after each optimizer step. It calls `begin_span` and `end_span` around each evaluation or checkpoint.
+the integration writes a mark on the tape. The integration also calls `batch` for each micro-batch and `end_step` after
+each optimizer step. The integration calls `begin_span` and `end_span` around each evaluation or checkpoint.
 """
 
 from collections.abc import Callable
@@ -172,7 +172,7 @@ class Engine:
         self.excluded = self.excluded or reason
 
     def pause(self, pause: Pause) -> None:
-        """Handle a garbage collection. Python may call this method in the middle of any code."""
+        """Handle a garbage collection. Python may interrupt any code to call `pause`."""
         self._collections.add(pause)
         if self.open_spans or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
             self._tell(pause, ("aside" if self.open_spans else "other") if pause.here else "elsewhere", None)
@@ -194,7 +194,7 @@ class Engine:
         return record
 
     def begin_span(self, kind: str, now: float) -> None:
-        """Begin a span, such as an evaluation. A span's time belongs to no step. The step around a span is excluded."""
+        """Begin a span, such as an evaluation. A span's time belongs to no step. The interrupted step is excluded."""
         if not self.open_spans:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
@@ -248,9 +248,9 @@ class Engine:
         self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def write_late(self, now: float) -> None:
-        """Write the finished steps if the last write is `LATE_SECONDS` ago. The watchdog's thread calls this.
+        """Write the finished steps if the last write is `LATE_SECONDS` ago. The watchdog's thread calls `write_late`.
 
-        A step may take minutes. If the process is killed in this step, the earlier steps are already on disk.
+        If the process is killed in a long step, the earlier steps are already on disk.
         """
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.step_reader.write_early(self._emit)
@@ -276,7 +276,7 @@ class Engine:
                 self._emit(block)
 
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics of the included steps since the previous row. Without such steps, the result is empty."""
+        """Return the metrics of the included steps since the previous row, or {} if no step is included."""
         with self.step_reader.alone():
             self.step_reader.collect()
             return self._logged(step, self._ledger.take_row(), "row")
@@ -285,7 +285,7 @@ class Engine:
     def why_empty(self) -> str | None:
         """Reasons why the most recent row left out steps, with the number of steps for each reason.
 
-        None means that the row left out only the first step, and steps with FLOP counting or torch.profiler.
+        None means that all left-out steps are first steps, counted steps or profiled steps.
         """
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None
@@ -342,7 +342,7 @@ class Engine:
         return self._summary(all_steps, included, failure, now)
 
     def interim_summary(self, now: float) -> Summary | None:
-        """Return the summary of the steps that were read so far. Any thread may call this.
+        """Return the summary of the steps that were read so far. Any thread may call `interim_summary`.
 
         Return None if another thread is reading steps at the moment.
         """
