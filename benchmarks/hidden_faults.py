@@ -1,6 +1,6 @@
-"""Does the first sentence name a hidden fault? Real runs, each slowed down in one of 15 ways, and healthy runs.
+"""Does the first sentence name a hidden fault? Real runs, each slowed down in one of 16 ways, and healthy runs.
 
-    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py                # 30 runs with one fault each
+    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py                # 32 runs with one fault each
     OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --load 4      # the same beside 4 busy processes
     OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --healthy     # 15 runs without a fault
     OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --alike       # the same run 20 times
