@@ -1,5 +1,7 @@
 """Whatever is measured: what fits, shares of ranks, and texts of failed allocations."""
 
+from itertools import accumulate
+
 from hypothesis import given, strategies as st
 
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory
@@ -17,9 +19,18 @@ STEP = SimulatedStep(
 """Four layers of 1 GB, and 2 GB of weights outside of these."""
 
 
-@given(st.integers(0, 200), st.integers(-5, 300), st.integers(0, 200))
-def test_the_largest_number_is_found_from_any_guess(truth, guess, most):
-    assert largest(lambda number: number <= truth, guess, most) == min(truth, most)
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=60).map(lambda steps: [*accumulate(steps)]),
+    st.floats(-1, 1e8),
+    st.integers(-5, 300),
+    st.integers(0, 200),
+)
+def test_the_largest_number_is_found_from_any_guess(sizes, limit, guess, most):
+    def size(number):
+        return sizes[min(number, len(sizes)) - 1]
+
+    fitting = [number for number in range(1, most + 1) if size(number) <= limit]
+    assert largest(size, limit, guess, most) == max(fitting, default=0)
 
 
 @given(st.sampled_from([*SHARDED]), st.integers(1, 64))

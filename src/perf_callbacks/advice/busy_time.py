@@ -179,7 +179,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return the remedy, after the largest part of DDP's exposed communication that it may save."""
+    """Return the largest part of DDP's exposed communication that the remedy may save, and the remedy."""
     size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:
