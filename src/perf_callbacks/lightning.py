@@ -24,8 +24,9 @@ class PerfCallback(LightningHooks, Callback):
     `training_step`. Under manual optimization, `forward` excludes `manual_backward`, and the optimizers' `step` and
     `zero_grad`. A scheduler's step belongs to `forward` under manual optimization, and to `optimizer` otherwise.
 
-    The time in most hooks of callbacks and of the module belongs to the stage `other`. But `optimizer_zero_grad`,
-    `configure_gradient_clipping` and `lr_scheduler_step` belong to the stage `optimizer`.
+    The time in most hooks of callbacks and of the module belongs to the stage `other`. But a hook that does the work of
+    a stage belongs to this stage. For example, `optimizer_zero_grad`, `configure_gradient_clipping` and
+    `lr_scheduler_step` belong to the stage `optimizer`.
 
     While `fit` runs, the callback replaces methods of the trainer, the module and the optimizers. So the callback sees
     when each stage begins and ends. All methods are restored when `fit` ends, even after an exception. If a trainer has

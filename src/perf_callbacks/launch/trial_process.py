@@ -62,9 +62,9 @@ def _checked(trial: Turn, act: Action) -> Action:
 class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
-    Candidates for the model have a parameter of the optimizer, and are called by the program itself. If no call was
-    seen, as with compiled modules, candidates are modules that are part of no other module. The largest candidate is
-    the model.
+    The model is the largest of the candidates. A candidate is a module that has a parameter of the optimizer, and that
+    the program itself called. A compiled module may hide its calls. If no candidate was called, the candidates are the
+    modules that have a parameter of the optimizer, and are part of no other such module.
     """
 
     def __init__(self, trial: Turn) -> None:

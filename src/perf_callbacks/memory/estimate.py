@@ -1,6 +1,5 @@
 """Estimate the memory of a rank, the largest micro-batch that fits, and the number of layers to checkpoint."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,17 +98,15 @@ def largest(size: Callable[[int], float], limit: float, guess: int, most: int) -
     12
     """
     low, high = 0, most + 1  # `low` fits, `high` doesn't
-    number, before = max(1, min(guess, most)), None
-    for turn in itertools.count():
+    number, before, turns = max(1, min(guess, most)), None, 0
+    while high - low > 1:
         found = size(number)
         low, high = (number, high) if found <= limit else (low, number)
-        if high - low <= 1:
-            break
         slope = 0.0 if before is None else (found - before[1]) / (number - before[0])
-        before = number, found
-        away = (limit - found) / slope if slope > 0 else math.copysign(1 << turn, limit - found)
+        away = (limit - found) / slope if slope > 0 else math.copysign(1 << turns, limit - found)
+        before, turns = (number, found), turns + 1
         number += math.floor(max(-most, min(most, away)))
-        number = max(low + 1, min(high - 1, number)) if turn < _STRAIGHT else (low + high) // 2
+        number = max(low + 1, min(high - 1, number)) if turns <= _STRAIGHT else (low + high) // 2
     return low
 
 
@@ -159,7 +156,7 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 def _fixed_gb(parts: Memory) -> float:
     """Return the GB of gradients and of temporary tensors.
 
-    The result is at least the fixed part of `growth_gb`, which neither the micro-batch nor checkpointing changes.
+    The part of `growth_gb` that neither the micro-batch nor checkpointing changes is at most as large as the result.
     """
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 

@@ -137,7 +137,7 @@ class MemoryWatch(Observer):
             self._model = None
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Stop measuring the current step if a loop leaves its loader early."""
+        """Stop measuring the current step if a loop leaves its loader early, because training may be over."""
         if not exhausted:
             self._let_go()
 
@@ -258,7 +258,7 @@ class MemoryWatch(Observer):
         return [one for one in (reference() for reference in self.optimizers) if one is not None]
 
     def _with_batches(self, parts: Memory) -> Memory:
-        """Add the micro-batches of the current step and the free memory of the device to `parts`.
+        """Return `parts` with the micro-batches of the current step and the free memory of the device.
 
         If the model is on several devices, the free memory is unknown.
         """

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     """Samples, tokens and tensor shapes of a micro-batch."""
 
     samples: int | None
-    """Number of samples. None means that the number is ambiguous."""
+    """Number of samples. None means that the number is unknown, for example because the tensors don't agree."""
     tokens: int | None
     """Number of token ids. None: the batch has no token ids, or the tensor that holds them is not known yet."""
     useful_tokens: Any
@@ -286,7 +286,7 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
     """Return the look-ups in the largest embedding.
 
-    The list is empty if another embedding was looked up with a different number of indices.
+    The list is empty if another embedding got a number of indices that the largest embedding never got.
     """
     largest = max(lookups, key=lambda one: one.rows, default=None)
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]

@@ -23,9 +23,9 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
     """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
     If the batch has token ids, the number of samples is the size of their first dimension. In a batch without token
-    ids, the number of samples is the most common size of the first dimension. More than half of the elements must have
-    the most common size. The result is None if it is ambiguous whether the first or the second dimension counts the
-    samples. In a batch of graphs, each graph is a sample.
+    ids, the number of samples is the size of the first dimension on which more than half of the elements agree. Without
+    such a size, the result is None. The result is also None if it is ambiguous whether the first or the second
+    dimension counts the samples. In a batch of graphs, each graph is a sample.
 
     Args:
         batch: A batch of any form.

@@ -31,7 +31,7 @@ class Account:
     def __init__(self) -> None:
         self.began = 0.0
         self.before_seconds = 0.0
-        """Seconds that the trainer spent on the fit before measuring began."""
+        """Seconds from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
         """Seconds that the callback needed for its own setup after measuring had begun. The first step includes these
         seconds."""

@@ -285,7 +285,7 @@ class Engine:
     def why_empty(self) -> str | None:
         """Reasons why the most recent row left out steps, with the number of steps for each reason.
 
-        None means that all left-out steps are first steps, counted steps or profiled steps.
+        None means that the row left out only the first step, and steps with FLOP counting or torch.profiler.
         """
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None

@@ -61,7 +61,7 @@ class Chain:
 def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
     """Return the times of a run up to the start of an attempt. The checkpoint's counters hold the times.
 
-    If the counters belong to an earlier step than the checkpoint, the times are unknown.
+    The times are unknown if the counters belong to an earlier step, as after training without the callback.
 
     Args:
         carried: Counters of the checkpoint. None: a fresh start.

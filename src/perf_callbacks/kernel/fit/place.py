@@ -51,8 +51,8 @@ class Place:
     step: int = 0
     """Number of optimizer steps done before this fit."""
     carried: Mapping[str, Any] | None = None
-    """State of a recorder in the checkpoint from which this fit resumes. Empty: the checkpoint has no state of a
-    recorder. None: the fit doesn't resume."""
+    """State from `Recorder.state`, in the checkpoint from which this fit resumes. Empty: the checkpoint has no such
+    state. None: the fit doesn't resume."""
     restore_seconds: float | None = None
     """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
     checkpoint, or that the time is unknown."""
@@ -102,7 +102,7 @@ def earlier(place: Place) -> Amounts:
     """Return the numbers of samples and tokens that this rank processed in earlier attempts.
 
     In a first attempt, the numbers are 0. The numbers are unknown if the checkpoint lacks the numbers of this rank and
-    step.
+    step, as after training without the callback.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:

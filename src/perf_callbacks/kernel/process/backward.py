@@ -93,7 +93,7 @@ class Loop(Listener):
         raise NotImplementedError
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model. Return True if the call is a forward."""
+        """Handle a call of a model for which a mark may not be enough. Return True if the call is a forward."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> bool:

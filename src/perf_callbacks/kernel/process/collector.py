@@ -33,7 +33,7 @@ LEAST_PATIENCE = 5.0
 """A fit counts as abandoned only if no step has ended for at least `LEAST_PATIENCE` seconds."""
 
 PATIENCE_STEPS = 20
-"""A fit counts as abandoned only if no step has ended for `PATIENCE_STEPS` times the duration of its longest step."""
+"""A fit counts as abandoned only if no step has ended for `PATIENCE_STEPS` times the fit's longest step."""
 
 ASIDE_PATIENCE = 6
 """Factor that multiplies `LEAST_PATIENCE` and `PATIENCE_STEPS` during an evaluation or a checkpoint."""

@@ -1,4 +1,4 @@
-"""Read torch's own record of the newest 64 compilations, each with its time and reason."""
+"""Read torch's own record of the newest 64 compilations by torch.compile, each with its time and reason."""
 
 import sys
 from typing import Any, NamedTuple

@@ -194,7 +194,7 @@ class EventTimeline:
         return done
 
     def _ask(self, question: Callable[[], bool]) -> bool:
-        """Ask the device a question. Return False after an error."""
+        """Return the device's answer to a question. Return False after an error."""
         try:
             return question()
         except Exception as error:  # noqa: BLE001 for example, the device is lost

@@ -14,8 +14,8 @@ class Replacement:
     """A replaced attribute of an object. `put_back` restores the attribute.
 
     If other code has replaced our replacement, `put_back` leaves the attribute as it is. Our replacement keeps working
-    after `put_back`, because other code may still call it. Fits may replace the same attribute, and end in any order.
-    When all fits have ended, the attribute is the original again.
+    after `put_back`, because other code may still call it. Fits may replace the same attribute, and end in any order:
+    if a later fit has replaced our replacement, the `put_back` of the later fit restores the original attribute.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:

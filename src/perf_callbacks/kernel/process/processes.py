@@ -106,8 +106,8 @@ def _local_ranks(process: Path) -> set[bytes]:
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
     """Yield a process and its children. Linux lists the children of each thread separately.
 
-    `own` holds the local-rank entries of the first process: the entry at its start, and its current entry. A child with
-    any other local-rank entry is another rank, and is left out.
+    `own` holds the local-rank entries of the first process: the entry at its start, and its current entry. If this
+    process has a child with any other local-rank entry, the child is another rank, and is left out.
     """
     yield pid
     threads = proc / str(pid) / "task"

@@ -25,7 +25,7 @@ def peak_bytes() -> int | None:
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads two memory peaks in bytes: the host's, and the accelerator's from `allocated`."""
+    """Return a function that reads memory peaks in bytes: the host's, and the device's if `allocated` knows it."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}

@@ -33,7 +33,7 @@ class Swallowed:
         self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Pass swallowed exceptions to `heard` from now on. The first fit replaces `sys.unraisablehook`."""
+        """Pass swallowed exceptions of handlers to `heard` from now on. The first fit replaces `sys.unraisablehook`."""
         if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
             self._before = sys.unraisablehook
             self._hook = sys.unraisablehook = self._on_top_of(self._before)

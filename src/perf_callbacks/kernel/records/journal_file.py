@@ -47,7 +47,7 @@ LONG_PAUSE = 0.001
 """Once the journal is full, only collections of at least this many seconds are still written."""
 
 MOST_WRITERS = 1000
-"""Largest number of runs that may write to the same directory at once, plus one."""
+"""The journals of one rank that are written to the same directory at once must be fewer than `MOST_WRITERS`."""
 
 FOLDER = "perf_callbacks"
 """Name of the journals' folder in an output directory."""

@@ -131,7 +131,7 @@ class OutOfMemory:
     earlier step was measured."""
     about_micro_batch: int | None = None
     """Estimate of the largest micro-batch that would have fitted, from the layers that had run. None if an earlier step
-    was measured, or if no estimate is possible."""
+    was measured, or if no estimate is possible, for example because the allocation failed outside of the forward."""
     layers: int | None = None
     """Number of layers in one module list: the list whose checkpointing would free the most memory. If the freed memory
     is unknown: the list that contains the failed layer."""

@@ -93,8 +93,8 @@ class Profile:
     """Maps each module path, of at most three levels, to its busy time. The time of a path does not include the time of
     submodules that have a path of their own. A profile of a run has paths as in `ModuleWork`, such as
     "model.layers.*.mlp". In a trace with Python's stacks, paths consist of classes and numbers, such as
-    "Model_0/Block_3/Linear_2". A path in parentheses stands for no single module. None if the trace does not show
-    modules."""
+    "Model_0/Block_3/Linear_2". A path in parentheses stands for no single module, as in `ModuleWork`. None if the trace
+    does not show modules."""
     module_backward_seconds: Mapping[str, float] | None = None
     """Part of `module_seconds` that falls in the backward, including recomputation. Modules without such time are left
     out."""
