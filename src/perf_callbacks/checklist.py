@@ -40,7 +40,7 @@ ITEMS: tuple[Item, ...] = (Garbage(), *EARLY)
 NO_BATCHES = Batches()
 
 NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
-"""Values that a rank proposes to all ranks for checklist items that are not applied on this rank."""
+"""Values that a rank proposes to all ranks if a checklist item isn't applied on the rank."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
 """Statuses of checklist items that need a person's attention."""
@@ -113,8 +113,7 @@ class Startup(Observer):
     def asks(self) -> Mapping[str, int]:
         """Values that this rank proposes to all ranks, by name.
 
-        If an item failed or isn't on trial on this rank, this rank proposes the value that makes all ranks drop the
-        item.
+        If an item failed on this rank, or isn't on trial, this rank proposes that all ranks drop the item.
         """
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
@@ -234,7 +233,7 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Check
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
     """Return True if the checklist items are tried before they are kept.
 
-    With several ranks, items are tried only if the ranks exchange data, because all ranks decide together.
+    Ranks decide together, so items are tried only if the ranks can exchange data.
     """
     if config.checklist != "prove":
         return False

@@ -87,8 +87,8 @@ def checked(
     Args:
         config: Value of the argument `config`. If the value is neither a `PerfConfig` nor None, `ConfigError` is
             raised.
-        strays: Unknown keyword arguments. If there are any, an error shows how to pass settings in a `PerfConfig`.
-        call: Example call for the error message, with `{}` in place of the settings.
+        strays: Unknown keyword arguments, for which an error is raised. For a setting, the error shows the right call.
+        call: Example of the right call, with `{}` in place of the settings.
     """
     fields = [name for name in strays if name in rules()]
     if fields:
@@ -152,8 +152,8 @@ class Session:
     ) -> W:
         """Begin a fit: make a recorder, apply the checklist, install hooks, make observers, and show the opening card.
 
-        The checklist may replace methods that the watch wraps, so the checklist is applied before the watch. When the
-        fit ends, the watch's wrappers are removed first, and then the changes of the checklist.
+        The checklist may replace methods that the `Watch` wraps, so the wrappers are installed after the checklist.
+        When the fit ends, the wrappers are removed before the checklist's changes.
 
         Args:
             place: Device, rank and output directory of the fit.

@@ -1,1 +1,1 @@
-"""Advice: small pure rules that name what limits a run, and the one change that helps."""
+"""Advice: each rule names something that limits a run, and one remedy."""

@@ -26,7 +26,7 @@ FEWEST_LOOKS = 3
 """The callback names a line of a function only if the function appears in at least this many samples."""
 
 LEAST_PART = 0.5
-"""The callback names a line of a function only if the function appears in this share of a stage's samples or more."""
+"""The callback names a line of a function only if the function appears in at least this share of a stage's samples."""
 
 LEAST_LASTING = 0.25
 """A function is reported as slow code only if it was slow in at least this share of its samples.
@@ -44,20 +44,20 @@ LOOKS = 4
 """How often a tick of the watchdog samples the position of the training thread."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
-"""Shortest wait before a sample in seconds, and how many seconds longer a wait may be.
+"""Seconds of a wait before a sample: the shortest wait, and the largest extra wait.
 
 The waits vary, so that samples fall anywhere in a step.
 """
 
 GOLDEN = 0.618
-"""The golden ratio, which spreads the waits between samples evenly."""
+"""The golden ratio. Its multiples spread the waits between samples evenly."""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
 """Two times in seconds for which the sampling thread holds the GIL.
 
-For `SETTLE_SECONDS`, the sampling thread waits until Python and small operations of torch stop in the training thread.
-For `HELD_SECONDS`, the sampling thread checks whether the training thread still uses a CPU. A large operation of torch
-goes on, because it has released the GIL.
+For `SETTLE_SECONDS`, the sampling thread only waits. Without the GIL, the training thread stops after a small operation
+of torch, but a large operation goes on. For `HELD_SECONDS`, the sampling thread checks whether the training thread
+still uses a CPU.
 """
 
 AGAIN_SECONDS = 0.0001
@@ -67,10 +67,10 @@ A few small operations of torch take less than `AGAIN_SECONDS`.
 """
 
 LATE_SECONDS = 0.0005
-"""If the second look is late by more than this many seconds, the training thread ran pure Python and kept the GIL."""
+"""The training thread ran pure Python if the second look is late by more than this many seconds."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
-"""For each stage in which the program's own code runs: the field of `Facts` that names the busiest line."""
+"""Field of `Facts` for the busiest line of the program, by stage."""
 
 COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 """Stages that should compute on tensors. In a stage of `COMPUTING`, a line of pure Python counts as slow code."""
@@ -93,7 +93,7 @@ class Sample(NamedTuple):
     """Sample of the training thread, taken in a step that has not ended yet."""
 
     stage: Stage | None
-    """None means that the sample is from the first step."""
+    """Stage of the sample, or None if the sample is from the first step."""
     line: str | None
     slow: bool
     """True: the sampled line is slow code."""
@@ -189,7 +189,7 @@ class BusyLines(Observer):
         return Look((step, turned), stage, position, self._runs())
 
     def _runs(self) -> bool:
-        """Return True if the training thread uses a CPU while this thread holds the GIL."""
+        """Return True if the training thread uses a CPU while the sampling thread holds the GIL."""
         if self._cpu_seconds is None:
             return False
         began, before = perf_counter(), self._cpu_seconds()
@@ -224,8 +224,8 @@ class BusyLines(Observer):
 
         - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
         - In a sleep or a loop over small operations, the second look finds the same function again. The second look is
-          not used inside modules and optimizers, because modules and optimizers consist of small operations. The second
-          look is not used on a device, because the host spends little time on each operation.
+          skipped inside modules and optimizers, which consist of small operations. The second look is skipped on a
+          device, because the host spends little time on each operation.
         """
         position = look.position
         if position is None or position.in_torch or look.computes:
@@ -262,7 +262,7 @@ class BusyLines(Observer):
         self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
     def _code(self, stage: Stage) -> SlowCode | None:
-        """Return how many samples of a stage are in slow functions, and the busiest line of the slow functions."""
+        """Return the samples and the busiest line of a stage's slow functions, or None without slow functions."""
         lines, slow = self._lines[stage], self._slow[stage]
         looks = _by_function(lines)
         found = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
@@ -277,7 +277,7 @@ class BusyLines(Observer):
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
-"""If the first mark after a backward is in `_OPTIMIZING`, the time up to the mark belongs to the stage optimizer."""
+"""The time between a backward and the next mark belongs to the stage optimizer if the mark is in `_OPTIMIZING`."""
 
 
 def _by_function(lines: Counter[str | None]) -> Counter[str]:

@@ -24,7 +24,7 @@ TRANSFERS = {
     ),
     "device to host": (" from the device", "keeping values on the device, or copying them rarely"),
 }
-"""For each kind of copy between host and device: the words for its direction, and the remedy."""
+"""Direction in words, and remedy, for each kind of copy between host and device."""
 
 FEW, MANY = 3, 20
 """With at most `FEW` collectives per step, DDP hides little communication.
@@ -48,15 +48,15 @@ BUCKET_SIZE = {
 }
 
 MOSTLY = 0.5
-"""Overlap is advised only if at least this part of the exposed communication can run beside computation."""
+"""Overlap is advised only if computation could hide at least this part of the exposed communication."""
 
 
 @timed
 def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile on a device, because it fuses element-wise operations and casts.
 
-    The rules `attention` and `recompute` report the time that they can save. This rule subtracts that time from its own
-    saving. On a CPU, compilation saved little or nothing: see `benchmarks/fusing.py`.
+    The rule subtracts the savings of the rules `attention` and `recompute`, so that no saving counts twice. On a CPU,
+    compilation saved little or nothing: see `benchmarks/fusing.py`.
     """
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:
@@ -108,7 +108,7 @@ def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 @timed
 def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which only collectives run, minus the time that slow ranks and uneven work cost."""
+    """Report the time in which only collectives run, except waits for slow ranks and for uneven work."""
     steps = profiled(machine, facts, measured)
     if steps is None:
         return None
@@ -141,7 +141,7 @@ def _seconds(found: list[ProfiledCopy]) -> float:
 
 
 def _lost_to_ranks(measured: Measured) -> float:
-    """Return the share of the run that slow ranks and uneven work cost, according to the comparison of ranks."""
+    """Return the share of the run that slow ranks and uneven work cost."""
     lost = measured.summary.stragglers
     if lost is None or not lost.seconds:
         return 0.0
@@ -156,9 +156,9 @@ def _collectives_per_step(steps: ProfiledSteps) -> float:
 
 
 def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:
-    """Return an upper limit for the saving, as a part of the exposed communication, and the remedy.
+    """Return the largest part of the exposed communication that the remedy may save, and the remedy.
 
-    Computation that already runs at the same time as communication can't hide more communication.
+    Only computation that runs without communication can hide more communication.
     """
     profile, work = steps.profile, facts.work
     exposed, running = profile.exposed_communication_seconds, profile.communication_seconds

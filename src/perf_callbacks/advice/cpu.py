@@ -15,7 +15,10 @@ On a machine with other programs, smaller shares are usual.
 """
 
 LARGE = 0.25
-"""`cpu` comes before the findings in `INFLATED` if the share of `cpu` is at least `LARGE` times their largest share."""
+"""Least share of `cpu`, relative to the largest share of a finding in `INFLATED`.
+
+With a larger share, `cpu` comes before the findings in `INFLATED`.
+"""
 
 INFLATED = frozenset(
     {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
@@ -36,9 +39,9 @@ def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding 
 
 
 def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | None:
-    """Return evidence and remedy if an operation uses more threads than the process has CPUs, or else None.
+    """Return evidence and remedy if operations use too many threads, or else None.
 
-    If `facts.left_cpus` is known, only the CPUs that other programs leave free count as the process's CPUs.
+    Operations should use at most one thread for each CPU that other programs leave free.
     """
     cpus = machine.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))

@@ -10,7 +10,7 @@ REMEDIES = {
     "data": "looking at what the loader does in later samples",
     "gc": "dropping objects that are no longer used, such as lists that grow",
 }
-"""For the stage whose time grew most: the remedy."""
+"""Remedies by the stage whose time grew most."""
 
 GROWS = "looking for lists, hooks or logs that grow from step to step"
 """Remedy for the stages that `REMEDIES` doesn't name."""
@@ -37,7 +37,7 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 def saved(facts: Facts, measured: Measured) -> float | None:
     """Return the share of the run that would be saved if all steps were as short as the first steps.
 
-    None means that steps didn't become longer, or that other programs or other ranks may have made the steps longer.
+    None means no drift, or a drift that other programs or other ranks may have caused.
     """
     found = facts.drift
     starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer

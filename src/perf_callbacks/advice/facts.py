@@ -22,7 +22,7 @@ WORTH = 0.01
 """A finding is reported only if its remedy could save at least this share of the run."""
 
 INTERRUPTED = (0.75, 1.4)
-"""Least and most seconds that a program saves for each second of avoided interruptions, such as logging.
+"""Least and most seconds saved per second of avoided interruptions, such as logging.
 
 The steps after an interruption are slower too, so the saving may exceed the time of the interruptions. In
 `benchmarks/promises.py`, 39 of 42 programs saved 0.77 to 1.39 s for each second of avoided interruptions. Three
@@ -121,15 +121,15 @@ class Facts:
     A group is calm if waits for data took less than the share `loaded_batches.STARVED` of the group's time.
     """
     burst_seconds: float = 0.0
-    """Mean seconds for which a group of steps that isn't calm waits for data."""
+    """Mean wait for data in a group of steps that isn't calm, in seconds."""
     persistent: bool = False
     """True: the workers persist from epoch to epoch."""
     epochs: int = 0
     """Number of epochs whose first step was measured. The fit's first epoch doesn't count."""
     epoch_wait_seconds: float = 0.0
-    """Total wait for the first batch of each epoch, divided by the number of all steps of the fit.
+    """Wait for the first batch of each epoch in seconds, averaged over all steps of the fit.
 
-    Only the epochs that `epochs` counts are included in the total wait.
+    Only the epochs that `epochs` counts are included.
     """
     epoch_wait_in_rows: float = 0.0
     """Like `epoch_wait_seconds`, but only with waits in measured steps."""
@@ -308,7 +308,7 @@ class Measured:
 
 
 def interrupting(share: float, most: float = INTERRUPTED[1]) -> tuple[float, float]:
-    """Return a lower and an upper limit for the share of the run that rarer interruptions, such as logging, save.
+    """Return the least and the largest share of the run that rarer interruptions save.
 
     Args:
         share: Share of the run that the avoided interruptions take.

@@ -27,8 +27,7 @@ TRAINERS = frozenset({"transformers", "lightning"})
 def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Report the time of Python code in steps, outside of loader, model and optimizer.
 
-    If a trainer runs the loop, the rule reports the time only if samples show a line of the user's program. The user
-    can't change the trainer's own code.
+    In a trainer's loop, the rule needs a line of the user's program, because users can't change the trainer's code.
     """
     if reads_each_step(facts):  # the rule `sync` covers the same time
         return None
@@ -70,8 +69,7 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The device may be idle for longer than the rule reports, because the rule subtracts too much busy time. The
-    subtracted busy time also contains kernels of other stages and of other processes.
+    The reported idle time is a lower limit, because busy time of other stages and other processes is subtracted too.
     """
     use = facts.memory
     if machine.accelerator is None or use is None or use.gpu_busy is None or on_device(machine, facts, measured):

@@ -13,10 +13,9 @@ LARGE = 0.1
 """The rule `launches` reports idle time of at least this share of the run, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
-"""Most seconds per kernel in a profile whose host only launches kernels.
+"""Most seconds per kernel if the host only launches kernels.
 
-If a profile has more seconds per kernel, the host spends time on work that launches no kernels. The launch of one
-kernel takes some 5 to 50 us.
+A host that takes longer per kernel also does other work. The launch of one kernel takes some 5 to 50 us.
 """
 
 KEEPING = "keeping values on the device until they are logged"
@@ -32,7 +31,7 @@ REMEDIES = (
         "operations whose result has a fixed shape, such as torch.where(condition, a, b)",
     ),
 )
-"""Patterns for the names of operations in which the host waits for the device, each with its remedy.
+"""Patterns for names of operations that wait for the device, each with a remedy.
 
 If no pattern matches the operation, the remedy is `KEEPING`.
 """
@@ -54,8 +53,7 @@ def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which the device waits until the host launches kernels.
 
-    If samples show much slow code of the program, only the rules of `slow_code` report the time in which the device
-    waits.
+    If samples show much slow code, only the rules of `slow_code` report the waits.
     """
     steps = profiled(machine, facts, measured)
     known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]

@@ -36,7 +36,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""For each cause of a slow rank in the comparison of ranks: the causes of findings that describe the same problem."""
+"""Causes of findings that describe the same problem as a cause in the comparison of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class FindingNotes(ChannelHandler):
         self._written: tuple[Finding, ...] = ()
         self._asked = self._reading = False
         self._over = 0
-        """Number of other ranks whose last note was read."""
+        """Number of other ranks whose final note was read."""
 
     def set(self, found: tuple[Finding, ...], exchange: Exchange) -> None:
         """Set the findings of this rank. On rank 0, also ask for newer findings of the other ranks."""
@@ -92,7 +92,7 @@ class FindingNotes(ChannelHandler):
         return LOOK_SECONDS if self._reading else None
 
     def leave(self, channel: Channel) -> None:
-        """Write the last note of this rank. Rank 0 only reads notes."""
+        """Write the final note of this rank. Rank 0 only reads notes."""
         if channel.rank:
             channel.put(pack(FindingNote(findings=self.mine, last=True)))
 

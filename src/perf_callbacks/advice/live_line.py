@@ -27,8 +27,8 @@ LARGE = 0.1
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
 """Causes that are not shown during training.
 
-A stall is not shown as a live line, because the log already reports each stall. Every cause in `WHOLE_FIT` but stalls
-is measured over the whole fit, not over the most recent minute.
+A stall is not shown as a live line, because the log already reports each stall. All causes in `WHOLE_FIT` except stalls
+are measured over the whole fit, not over a window.
 """
 
 MOST_STEPS = 10_000
@@ -88,9 +88,9 @@ class LiveAdvice(Observer):
 
 
 def between(before: Summary, after: Summary) -> Summary:
-    """Return the summary of the time between two summaries.
+    """Return a summary of the time since an earlier summary.
 
-    Only fields that rules read are subtracted. Every field that no rule reads is a copy from `after`.
+    The values of `before` are subtracted in fields that rules read. Fields that no rule reads are copies from `after`.
     """
     return replace(
         after,

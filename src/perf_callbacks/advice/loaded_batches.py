@@ -23,8 +23,8 @@ ROWS = 2
 class LoadedBatches(Observer):
     """Finds the size of the largest batch, the number of distinct sequence lengths, and the waits of groups of steps.
 
-    A group has as many steps as there are workers. Workers that start together finish together. So with a slow loader,
-    most steps run without a wait, but one step in each group waits.
+    A group has as many steps as there are workers. Workers that start together finish together. With a slow loader, one
+    step in each group waits, and most steps run without a wait.
     """
 
     def __init__(self, workers: int) -> None:

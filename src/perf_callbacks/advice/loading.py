@@ -20,7 +20,7 @@ per tensor, so larger tensors hardly take longer.
 """
 
 CONTENTION = 0.1
-"""Seconds that training loses for each second in which a worker computes, because CPUs share caches and clocks.
+"""Seconds that training loses per second of a worker's computation, because CPUs share caches and clocks.
 
 In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s per second of a worker.
 """
@@ -43,13 +43,13 @@ CALM = 0.75
 """Workers load fast enough on average if at least this share of the groups of steps hardly waits for data."""
 
 LOW, HIGH = 0.7, 1.4
-"""Lower and upper limit for the time that workers save, divided by the rule's estimate of the saved time.
+"""Least and most time that workers save, relative to the rule's estimate.
 
 For 32 pairs of runs, `docs/verdict-evidence.md` compares the saved time with the estimate.
 """
 
 MOST_UNLOADED = 1.25
-"""On a CPU, workers that take over loading from the training thread save at most this many times the waits for data."""
+"""Largest saving on a CPU if workers load instead of the training thread, relative to the waits for data."""
 
 MOST_RESTARTED = 1.6
 """Largest gain from persistent workers, relative to the waits for the start of workers.
@@ -63,8 +63,8 @@ Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times the waits f
 def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise workers that load batches while the model computes. The wait and the CPUs decide the number of workers.
 
-    Without workers, the wait is the time to load a batch. If the training thread waits although there are n workers, a
-    step takes 1/n of the time in which one worker loads a batch.
+    Without workers, the wait is the time to load a batch. If the training thread waits for n workers, each worker needs
+    the time of n steps to load a batch.
     """
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
@@ -118,7 +118,7 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
 def _prefetch(
     machine: MachineFacts, facts: Facts, measured: Measured, took: str, *, busy: float, wait: float
 ) -> Finding | None:
-    """Advise a larger `prefetch_factor`. The workers keep up on average, but some batches take much longer to load."""
+    """Advise a larger `prefetch_factor`, because some batches take much longer to load than others."""
     workers = facts.workers or 1
     missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
     wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))
@@ -148,8 +148,8 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     """Advise persistent workers if the wait for an epoch's first batch exceeds the time to load a batch.
 
     If n workers keep up with training, loading one batch takes at most the time of n steps. A longer wait for the first
-    batch is due to the start of the workers. The steps after the start of workers are slower too, so the gain may
-    exceed the wait.
+    batch is due to the start of the workers. The steps after the start of workers are slower too, so persistent workers
+    may save more than the wait.
     """
     workers = facts.workers or 0
     if not workers or facts.persistent or not facts.epochs:
@@ -171,9 +171,9 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
     """Predict the seconds of a step with workers.
 
-    The prediction is the largest of three times: the time to compute a step, the time in which the workers load a
-    batch, and the CPU time of computing and loading divided by the number of CPUs. A CPU that other programs use is
-    left out. A worker on a CPU of another program would take as much time from training as the worker saves.
+    The prediction is the longest of three times: computing, loading by all workers, and the CPU time of computing and
+    loading per CPU. CPUs that other programs use don't count: a worker on a busy CPU costs training as much time as it
+    saves.
 
     Args:
         load: Seconds in which one worker loads a batch.

@@ -9,11 +9,11 @@ SOON_HOURS = 100
 """If a leak will fill memory within this many hours, the finding says how many hours are left."""
 
 RARE_PER_SECOND, FREQUENT_PER_SECOND = 500_000, 4_000_000
-"""Limits for the number of garbage objects that are freed per second of garbage collection.
+"""Two limits for the number of garbage objects that one second of garbage collection frees.
 
-Below the first limit, the collector mostly visits objects in use. Above the second limit, it mostly frees garbage. In
-one second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40 million objects
-in use.
+Below the first limit, the collector mostly visits objects in use. Above the second limit, the collector mostly frees
+garbage. In one second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40
+million objects in use.
 """
 
 CYCLES = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
@@ -62,7 +62,7 @@ def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 
 def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
-    """Return evidence and remedy if scheduled collections are slow due to much garbage or to many objects in use."""
+    """Return evidence and remedy for slow scheduled collections."""
     garbage, made = found.scheduled_garbage, found.scheduled_made
     evidence = evidence.replace("Garbage collection", "The callback's scheduled garbage collections", 1)
     if garbage is None or made is None:

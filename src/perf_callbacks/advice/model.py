@@ -31,7 +31,7 @@ FORWARDS = 1.4
 """Most time of a recomputation, relative to the time of all forwards. Recomputing also builds the autograd graph."""
 
 FUSED = (0.5, 1.5)
-"""Least and most time that fused attention saves, divided by attention's time as estimated from its FLOPs.
+"""Least and most time that fused attention saves, relative to the estimated time of attention.
 
 The values were measured on a CPU, for attention heads of size 16 and 32. Nothing was measured on an accelerator.
 """
@@ -51,7 +51,7 @@ SAVED = {
     "Adagrad": (0.65, 0.6, 0.46),
     "SGD": (0.6, 0.5, 0.28),
 }
-"""For each optimizer: the share of the update's time that `fused=True` saves on a CPU, for each mean size in `SIZES`.
+"""Shares of an update's time that `fused=True` saves on a CPU, by optimizer and mean size in `SIZES`.
 
 `benchmarks/optimizers.py` measured the shares with torch 2.13 on one thread, for 10 to 400 tensors of 64 to 262,144
 elements. SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
@@ -72,10 +72,10 @@ versions, each call also checks fewer guards.
 """
 
 PADDED = (0.4, 1.1)
-"""Least and most time that batches of similar lengths save, relative to the padding's share of forward and backward.
+"""Least and most time that batches of similar lengths save, relative to the estimated time of padding.
 
 Small batches take longer per token, and some padding stays. In `benchmarks/promises.py`, nine programs saved 0.44 to
-1.05 times the padding's share.
+1.05 times the estimated time of padding.
 """
 
 MUCH_PADDING = 0.1
@@ -85,9 +85,7 @@ SIZES = (1024, 16_384, math.inf)
 """For each share in `SAVED`: the largest mean number of elements per tensor for which the share holds."""
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
-"""Matrix products in float32 are assumed to reach at least the part `REACHED_BEFORE` of the peak of float32.
-
-Matrix products in a faster format are assumed to reach at least the part `REACHED_AFTER` of the faster format's peak.
+"""Least part of the peak that matrix products are assumed to reach, in float32 and in a faster format.
 
 GPT-2 small in the Hugging Face `Trainer` reached 0.59 of the peak of float32 on an H200, over whole steps.
 """
@@ -229,8 +227,7 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
 def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile if nothing is compiled and HFU is low, on a device with fast 16-bit matrix products.
 
-    If there is a profile, the rule advises nothing, because `busy_time.fusing` and `idle_time.launches` advise
-    torch.compile with an estimate of the saving.
+    With a profile, `busy_time.fusing` and `idle_time.launches` advise torch.compile instead, and estimate the saving.
     """
     if facts.half is None or facts.work is None or facts.work.compiled or on_device(machine, facts, measured):
         return None
@@ -264,9 +261,9 @@ def precision(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
 def _faster_products(
     facts: Facts, measured: Measured | None, flops: float, before: str, after: str
 ) -> tuple[float | None, float | None]:
-    """Return an upper and a lower limit for the share of the run that matrix products in a faster format save.
+    """Return the largest and the least share of the run that a faster format saves.
 
-    The products take at least the time of their FLOPs at the peak, and at most all of forward and backward. A 16-bit
+    Matrix products take at least their FLOPs divided by the peak, and at most all of forward and backward. A 16-bit
     format also halves the bytes that other operations move. None means that the run is too short, or that a peak is
     unknown.
     """
@@ -292,7 +289,7 @@ def saved_by_fused(optimizer: str | None, elements: float) -> float:
 def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report deterministic algorithms.
 
-    On an accelerator, such algorithms are slower, and torch fills uninitialized memory.
+    On an accelerator, deterministic algorithms are slower, and torch also fills uninitialized memory.
     """
     if not facts.deterministic or machine.accelerator is None:
         return None

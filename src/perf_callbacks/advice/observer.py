@@ -255,10 +255,10 @@ class _Since:
     def _left(self, seconds: float, wanted: float) -> float | None:
         """Return the number of the process's CPUs that other programs leave free.
 
-        Other programs are assumed to use the CPU time that is neither idle nor used by this process, its workers or the
-        ranks that share its CPUs. The estimate assumes that all ranks are alike. `wanted` is the CPU time that a
-        program needs, divided by the CPU time that the program gets. `wanted` is measured for the training thread, and
-        assumed to be the same for other programs.
+        The CPU time of other programs is all busy time minus the time of this process, its workers and ranks on the
+        same CPUs. The estimate assumes that all ranks are alike. `wanted` is the CPU time that a program needs, divided
+        by the CPU time that the program gets. `wanted` is measured for the training thread, and assumed to be the same
+        for other programs.
         """
         others = self._others(seconds)
         if others is None or not self._own:

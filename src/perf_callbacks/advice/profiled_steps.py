@@ -35,12 +35,11 @@ class ProfiledSteps:
         return self._measured.share(seconds / self.number * min(1.0, usual / busy))
 
     def idle(self, cause: str) -> tuple[float, float]:
-        """Return the least and the largest share of the run for which the device idles due to a cause.
+        """Return the least and the largest share of the run in which a cause makes the device idle.
 
-        Only idle time within forward, backward and optimizer counts. The largest share never exceeds the device's idle
-        time in steps without a profiler. The sum of the largest shares of "host" and "sync" doesn't exceed the device's
-        idle time in steps without a profiler. The least share excludes the seconds by which the profiler makes steps
-        longer.
+        Only idle time within forward, backward and optimizer counts. The device's idle time in steps without a profiler
+        limits the largest share, and also the sum for "host" and "sync". The least share excludes the seconds by which
+        the profiler makes steps longer.
         """
         measured, shown = self._measured, self.profile.idle_seconds
         room = max(0.0, measured.computing - self.profile.busy_seconds / self.number)
@@ -86,9 +85,10 @@ def unknown_loading(machine: MachineFacts, facts: Facts, measured: Measured) -> 
 
 
 def slow_code_share(machine: MachineFacts, facts: Facts, measured: Measured, part: float) -> float | None:
-    """Return the largest share of the run for which the device waits for slow code. None means there is no profile.
+    """Return an upper limit for the share of the run in which the device waits for slow code.
 
-    `part` is the number of samples with the slow code, divided by the number of all samples.
+    None means that no profile shows a device. `part` is the number of samples with the slow code, divided by the number
+    of all samples.
     """
     steps = profiled(machine, facts, measured)
     if steps is None or steps.on_cpu:

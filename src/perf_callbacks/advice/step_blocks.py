@@ -1,4 +1,4 @@
-"""Blocks of steps, which show how far shares of stages vary, and whether steps become longer in the course of a fit.
+"""Blocks of steps, which show how much stages vary, and whether steps become longer.
 
 Neighbouring steps are alike, so they say little about the whole fit. This observer therefore adds up steps in blocks
 and compares the blocks.

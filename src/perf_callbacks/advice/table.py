@@ -92,8 +92,8 @@ def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
     """Sort findings by share, the largest share first. Findings without a share come last.
 
     A stall that still lasts comes before all other findings. Next come surplus threads, because they slow each
-    operation down. The finding `cpu` comes before the findings in `cpu.INFLATED` if its share is at least `cpu.LARGE`
-    times their largest share. A lack of CPUs makes the times of the findings in `cpu.INFLATED` longer.
+    operation down. A finding `cpu` with a large share comes before the findings in `cpu.INFLATED`. A lack of CPUs makes
+    the times of the findings in `cpu.INFLATED` longer.
     """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 

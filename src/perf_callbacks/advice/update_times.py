@@ -1,4 +1,4 @@
-"""Times of an optimizer's own update, without clipping and `zero_grad`, which belong to the same stage."""
+"""Times of an optimizer's own update, without clipping and `zero_grad`."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +29,8 @@ OPTIMIZER = STAGES.index(Stage.OPTIMIZER)
 class UpdateTimes(Observer):
     """Compares the time of some calls of an optimizer's `step` with the stage `optimizer` in the same training steps.
 
-    The seconds of these calls alone say little about the run, because the machine may be slower later. The observer
-    replaces the method `step`, because a hook can't be removed while torch iterates over the optimizer's hooks.
+    The comparison stays valid if the machine becomes slower later. The observer replaces the method `step` instead of
+    adding hooks, because torch can't remove a hook while hooks run.
     """
 
     def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -97,9 +97,9 @@ class UpdateTimes(Observer):
         """Return the seconds of the optimizer's update in a call of `step`.
 
         `began` and `ended` are the times at which the call of `step` began and ended. In Lightning, `step` also runs
-        forward and backward, so the update begins with the stage `optimizer`. In a plain loop, the update lies between
-        two hooks of the optimizer: the first hook begins the stage `optimizer`, and the second hook ends the training
-        step.
+        forward and backward, so the update begins with the stage `optimizer`. In a plain loop, one hook of the
+        optimizer begins the stage `optimizer`, and another hook ends the training step. The update lies between the two
+        hooks.
         """
         pairs = self._recorder.tape.pairs
         for mark, time in zip(pairs[-2::-2], pairs[::-2], strict=False):

@@ -37,7 +37,7 @@ def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 
 
 def reads_each_step(facts: Facts) -> bool:
-    """Return True if each step reads values from tensors. The rule `logging` then reports the time between stages."""
+    """Return True if each step reads values from tensors, so that the rule `logging` applies."""
     return facts.log_every == 1 or _read_most(facts) is not None
 
 
@@ -50,7 +50,7 @@ def _read_most(facts: Facts) -> str | None:
 def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the line that reads from the device most often in a step, unless a profile exists.
 
-    If a profile exists, the rule `idle_time.waiting` reports such waits.
+    If a profile exists, the rule `idle_time.waiting` reports the waits for the device.
     """
     found = most_frequent_read(facts)
     if machine.accelerator is None or found is None or on_device(machine, facts, measured):

@@ -1,7 +1,7 @@
 """The checklist item `affinity`: a rank runs on CPUs near its GPU.
 
-If a thread runs on a CPU of another socket than the GPU, all traffic between the thread and the GPU crosses the
-link between the sockets. The item only removes CPUs from the set on which the rank may run, and never adds CPUs.
+A thread on another socket than the GPU reaches the GPU only over the link between the sockets. The item only removes
+CPUs from the set on which the rank may run, and never adds CPUs.
 """
 
 import weakref
@@ -38,7 +38,7 @@ class CpuAffinity:
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the item's status, the state after the item is applied, and a text to append to the reason."""
+    """Return the item's status, the new state, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:

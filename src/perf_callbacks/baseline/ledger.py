@@ -157,7 +157,7 @@ def _lock(opened: FileIO) -> bool:
 
 
 def _shorten(opened: FileIO, file: Path) -> None:
-    """Replace the ledger by its newest lines, unless another process is doing this."""
+    """Keep only the newest lines of the ledger, unless another process holds the lock."""
     if not _lock(opened):
         return
     part = file.with_name(f"{file.name}.{os.getpid()}.part")

@@ -72,7 +72,7 @@ class BaselineWatch(Observer):
             recorder.engine.baseline_rate = self._rate
         self._known, self._ended = recorder.config.baseline is None, False
         self.standing: Standing | None = None
-        """Comparison with the baseline, or None if the run is as fast as its baseline or too little is known."""
+        """Comparison with the baseline, or None if no difference is certain."""
 
     def read(self) -> None:
         """Read the runs of the baseline. This method runs on a separate thread."""

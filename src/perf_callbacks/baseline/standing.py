@@ -41,7 +41,7 @@ class Standing:
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Packages whose current version was not used in any run of the baseline.
 
-    For each package: the version in the newest baseline run with the package, and the current version.
+    The first version is from the newest baseline run that has the package. The second version is the current version.
     """
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """For each stage that changed much: its seconds per step in the baseline, and now."""

@@ -58,7 +58,7 @@ def state() -> str:
 
 
 def place() -> Path:
-    """Return the site directory for the .pth file: if possible, the directory in which the package is installed."""
+    """Return the site directory for the .pth file. The directory of the package is preferred."""
     package = Path(perf_callbacks.__file__).parents[1]
     if package in directories():
         return package

@@ -31,8 +31,8 @@ LEAST_SECONDS = 11.0
 SECONDS = 24.0
 """Default seconds of the first run.
 
-The second run takes the same steps with the remedy. The default is so long that the second run should still last the
-ten seconds that a verdict needs.
+The second run takes the same steps with the remedy. The faster second run should still last ten seconds, because a
+verdict needs ten seconds.
 """
 
 MOST_RANKS = 8

@@ -149,10 +149,9 @@ def _check(**values: float | None) -> None:
 
 
 def _check_shares(results: Iterable[ConventionFigures]) -> None:
-    """Raise `ConfigError` if MFU is above 1 by every convention.
+    """Raise `ConfigError` if all conventions give an MFU above 1.
 
-    No error is raised if any convention gives an MFU of at most 1. Some conventions count work that kernels skip, so
-    their MFU may exceed 1.
+    Some conventions give an MFU above 1, because they count work that kernels skip.
     """
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:

@@ -2,7 +2,7 @@
 
 Accelerate parses its own flags and launches in this process. Instead of the script, accelerate runs
 `-m perf_callbacks.run`, which then runs the script. Usually, accelerate refuses a config with the section
-`perf_callbacks`; this command makes accelerate skip the section.
+`perf_callbacks`. This command makes accelerate skip the section.
 """
 
 import argparse

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
-    """Return the estimate, and the micro-batch and checkpointing that fit the memory limit, as values for JSON."""
+    """Return the estimate as values for JSON, with the micro-batch and checkpointing that fit the memory limit."""
     batch, limit = arguments.batch or 1, arguments.limit_gb
     checkpointed = min(arguments.checkpointing, found.layers)
     sizes = found.sizes(batch, checkpointed)

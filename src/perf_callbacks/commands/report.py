@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select the journals, a fit in them, and the steps of the fit."""
+    """Add the arguments that select journals, a fit and steps."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="output directory of the run, or one journal")
     parser.add_argument(
         "--fit", type=int, default=0, metavar="NUMBER", help="number of the fit, from 1 (default: the last fit)"
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def last(directory: Path) -> list[Attempt]:
-    """Return the last attempt of each rank in the last fit. Print which ranks have no journal."""
+    """Return each rank's newest attempt of the newest fit. Print which ranks have no journal."""
     fit = report_file.fits(directory)[-1]
     if fit.missing:
         print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unparsed(words: Sequence[str]) -> Sequence[str]:
-    """Insert `--` before `--profile`. Argparse would refuse this option, but `launch.run` reads it.
+    """Insert `--` before `--profile`. Argparse would refuse `--profile`, but `launch.run` reads `--profile`.
 
     >>> unparsed(["run", "--profile", "train.py"])
     ['run', '--', '--profile', 'train.py']

@@ -18,7 +18,7 @@ NAME: str = "status"
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Package names of Lightning, each with its module. The entry point group is named after the module."""
+"""Package names of Lightning, each with its module. The name of each entry point group begins with the module."""
 
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
@@ -58,7 +58,7 @@ def settings_lines(settings: Settings) -> list[str]:
 
 
 def no_effect() -> str | None:
-    """Return a sentence if PERF_CALLBACKS=1 is set but no program that starts here would be measured, else None."""
+    """Return a sentence if PERF_CALLBACKS=1 has no effect on programs that start here, or else None."""
     if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
         return None
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."

@@ -53,7 +53,7 @@ class Display(Protocol):
         ...
 
     def draw(self, lines: Sequence[Line], /) -> None:
-        """Draw a frame over the last frame."""
+        """Replace the frame on the screen."""
 
     def keys(self, seconds: float, /) -> Iterable[str]:
         """Wait for a key for at most `seconds`. Return the keys that were pressed."""
@@ -101,7 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:
-    """Write the file for Prometheus again and again, until a run ends while `keep` watches the run."""
+    """Write the file for Prometheus at regular intervals, until the watched run ends.
+
+    A run that ended earlier doesn't count.
+    """
     went_on = False
     while True:
         found = watched.look()

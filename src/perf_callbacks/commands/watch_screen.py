@@ -120,7 +120,7 @@ class Screen:
         return TerminalSize(columns=self._console.size.width, rows=self._console.size.height)
 
     def draw(self, lines: Sequence[Line]) -> None:
-        """Draw a frame over the last frame."""
+        """Replace the frame on the screen."""
         self._last = encodable(lines, self._console.encoding)
         self._live.update(_Frame(self._last), refresh=True)
 

@@ -12,7 +12,7 @@ SEARCH_SECONDS = 2.0
 """Smallest number of seconds between two searches for runs."""
 
 SEARCH_SHARE, WAITING_SHARE = 0.01, 0.1
-"""Largest share of the time that searches may take. `WAITING_SHARE` applies while there is no run to show."""
+"""Largest share of the time that searches for runs may take. `WAITING_SHARE` applies while there is no run to show."""
 
 
 class WatchedRun:
@@ -26,7 +26,7 @@ class WatchedRun:
 
     @property
     def count(self) -> int:
-        """Number of runs that the last search found."""
+        """Number of runs that the most recent search found."""
         return len(self._runs)
 
     def look(self) -> RecordedRun | None:
@@ -47,7 +47,7 @@ class WatchedRun:
     def choose(self, places: int) -> None:
         """Show the run `places` positions after the current run in the list. If `places` is negative, show a newer run.
 
-        If the newest run is chosen, each run that starts from now on replaces the run on the screen.
+        After the newest run is chosen, the screen always shows the newest run.
         """
         if self._shown is None or not self._runs:
             return

@@ -18,7 +18,7 @@ STEPS_PER_COUNT = 50
 MOST_PART = 0.05
 """Largest share of a fit's time that counts may take. The first count of a fit is free.
 
-If counts have used up their share of the time, new work is counted later, and known work is not counted again.
+If counts have used up this share, new work is counted later. Recounts are dropped.
 """
 
 EARLY_SECONDS = 10.0
@@ -27,8 +27,8 @@ EARLY_SECONDS = 10.0
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose FLOPs are counted again although they are known.
 
-A recount shows if FLOPs vary although the batch shapes are equal. The recounted steps are chosen to find extra work
-that repeats every 2, 3, 4, 5, 8 or 16 steps.
+A recount shows whether FLOPs vary between steps with equal batch shapes. The recounted steps are chosen to find extra
+work that repeats every 2, 3, 4, 5, 8 or 16 steps.
 """
 
 RECOUNT_EVERY = 1009
@@ -94,8 +94,8 @@ class CountSchedule:
     def missing(self, step: int) -> int:
         """Return the number of completed steps after which a step with uncounted work is expected.
 
-        Work is uncounted if a step calls the model in a new way or trains other parameters. If two steps had the same
-        uncounted calls, for example steps 10 and 15, the schedule expects these calls again in steps 20 and 25.
+        Work is uncounted if a step calls the model in a new way or trains other parameters. If steps 10 and 15 had the
+        same uncounted calls, the schedule expects the calls again in step 20.
         """
         work = self._work
         if not self.done or not (work.has_no_count or work.uncounted_calls):

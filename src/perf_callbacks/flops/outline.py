@@ -25,7 +25,8 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps."""
+"""From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps. Short
+and long fits both soon notice that the work of a step has changed."""
 
 LOOK_EVERY = 47
 """Largest number of steps between two outlines. The number is prime, so that outlines don't always hit the same step of

@@ -49,7 +49,8 @@ class Unknowns:
     def _cause(self) -> str:
         """Return the main cause of unknown FLOPs.
 
-        The first cause that applies is the main cause: an unreadable batch, no counted step, the most frequent cause.
+        The main cause is an unreadable batch if there is one. Otherwise, the main cause is the reason why no step was
+        counted. If a step was counted, the main cause is the most frequent cause.
         """
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:

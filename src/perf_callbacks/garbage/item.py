@@ -79,7 +79,7 @@ def _next(step: int, interval: int) -> int:
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect at `step`, or None if no collection is due after `before`.
+    """Return the generation to collect at `step`, or None if no collection became due after step `before`.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)

@@ -59,8 +59,8 @@ def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedA
     """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
 
     A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
-    time since boot, because somebody may change the wall clock. The unix time of a boot comes from the boot's most
-    recent attempt.
+    time since boot, because somebody may change the wall clock. The unix time of a boot comes from the wall
+    clock of the boot's most recent attempt.
     """
     found = [*attempts]
     boots: dict[str, Run] = {}

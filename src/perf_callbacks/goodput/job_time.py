@@ -122,7 +122,10 @@ class JobTime:
 
     @property
     def joules(self) -> float | None:
-        """Energy of the device of the rank whose journal was read, or None if no attempt measured energy."""
+        """Energy of one device over all attempts that measured energy, or None if no attempt measured energy.
+
+        The device belongs to the rank whose journal was read.
+        """
         return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
 
     @property

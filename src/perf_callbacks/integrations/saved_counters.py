@@ -1,6 +1,7 @@
 """Counters of a fit, such as its step, saved in a separate file of a checkpoint directory.
 
-Training can also resume from a checkpoint without this file. The state that the framework saves is not changed.
+Training can also resume from a checkpoint without this file. The state that the framework saves is not changed, so a
+resumed run ends with the same state as an uninterrupted run.
 """
 
 import json

@@ -93,7 +93,8 @@ def of_name(name: str) -> str | None:
 def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> str:
     """Return the class of a kernel.
 
-    If no rule matches the kernel's name, the innermost operation that matches a rule decides the class.
+    The kernel's name decides the class. If no rule matches the name, the class comes from the innermost operation that
+    matches a rule.
 
     If the name means softmax, reduction or indexing, the kernel may be part of a larger operation, such as attention. A
     kernel that is part of a larger operation gets the class of the larger operation. Any kernel in an optimizer's step

@@ -49,8 +49,8 @@ def _product(shapes: Shapes, _: Sequence[object], *, first: int = 0) -> int:
 def _attention(shapes: Shapes, _: Sequence[object], *, first: int = 0, of_key: int = 1, of_value: int = 1) -> int:
     """Return the FLOPs of attention whose operands have the shape [batch, heads, tokens, size].
 
-    `of_key` matrix products have the size of queries times keys. `of_value` matrix products have the size of attention
-    weights times values. Causal attention counts as if no token were masked.
+    `of_key` is the number of matrix products of the size of queries times keys. `of_value` is the number of matrix
+    products of the size of attention weights times values. Causal attention counts as if no token were masked.
     """
     query, key, value = shapes[first : first + 3]
     return 2 * prod(query[:-1]) * key[-2] * (of_key * query[-1] + of_value * value[-1])

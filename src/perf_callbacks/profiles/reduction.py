@@ -123,8 +123,8 @@ def _window(steps: Sequence[Call], work: Sequence[DeviceWork], span: Interval) -
 
     The span begins when the first step has begun and the device has finished all work of earlier steps. The span ends
     when the last step has ended and the device has finished all work of the profiled steps. If work begins before the
-    span or ends after the span, only the part within the span is kept. For work without a known launch, the start
-    decides to which step the work belongs.
+    span or ends after the span, only the part within the span is kept. Work with an unknown launch counts as work of an
+    earlier step if it began before the first work that the profiled steps launched.
     """
     if steps:
         start, end = steps[0].start, max([step.end for step in steps])

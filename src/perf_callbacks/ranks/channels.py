@@ -50,7 +50,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note, and return True. Return False if another rank has changed the note in the meantime."""
+        """Write the shared note, and return True. Return False if another rank changed the note that this rank saw."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:

@@ -19,8 +19,8 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""In a job of more than `MANY` ranks, rank 0 looks for other ranks' data only this many seconds after its own window.
-In a job of so many ranks, each look costs milliseconds."""
+"""In a job of more than `MANY` ranks, rank 0 waits this many seconds after the end of its own window before it looks
+for other ranks' data. In a job of so many ranks, each look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
 """Factor for the pauses of rank 0 in a job of more than `MANY` ranks. If rank 0 has waited 1 s for missing data, it
@@ -68,8 +68,8 @@ class _Pending:
     prolonged: bool = False
     """True: the deadline was postponed, because rank 0's process was suspended."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """For each source, the length and the first bytes of its most recent note. A note with the same length and the same
-    first bytes has not changed."""
+    """For each source, the length and the first bytes of the note that was read last. A note with the same length and
+    the same first bytes has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
         """If the new bundles are valid, replace the bundles of a source, and return True. Else return False.

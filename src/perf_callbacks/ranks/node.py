@@ -23,7 +23,8 @@ GATHER_SECONDS = 3.0
 """Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
 
 CLOCK_SECONDS = 0.2
-"""A note counts as older than this process only if the note is older by more than this many seconds."""
+"""A note counts as older than this process only if the note is older by more than this many seconds. The comparison of
+a file's time with the start of a process is not exact."""
 
 LOOK_SECONDS = 2.0
 """Seconds after which the first rank looks again for notes of channels."""
@@ -129,8 +130,9 @@ class FileNotes:
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that no rank reads any more.
 
-        The rank that talks with the store removes the directory. If the next fit already uses the directory, only this
-        rank's own notes are removed. Any other rank removes its own notes only if the directory holds no settings.
+        The rank that talks with the store removes the directory. If the next fit already uses the directory, the rank
+        that talks with the store removes only its own notes. Any other rank removes its own notes only if the directory
+        holds no settings, because the rank that talks with the store has left.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
             self._directory.find()
@@ -152,7 +154,8 @@ class FileNotes:
 def remove_earlier(directory: Path) -> None:
     """Remove directories left by killed attempts of this job, and directories unused for a day.
 
-    If the job of a removed directory still runs, the job's next note creates the directory again.
+    Removing the directory of a running job does no harm. After a day, all notes in the directory have been read, and
+    the job's next note creates the directory again.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")

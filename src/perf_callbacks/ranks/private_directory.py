@@ -121,7 +121,8 @@ class PrivateDirectory:
     def remove(self, names: Iterable[str] | None = None) -> None:
         """Remove the files `names`, or all files if `names` is None. Remove the directory if no file is left.
 
-        If `names` is None and the directory holds a file that is no note, nothing is removed.
+        If `names` is None and a file doesn't have the name of a note, nothing is removed, because the directory may
+        hold other files of the user.
         """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory

@@ -26,8 +26,8 @@ MANY = 64
 """In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
 
 FEW = 16
-"""Largest job in which each rank keeps looking for rank 0's newest window. In a larger job, a rank looks for rank 0's
-window only when the rank sends data."""
+"""In a job of at most this many ranks, each rank keeps looking for rank 0's newest window. In a larger job, a rank
+looks for rank 0's window only when the rank sends data."""
 
 KEPT = 8
 """Largest number of windows for which a rank, or the store, keeps the rank's data. If a rank falls behind by more

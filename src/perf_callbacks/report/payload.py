@@ -49,7 +49,7 @@ def payload(
 
     Args:
         fits: All fits in the journals.
-        number: Number of the fit that the page shows. The first fit is 1, and 0 means the last fit.
+        number: Number of the fit that the page shows. Number 1 is the oldest fit, and 0 means the newest fit.
         within: Steps that the page shows. None means all steps.
         other: A second run that the page shows beside the fit. None means no second run.
     """
@@ -157,9 +157,9 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe a stall that began after the run's most recent step.
+    """Describe the stall that began after the most recent step.
 
-    The text is empty if there is no such stall, or if the run has a summary.
+    The text is empty without a stall, and for a run with a summary.
     """
     found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.ends[1]]
     if not found:

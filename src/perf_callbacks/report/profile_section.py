@@ -29,7 +29,10 @@ LONGEST = 200
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
-    """Return the last profiles of a fit, sorted by rank and attempt. Each profile comes with its rank and attempt."""
+    """Return the profiles of a fit, each with its rank and attempt.
+
+    Of more than `MOST_PROFILES` profiles, leave out the first ones.
+    """
     return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
 
 

@@ -11,7 +11,7 @@ LEAST_SHARE = 0.01
 """Smallest share of the time that the sentences mention."""
 
 LEAST_ROW = 0.001
-"""Smallest share of the time for which a table has a row about a copy, or about the waits in one place."""
+"""A table leaves out copies and waits that take less than this share of the time."""
 
 _CAUSES = {
     "data": "because the program waited for the DataLoader",
@@ -57,7 +57,7 @@ _CLASSES = {
 
 
 def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile of a recorded run. `modules` holds the headings and rows of the table of modules."""
+    """Render a profile of a recorded run. `modules` holds the table of modules, with its headings first."""
     trace = "" if profile.trace is None else f": {clean(profile.trace)}"
     return f"{title(rank, profile)}{trace}\n{render(profile, columns, modules)}"
 
@@ -195,14 +195,13 @@ def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str |
 
 
 def _times(rows: Iterable[tuple[str, float]], whole: float, columns: int) -> list[str]:
-    """Align names with times and shares."""
     found = [(name, duration(time), _percent(time, whole)) for name, time in rows]
     width = _left(columns, [cells[1:] for cells in found])
     return _indented(aligned([(clean(name, width), *cells) for name, *cells in found], right={1, 2}))
 
 
 def _detailed(heads: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], str | None]], columns: int) -> list[str]:
-    """Align a table in which a row may have a second line."""
+    """Align a table. The details of a row are on a line below the row."""
     rows = [*rows]
     table = [heads, *[(clean(cells[0], 999), clean(cells[1]), *cells[2:]) for cells, _ in rows]]
     width = _left(columns, [cells[1:] for cells in table])
@@ -216,7 +215,7 @@ def _detailed(heads: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], str 
 
 
 def _left(columns: int, rows: Sequence[Sequence[str]]) -> int:
-    """Return the width that the other columns of a table leave for its first column."""
+    """Return the width of a table's first column, so that the table fits into `columns`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return max(10, columns - 2 - sum(widths) - 2 * len(widths))
 

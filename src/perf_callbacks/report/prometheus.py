@@ -1,4 +1,4 @@
-"""Figures of a run in the text format of Prometheus, which the textfile collector of node_exporter reads."""
+"""Figures of a run in Prometheus's text format, for the textfile collector of node_exporter."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
@@ -27,8 +27,7 @@ class _MetricFamily(NamedTuple):
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
     """Render the metrics of a run. Unknown values and metrics without any known value are left out.
 
-    Each sample has the attempt as a label. Without this label, a counter would decrease when a resumed run begins with
-    fewer steps.
+    Each sample has the attempt as a label. A resumed run may begin at an earlier step, but a counter must not decrease.
     """
     own = {"run": run.lead.run.run_id, "attempt": str(run.lead.run.attempt)}
     lines: list[str] = []
@@ -58,7 +57,7 @@ def _escaped(text: str) -> str:
 
 
 def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
-    """Yield all metrics of a run. Metrics of the present moment are left out if the run gives no sign of life."""
+    """Yield all metrics of a run. If the run gives no sign of life, leave out the current metrics."""
     lives = run.state in {"running", "hangs"}
     yield _MetricFamily(
         "up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
@@ -92,7 +91,7 @@ def _rank(ends: FitEnds) -> Labels:
 
 
 def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
-    """Yield the metrics of the present moment for the ranks that give signs of life and have not ended."""
+    """Yield the current metrics of each rank that gives signs of life and has not ended."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
     by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
@@ -129,7 +128,7 @@ def _stalled(ends: FitEnds) -> float | None:
 
 
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
-    """Yield counters, and ratios that cover the whole attempt."""
+    """Yield counters, and ratios over the whole attempt."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
     steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
     yield _MetricFamily("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)

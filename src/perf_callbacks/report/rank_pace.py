@@ -18,8 +18,8 @@ RECENT_SECONDS, RECENT_STEPS = 60.0, 100
 seconds or at most 100 steps old."""
 
 MOST_BEHIND = 256
-"""If a rank's journal is more than this many steps behind the rank, no pace is computed from the journal. A journal
-falls behind, for example, if it has reached its largest allowed size."""
+"""No pace is computed for a rank if its journal lacks more than this many of the rank's latest steps. A journal lacks
+steps, for example, after it has reached its largest allowed size."""
 
 COSTLY = 0.01
 """A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common to
@@ -76,7 +76,7 @@ class Paces:
 
 
 def pace(ends: FitEnds) -> RankPace:
-    """Return the pace of a rank over its last measured steps, or over all last steps if none was measured."""
+    """Return the pace of a rank over its latest steps. Leave out excluded steps, unless all steps are excluded."""
     entries = [(entry.t, entry.record) for entry in ends.latest if isinstance(entry.record, Steps)]
     if entries and ends.last_step > max(entries[-1][1].step, default=0) + MOST_BEHIND:
         entries = []
@@ -98,7 +98,7 @@ def _measured(block: Steps) -> Sequence[int]:
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean of a column over some steps: for each block, `places` holds their indices. None means unknown."""
+    """Return the mean of a column over the steps at `places` in each block. None means unknown."""
     found: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)

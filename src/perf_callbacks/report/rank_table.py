@@ -155,7 +155,8 @@ def _cause(cause: str) -> str:
 def _state(run: RecordedRun, ends: FitEnds) -> str:
     """Return words about a rank that failed, a rank whose process is gone, or a silent rank.
 
-    Return an empty text for a rank in any other state. If the whole run is silent, silent ranks have an empty text too.
+    Return an empty text for a rank in any other state. If the whole run is silent, return an empty text for a silent
+    rank too.
     """
     if ends.final is not None:
         return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""

@@ -1,4 +1,4 @@
-"""State of a run, the place where it hangs, and its summary so far, from the first and last records of its journals.
+"""State, hang and summary of a run, computed from the first and last records of its journals.
 
 Nothing here reads a clock or a file: the time and the records are arguments.
 """
@@ -16,8 +16,8 @@ from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report.history import possible
 
 FRESH_SECONDS = 30.0
-"""A run counts as running if it gave a sign of life within these seconds. Each rank rewrites its interim summary every
-ten seconds."""
+"""A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
+summary every ten seconds."""
 
 COPIED_SECONDS = 120.0
 """A journal counts as a copy if its file is more than this many seconds newer than the journal's last record. A copied
@@ -36,7 +36,7 @@ class HangingRank:
     stage: str
     stack: tuple[str, ...]
     pid: int | None
-    """Process id of the rank. None means unknown, or a process on another machine."""
+    """Process id of the rank. None if the id is unknown, or if the process is on another machine."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RecordedRun:
 
     @property
     def hung_seconds(self) -> float | None:
-        """Seconds without a step until the last record of the rank that hangs. None means no hang, or unknown."""
+        """Seconds without a step, up to the hanging rank's last record. None means no hang, or an unknown duration."""
         ends = self.hang
         found = None if ends is None else own_stall(ends)
         if ends is None or found is None:
@@ -107,8 +107,8 @@ class RecordedRun:
     def hanging(self) -> list[HangingRank]:
         """The ranks that cause a hang, with their stacks.
 
-        The rank that logs a stall writes several records: one of its own stall, and one for each other rank that causes
-        the stall. If no stack of a causing rank is known, the list holds only the rank that logged the stall.
+        The rank that logs a stall writes a record for itself, and a record for each other rank that causes the stall.
+        If no stack of a causing rank is known, the list holds only the rank of `hang`.
         """
         ends = self.hang
         found = None if ends is None else own_stall(ends)
@@ -127,14 +127,14 @@ class RecordedRun:
     def summary(self) -> Summary | None:
         """Final or interim summary of the lowest rank.
 
-        In a hang, this is the interim summary of the rank that logged the stall.
+        In a hang, the interim summary of the hanging rank is preferred.
         """
         hung = None if self.hang is None else self.hang.so_far
         return hung or self.lead.final or self.lead.so_far
 
     @property
     def last_step(self) -> int:
-        """Number of the last step that ended."""
+        """Number of the lowest rank's most recent step."""
         return self.lead.last_step
 
     @property
@@ -241,9 +241,9 @@ def hangs(ends: FitEnds) -> bool:
 
 
 def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
-    """Return the stall that began after a rank's last step, and the time of its record in the journal.
+    """Return the stall that began after a rank's last step, and the time of the stall's journal record.
 
-    None means no such stall.
+    None means that no stall began after the rank's last step.
     """
     steps = ends.last(Steps)
     last = max([ends.run.step, *(steps.step[-1:] if steps is not None else ())])
@@ -258,7 +258,7 @@ def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value if it is a number that a run can have, and None otherwise."""
+    """Return the value, or None if no run can have this value."""
     return value if value is not None and possible(value) else None
 
 

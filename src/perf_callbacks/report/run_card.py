@@ -20,7 +20,7 @@ MOST_FRAMES = 20
 """Largest number of lines of a stack that are shown. The innermost lines are kept."""
 
 LONGEST_TEXT = 2000
-"""Largest number of characters that are shown of a text in a record."""
+"""A longer text in a record is cut to this many characters."""
 
 
 def render(run: RecordedRun, columns: int = COLUMNS) -> str:

@@ -120,7 +120,7 @@ def early(
     samples: float | None,
     tokens: float | None,
 ) -> RunFigures:
-    """Return a copy of the figures, with the steps, times and rates of only a part of the run."""
+    """Return a copy of the figures, in which steps, times and rates cover only a part of the run."""
     return replace(
         figures,
         steps=steps,

@@ -1,4 +1,4 @@
-"""Title of a run, made of the program, the model and the host in the run's `run` record."""
+"""Title of a run: its program, model and host, from the journal's record `run`."""
 
 import re
 from pathlib import PurePosixPath
@@ -14,13 +14,15 @@ LONGEST = 48
 """Largest number of characters of each part of a title."""
 
 MOST_COMMAND, MOST_FACT = 600, 120
-"""Largest number of characters of the command line below a title, and largest number for each other fact."""
+"""Largest number of characters of the command line below a title, and of any other fact below it."""
 
 MOST_HOSTS = 4
 
 
 def title(run: Run) -> str:
-    """Return program, model and host of a run. If program and model are unknown, return its integration and id instead.
+    """Return program, model and host of a run.
+
+    If neither program nor model is known, the run's integration and id replace them.
 
     >>> title(Run(run_id="a", attempt=1, step=0, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
     ...     versions={}, config={}, started_unix=0.0, program="/home/me/train.py", model="Llama", host="node7"))

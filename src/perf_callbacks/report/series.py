@@ -40,11 +40,11 @@ class Outlier:
     rank: int
     seconds: float
     reason: str | None
-    """Reason why the step is excluded from means and rates. None means that it is not excluded."""
+    """Reason why the step is excluded from means and rates, or None if the step is not excluded."""
 
 
 class Axis:
-    """Step axis of a chart. It cuts the steps of one or several fits into buckets of the same number of steps."""
+    """Step axis of a chart, for one or several fits. Each bucket of the axis has the same number of steps."""
 
     def __init__(self, fits: Iterable[FitHistory], most: int, within: range | None = None) -> None:
         self.within = within
@@ -65,7 +65,7 @@ class Axis:
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
-        """Cut the steps at the indices `lower` to `upper` - 1 into buckets. Yield bucket, first index and end index."""
+        """Divide the steps in `range(lower, upper)` among the buckets. Yield bucket, first index and end index."""
         while lower < upper:
             bucket = (attempt.step[lower] - self.first) // self.width
             end = bisect_left(attempt.step, self.first + (bucket + 1) * self.width, lower, upper)
@@ -88,7 +88,7 @@ def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, At
 
 
 def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
-    """Return the indices of the measured steps that are not excluded, from `lower` to `upper` - 1."""
+    """Return the indices of measured steps in `range(lower, upper)`, without excluded steps."""
     times = attempt.columns["step_time"]
     if not attempt.excluded:
         return [place for place in range(lower, upper) if times[place] > 0]
@@ -130,7 +130,7 @@ class StepSeries:
     flops_per_second: Band
     """Model FLOPs per second."""
     shares: dict[str, list[float | None]]
-    """Share of each stage in the time of the steps."""
+    """Share of each stage in the step time, for each bucket."""
     mean_seconds: float | None
     """Mean time of a step."""
     stage_seconds: dict[str, float]

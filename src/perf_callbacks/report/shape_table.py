@@ -1,4 +1,4 @@
-"""Table of a model's sizes, such as the width of its MLP. It also proposes sizes that suit tensor cores better."""
+"""Table of a model's sizes, such as the width of its MLP, and of sizes that suit tensor cores better."""
 
 from collections.abc import Sequence
 

@@ -46,7 +46,7 @@ def cut(line: Line, columns: int) -> Line:
 
 
 def cut_left(text: str, columns: int) -> str:
-    """Cut the beginning of a long text such as a path, whose end says more. The indent stays.
+    """Cut a long text such as a path at its beginning, because its end says more. The indent stays.
 
     >>> cut_left("  /home/me/train.py:20 main", 20)
     '  …/train.py:20 main'

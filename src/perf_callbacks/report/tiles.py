@@ -13,7 +13,7 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate, 
 from perf_callbacks.report.work_rate import WorkRate
 
 RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
-"""For each amount, such as tokens: the name of the metric for the amount per second."""
+"""Name of the metric that gives each amount per second."""
 
 REASONS = {
     "counted": "FLOP count",
@@ -21,7 +21,7 @@ REASONS = {
     "first": "first step of an attempt",
     "profiled": "torch.profiler",
 }
-"""Words for a reason to exclude a step, if the journal's own word says too little."""
+"""Readable names of some reasons to exclude a step."""
 
 MOST_REASONS = 8
 

@@ -27,7 +27,7 @@ SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
 """Events that the trace shows as slices."""
 
 COMPARED = 1000
-"""To align two ranks, a trace compares every n-th step. It compares fewer than twice this number of steps."""
+"""To align two ranks, a trace compares a sample of their steps. The sample has fewer than `2 * COMPARED` steps."""
 
 LATEST = 1e9
 """Latest time in seconds that the trace shows. A hostile journal may hold much larger numbers."""
@@ -203,7 +203,7 @@ def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:
 def _slice(name: str, where: tuple[int, int], begin: float, end: float, arguments: dict[str, Any] | None = None) -> str:
     """Render a slice of a rank and thread.
 
-    Begin and end are rounded in the same way, so that two slices that touch still touch after rounding.
+    Round both ends of a slice in the same way, so that adjacent slices still touch.
     """
     start, over = _micro(begin), _micro(end)
     extra = "" if arguments is None else f',"args":{_json(arguments)}'

@@ -77,7 +77,7 @@ def count(flops: float) -> str:
 
 
 def speed(flops_per_second: float, figures: int | None = None) -> str:
-    """Format FLOPs per second with three figures. With `figures`, use at most that many, and no trailing zeros.
+    """Format FLOPs per second with three figures, or with at most `figures` figures and no trailing zeros.
 
     >>> speed(989.5e12), speed(1.13e9), speed(0.4), speed(989.5e12, 6)
     ('990 TFLOPS', '1.13 GFLOPS', '0.400 FLOPS', '989.5 TFLOPS')
@@ -87,7 +87,7 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """Format a value in the largest unit that is not larger than the value. Return None if all units are larger."""
+    """Format a value in the largest unit that fits. Return None if all units are larger than the value."""
     for unit, one in units.items():
         if abs(value) >= one:
             return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"

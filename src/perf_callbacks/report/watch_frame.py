@@ -29,14 +29,14 @@ MOST_SENTENCES = 3
 """Largest number of sentences about slow ranks."""
 
 STACK_SHARE, LEAST_FRAMES = 0.4, 3
-"""Share of the terminal's rows that stacks get, and smallest number of lines that a stack gets."""
+"""Share of the terminal's rows for all stacks, and smallest number of lines for each stack."""
 
 LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
 """If the path of a file contains one of these texts, the file belongs to a library and not to the user's program."""
 
 LATE_SECONDS = 10.0
-"""The frame of a running job warns if no new step was written to disk for longer than this. Usually, a step is on disk
-within five seconds."""
+"""The frame of a running job warns if no new step reaches the disk for more than this many seconds. Usually, a step is
+on disk within five seconds."""
 
 LEAST_COLUMNS = 20
 

@@ -19,7 +19,7 @@ MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class WorkRate:
-    """Model FLOPs of the drawn steps of all ranks, and the peak of a device."""
+    """Model FLOPs in the drawn steps of all ranks, and one device's peak."""
 
     flops: float
     seconds: float
@@ -33,7 +33,8 @@ class WorkRate:
     peak: float | None
     """Peak of one device in FLOPs per second. None means unknown."""
     count: Flops | None
-    """Last FLOP count of a whole step, or else of a part of a step. None means that no step was counted."""
+    """Latest FLOP count of a whole step, or else the latest FLOP count of a part. None means that no step was
+    counted."""
     summary: FlopsSummary
 
     @classmethod
@@ -68,7 +69,7 @@ class WorkRate:
 
     @property
     def scale(self) -> float:
-        """The chart shows the value 1 if a rank does this many model FLOPs per second.
+        """Model FLOPs per second of a rank that the chart shows as the value 1.
 
         If the peak is known, the value 1 is an MFU of 100 %. If the peak is unknown, the value 1 is 1 TFLOPS per
         device.
@@ -113,7 +114,7 @@ class WorkRate:
 
     @property
     def uncounted(self) -> str:
-        """Names of the operations of this run that have no FLOP formula. Empty means that there are none."""
+        """Names of the operations of this run that have no FLOP formula, as one text."""
         if self.count is None or not self.at_least:
             return ""
         names = [*self.count.uncounted]
@@ -148,7 +149,7 @@ def _count(fit: FitHistory) -> Flops | None:
 
 
 def _peak(fit: FitHistory) -> float | None:
-    """Return a device's peak in FLOPs per second, from the summary or the last row."""
+    """Return a device's peak in FLOPs per second, from the summary or else from the latest logged row."""
     summary = fit.summary
     peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second
     if peak is not None and peak > 0:

@@ -35,7 +35,7 @@ FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 class PartGrowth:
     """Growth of one stage of the step, compared with the baseline.
 
-    The seconds are scaled to a step in which each device does as much work as in the baseline's mean step.
+    All seconds are for a step with the baseline's mean work per device.
     """
 
     part: str
@@ -48,8 +48,7 @@ class PartGrowth:
     """Part of the lost time that this stage explains, as a number from 0 to 1. Lost time is the time beyond perfect
     scaling. None means that no time is lost."""
     excess: float
-    """Growth, in seconds, of the gap between the slowest rank and the mean of all ranks. Negative if the gap became
-    smaller."""
+    """Seconds by which the gap between the slowest rank and the mean of all ranks grew. Negative if the gap shrank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +72,9 @@ class Point:
     interval: tuple[float, float] | None
     """Ends of the efficiency's 95 % interval, or None for the baseline itself."""
     growth: tuple[PartGrowth, ...]
-    """Growth of each part of a step, the largest growth first. Empty if unknown, and for the baseline itself."""
+    """Growth of each part of a step, the largest growth first. Empty for the baseline, and if the growth is unknown."""
     slowest: tuple[int, float]
-    """The rank that is most often the slowest, and the share of the steps in which it is the slowest."""
+    """Rank that is the slowest in the most steps, and the share of these steps in all steps."""
     loads: tuple[Load, ...]
     """Load of the machine in each run."""
 
@@ -98,7 +97,7 @@ class Curve:
     baseline: tuple[int, ...]
     """Numbers of devices that the baseline's runs used."""
     baseline_per_step: float
-    """Mean number of samples or tokens of one device per step in the baseline."""
+    """Mean number of samples or tokens that one device processes in a step of the baseline."""
     points: tuple[Point, ...]
     """Points of the curve, ordered by the number of devices."""
 
@@ -116,7 +115,7 @@ def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt
 
     Args:
         runs: The runs to compare. Each run has one attempt for each rank.
-        baseline: Runs to compare with. If empty, the runs on the fewest devices are the baseline.
+        baseline: Runs to compare with. Without a `baseline`, the runs on the fewest devices are the baseline.
     """
     groups: dict[int, list[JobRun]] = {}
     for run in sorted(map(JobRun.of, runs), key=lambda run: run.devices):
@@ -201,10 +200,7 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _others(runs: Sequence[JobRun]) -> list[Load]:
-    """Return the load of the machine without the waits for a CPU.
-
-    Waits for a CPU are left out because ranks of the same job may cause these waits.
-    """
+    """Return the load of the machine without waits for a CPU, because the job itself may cause these waits."""
     return [load._replace(no_cpu=None) for load in _loads(runs)]
 
 
@@ -213,7 +209,7 @@ def _loads(runs: Sequence[JobRun]) -> list[Load]:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    """Return the properties that make the runs not comparable, because their values differ."""
+    """Return the properties whose different values keep the runs from being compared."""
     found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
     lengths = [
         [

@@ -1,4 +1,4 @@
-"""Recorded run as the scaling report reads it: work per device, time of the job, and the parts of each step."""
+"""Recorded run for the scaling report: work per device, time of the job, and the parts of each step."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ SUMS_UP = 0.9
 class JobRun:
     """Run of a job, limited to the steps that the journals of all ranks have.
 
-    The ranks of a job wait for each other in the backward and in collectives. In each step, the rank that waits least
-    is the rank for which all other ranks wait. The stages of the rank that waits least explain the duration of the
-    step. Which rank waits least may change from step to step.
+    The ranks of a job wait for each other in the backward and in collectives. In each step, the other ranks wait for
+    the rank that itself waits least. The stages of the rank that waits least explain the duration of the step. Which
+    rank waits least may change from step to step.
     """
 
     compared: ComparedRun
@@ -36,8 +36,7 @@ class JobRun:
     parts: Mapping[str, Sequence[float]]
     """For each stage: its seconds in each step on the rank that waits least. Empty if stages were not timed."""
     excess: Mapping[str, float]
-    """For each stage: mean seconds per step on the rank that waits least, minus mean seconds per step over all
-    ranks."""
+    """For each stage: mean seconds per step on the rank that waits least, minus the mean of all ranks."""
     slowest: tuple[int, float]
     """The rank that most often waits least, and the share of the steps in which it waits least."""
 
@@ -85,7 +84,7 @@ class JobRun:
         return fmean(known) if known else None
 
     def rate(self, unit: str) -> Estimate | None:
-        """Estimate the work of one device per second. Return None if it is unknown or there are too few steps."""
+        """Estimate the work of one device per second. Return None if work is unknown, or if there are too few steps."""
         return ratio(*self._known(self.work[unit], self.times, unit))
 
     def cost(self, part: str, unit: str) -> Estimate | None:
@@ -94,6 +93,6 @@ class JobRun:
         return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
 
     def _known(self, one: Sequence[float], other: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
-        """Return both columns without the steps whose work is unknown."""
+        """Return `one` and `other` without the steps whose work is unknown."""
         places = [place for place, amount in enumerate(self.work[unit]) if not isnan(amount)]
         return [one[place] for place in places], [other[place] for place in places]

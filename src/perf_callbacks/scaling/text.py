@@ -16,7 +16,7 @@ BAR = 40
 """Number of characters in a bar for an efficiency of 1."""
 
 WORDS = {"communication_time": "collectives", "gc_time": "garbage collection", "data_time": "waiting for data"}
-"""Readable names of parts. All other parts are named after their stage."""
+"""Readable names of some parts. A part without a readable name is named after its stage."""
 
 REASONS = {
     "backward_time": "In the backward, ranks also wait for each other and sum up gradients.",

@@ -13,20 +13,18 @@ FIRST_STEPS = 3
 """This many first steps of a fit may take unusually long, for example because the model is compiled."""
 
 LONGER = 10
-"""In the first steps of a fit, in evaluations and in checkpoints, a wait counts as a stall only after `LONGER` times
-the usual limit."""
+"""The limit of a wait is `LONGER` times as long in the first steps of a fit, in evaluations and in checkpoints."""
 
 LEAST_SECONDS = 60.0
 MEDIAN_STEPS = 20
-"""By default, a wait counts as a stall after `MEDIAN_STEPS` times the median duration of a step, but not before
-`LEAST_SECONDS`."""
+"""By default, a stall is a wait of at least `LEAST_SECONDS` and at least `MEDIAN_STEPS` times the median step time."""
 
 KEPT_STEPS = 64
 """The median duration of a step is computed from this many latest steps."""
 
 LONGEST_TICK, SHORT_TICK = 3.0, 1.0
-"""If more than `LONGEST_TICK` seconds passed since the previous tick, only `SHORT_TICK` seconds count. The computer was
-probably suspended, and this is no stall."""
+"""If two ticks are more than `LONGEST_TICK` seconds apart, only `SHORT_TICK` seconds count as waiting, because the
+computer was probably suspended."""
 
 MOST_RANKS = 4
 """Largest number of ranks that a sentence lists. Further ranks are only counted."""
@@ -42,10 +40,7 @@ Change = Literal["began", "over"]
 
 
 class Patience:
-    """Decides when a rank has waited too long for the end of a step.
-
-    Time in which the process was suspended hardly counts.
-    """
+    """Decides when a rank has waited too long for the end of a step."""
 
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
@@ -58,7 +53,7 @@ class Patience:
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
         """Seconds of the current wait. A wait begins when a step ends, and when an evaluation or a checkpoint begins or
-        ends. Time in which the computer was suspended doesn't count."""
+        ends. If the computer was suspended, only `SHORT_TICK` seconds of the suspension count."""
         self.lost = 0.0
         """Duration of the last stall in seconds."""
         self.stalled = False
@@ -70,7 +65,7 @@ class Patience:
 
     @property
     def without_step(self) -> float:
-        """Seconds like `waited`, but including time in which the process or the watchdog's thread did not run."""
+        """Seconds of the current wait, including time in which the process or the watchdog's thread did not run."""
         return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
@@ -122,7 +117,7 @@ class Note:
     """Number of the last step that ended."""
     stage: str
     since_seconds: float
-    """Seconds that the thread has spent in this stage so far."""
+    """Seconds that the thread has spent in `stage` so far."""
     spanned: bool
     """True: an evaluation or a checkpoint is running."""
     waits: bool
@@ -132,7 +127,7 @@ class Note:
     left: bool = False
     """True: the loop over the data loader has ended after the most recent step. Training may be over."""
     failure: str = ""
-    """Exception that ended the fit, in one line. Empty if no exception ended it."""
+    """Exception that ended the fit, in one line. Empty if there was no exception."""
     worker: str = ""
     """Sentence about a loader's worker process if the thread waits for this process. Empty if the thread waits for no
     worker."""
@@ -158,18 +153,18 @@ class Blame:
 
 
 def undecided(notes: Notes, silent: Collection[int]) -> bool:
-    """Return True if another rank runs an evaluation or a checkpoint, for which the stalled ranks may wait."""
+    """Return True if the stalled ranks may wait for an evaluation or a checkpoint of another rank."""
     return any([note.spanned and note.state == RUNNING and rank not in silent for rank, note in notes.items()])
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
     """Find the ranks that cause a stall.
 
-    The causes are the ranks that are silent, have ended or have left the training loop. If there is no such rank, the
+    The causes are the ranks that are silent, have ended or have left the training loop. If all ranks still train, the
     causes are the ranks that are behind the other ranks.
 
     Args:
-        notes: The last note of each rank. A rank that never wrote a note is missing.
+        notes: The last note of each rank that ever wrote a note.
         silent: Ranks whose side thread writes no notes any more.
         world_size: Number of ranks.
     """

@@ -17,21 +17,20 @@ LOOK_SECONDS = 2.0
 """Seconds between two readings of the notes by a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""Rank 0 waits up to this many seconds, because other ranks may notice the stall later than rank 0.
+"""In a stall, rank 0 waits up to this many seconds for other ranks to notice the stall too.
 
-Every other rank waits before it examines a stall, so that a rank with a lower number can report: rank 1 waits
-`GRACE_SECONDS`, ranks 2 and 3 wait twice as long, and ranks 4 to 7 wait three times as long.
+Rank 1 waits this many seconds before it examines a stall, so that rank 0 can report first. Ranks with higher numbers
+wait longer: ranks 2 and 3 twice as long, and ranks 4 to 7 three times as long.
 """
 
 BEATS = 4
-"""A rank counts as stalled after a certain time without an ended step. A rank whose steps end writes this many notes in
-the time after which it would count as stalled."""
+"""While steps end, a rank writes this many notes in the time after which a wait counts as a stall."""
 
 SILENT_BEATS = 1.5
-"""A rank is silent if its note doesn't change for `SILENT_BEATS` times the usual time between two notes."""
+"""A rank is silent if its note stays the same for `SILENT_BEATS` times the usual pause between two notes."""
 
 NEAREST = 1
-"""Ranks 0 to `NEAREST` read all notes once while a stall is only suspected. A comparison with later notes shows which
+"""Ranks 0 to `NEAREST` already read all notes once when they suspect a stall. A comparison with later notes shows which
 ranks are silent."""
 
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
@@ -65,7 +64,7 @@ class StallNotes(ChannelHandler):
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
         """Set the note of this rank.
 
-        `doubt` is True if the current wait is at least half as long as a wait that counts as a stall.
+        `doubt` is True if half of the time has passed after which the current wait counts as a stall.
         """
         self._patience, self._doubt = patience, doubt
         self._mine = note

@@ -79,7 +79,7 @@ class StallWatch(Observer):
 
     @property
     def due(self) -> int:
-        """First step at whose end the engine calls `step_ended`.
+        """Number of the first step after which the engine calls `step_ended`.
 
         In a stall, `due` is 0, so the engine calls `step_ended` at the end of the current step. Without a stall, the
         engine never calls `step_ended`.
@@ -178,7 +178,7 @@ class StallWatch(Observer):
         )
 
     def _worker(self) -> str:
-        """Describe the loader's worker for which the training thread waits. Return "" if it waits for no worker."""
+        """Describe the loader's worker for which the training thread waits. Return "" without such a worker."""
         found = workers.awaited(self._thread)
         who = "The training" if self._recorder.run.world_size == 1 else f"Rank {self._rank}"
         return "" if found is None else workers.sentence(who, *found)

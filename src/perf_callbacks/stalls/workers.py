@@ -1,7 +1,7 @@
 """Worker process of a `DataLoader` for which the training thread waits.
 
-Python can't read a worker's stack without stopping the worker or adding a signal handler to it. So the callback shows
-the worker's process id, and the state of the process from Linux's `/proc`.
+Python can't read a worker's stack without stopping the worker or adding a signal handler to it. The callback shows the
+worker's process id instead, and the state of the worker process from Linux's `/proc`.
 """
 
 import sys

@@ -14,18 +14,18 @@ SLICE = 128
 
 FEW = 31
 """The seconds per unit of work are computed from a sample of the ranks. The sample has at least this many ranks, or all
-ranks if there are fewer."""
+ranks of a smaller group."""
 
 EXPLAINED = 0.8
-"""Batch sizes explain local times if less than this part of the local times' variation remains after the effect of
-batch sizes is subtracted."""
+"""Batch sizes explain local times if correcting for the sizes lowers the spread of local times to less than this
+part."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
     """Correct the local times of ranks that do the same work: subtract the seconds that larger batches explain.
 
     Ranks without sizes are not corrected. The usual size and the usual seconds per unit of work are medians over ranks,
-    so a slow rank still looks slow.
+    so the correction doesn't hide a slow rank.
     """
     sized = [one for one in signals if WORK in one]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
@@ -43,10 +43,11 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return how many more seconds each rank's batch takes in each step than a batch of mean size.
+    """Return the extra seconds of each rank's batch in each step, compared with a batch of mean size.
 
-    The mean is over all ranks in the same step, so the seconds of a smaller batch are negative. An unknown size counts
-    as the mean size. The function returns None if sizes don't explain local times, or if a rank has no sizes.
+    The mean size is computed over all ranks in the step. A batch below the mean size has negative extra seconds. An
+    unknown size counts as the mean size. The function returns None if sizes don't explain local times, or if a rank has
+    no sizes.
     """
     if not all(WORK in one for one in signals):
         return None
@@ -101,7 +102,7 @@ def _deviation(values: Sequence[float]) -> float:
 def _paces(signals: Signals) -> list[float]:
     """Return the seconds per unit of work in each step.
 
-    Only the seconds of `HOST` and `DEVICE` count, because only these two causes take longer with more work.
+    Only `HOST` and `DEVICE` count, because the seconds of other causes don't grow with the batch size.
     """
     peers = Peers((0,), (signals,))
     grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]

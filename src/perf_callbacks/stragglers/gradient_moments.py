@@ -27,7 +27,7 @@ MOST_MOMENTS = 4096
 """Largest number of stored `Moment` objects. If this number is reached, a new object replaces the oldest object."""
 
 APART_SECONDS = LEAST_SECONDS
-"""At least this many seconds pass between two readings of the time without a CPU, because a reading takes 6 us."""
+"""The file `schedstat` is read at most once in this many seconds, because a reading takes 6 us."""
 
 
 class GradientMoments:
@@ -60,9 +60,8 @@ class GradientMoments:
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
     """Return the parameter whose gradient is done last, guessed from the order in the model.
 
-    In some models, the first parameters are scalars, such as the scale of a loss, which get their gradients early. So
-    the function prefers parameters with two or more dimensions. It returns None if no parameter is trained, or if a
-    lazy module has parameters without a shape.
+    Parameters with two or more dimensions are preferred, because scalars, such as the scale of a loss, get their
+    gradients early. Return None if no parameter is trained, or if a lazy module has parameters without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):

@@ -1,12 +1,11 @@
-"""Local time of a rank: the time between two points at which ranks wait for each other, without this rank's waits.
+"""Local time of a rank: the time from one meeting of ranks to the next meeting, without waits.
 
-Such a point is called a meeting. The tape shows meetings in collectives and in other waits for ranks. The end of a
-backward is also a meeting if `DistributedDataParallel` reduces its gradients, because each rank waits for other ranks
-after its own last gradient. A cycle lasts from one meeting to the next. The local time of a cycle is its duration minus
-all waits. At most one cycle ends in each step, even if ranks meet several times in the step. If gradients are reduced
-in the step, the cycle ends with the last backward that reduces them. Otherwise, the cycle ends with the last wait of
-the step. A cycle may last several steps: for example eight steps, if ranks wait for each other only in every eighth
-step.
+At a meeting, ranks wait for each other. The tape shows meetings in collectives and in other waits for ranks. The end of
+a backward is also a meeting if `DistributedDataParallel` reduces the gradients of the backward. A cycle lasts from one
+meeting to the next. The local time of a cycle is its duration minus all waits. At most one cycle ends in each step,
+even if ranks meet several times in the step. If gradients are reduced in the step, the cycle ends with the last
+backward that reduces them. Otherwise, the cycle ends with the last wait of the step. A cycle may last several steps:
+for example eight steps, if ranks wait for each other only in every eighth step.
 """
 
 import math
@@ -54,16 +53,16 @@ class LocalTime(NamedTuple):
     steal: float
     """Part of `local` in which the thread was ready to run but had no CPU."""
     waited: float
-    """Time within the step's backwards in which this rank waited for other ranks or exchanged gradients."""
+    """Time of waits for other ranks and of exchanges of gradients, within the backwards of the step."""
 
 
 class Shape(NamedTuple):
-    """Positions in the list of a step's marks: of meetings of ranks, of waits for data, and of evaluations."""
+    """Positions of meetings, of waits for data and of evaluations among the marks of a step."""
 
     meetings: tuple[tuple[int, int, bool], ...]
-    """For each wait: the position of its begin, the position of its end, and whether the wait is within a backward.
+    """For each wait: the positions of its begin and end, and True if the wait is within a backward.
 
-    For each end of a backward: -1, the position of this end, and True."""
+    For each backward: -1, the position of its end, and True."""
     data: tuple[tuple[int, int], ...]
     """Positions at which each wait for data begins and ends."""
     asides: tuple[int, ...]
@@ -77,7 +76,7 @@ class LocalTimes(Observer):
         """Begin without marks.
 
         Args:
-            moments: A `Moment` for each backward. `marks_read` reads and removes these objects.
+            moments: A `Moment` for each backward. `marks_read` removes each `Moment` after reading it.
             reduced: True: the model has a wrapper that reduces gradients.
         """
         self._moments, self._reduced = moments, reduced
@@ -102,7 +101,7 @@ class LocalTimes(Observer):
         self._unread: list[int] = []  # steps since the line was read
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read `pairs`: a mark, the time of this mark, the next mark, its time, and so on.
+        """Read `pairs`, in which each mark is followed by its time.
 
         `numbers` lists the steps that end in these marks.
         """
@@ -166,9 +165,9 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Spread the time without a CPU, known for the final step in `numbers`, over all steps in `numbers`.
+        """Divide the time without a CPU among the steps in `numbers`, in proportion to their local times.
 
-        A step's part is proportional to its local time.
+        Before this call, the final step holds the whole time without a CPU.
         """
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
@@ -191,9 +190,9 @@ class LocalTimes(Observer):
         """Return the waits of a step.
 
         Returns:
-            The end and the seconds of each wait, the seconds of all waits within backwards, and the last line of
-            `schedstat`. The fourth value is a pair: the position of the end of the last backward with reduced
-            gradients, and the position of the end of the last wait. A missing position is -1.
+            The end and the seconds of each wait, the seconds of all waits within backwards, the latest line of
+            `schedstat`, and two positions. The first position is the end of the last backward with reduced gradients.
+            The second position is the end of the last wait. A missing position is -1.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
@@ -220,8 +219,7 @@ class LocalTimes(Observer):
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
         """Remove the garbage collections before a time.
 
-        Return two sums: the seconds of garbage collections in this cycle, and the seconds of garbage collections within
-        this cycle's waits for data.
+        Return the seconds of garbage collections in this cycle, and their part within waits for data.
         """
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:

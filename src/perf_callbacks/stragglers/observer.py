@@ -40,7 +40,8 @@ of steps to end.
 """
 
 SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
-"""Seconds of a slice of the analysis, and of the sleep after the slice. The sleep gives the GIL to other threads."""
+"""Duration of a slice of the analysis, and duration of the sleep after each slice. The sleep gives the GIL to other
+threads."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
 """During training, the steps of a single process are compared when there are at least `ALONE_STEPS` new steps. At the
@@ -186,7 +187,7 @@ class RanksWatch(Observer, WindowReader):
     def _local_times(self, training: Training) -> LocalTimes:
         """Return the observer that computes local times.
 
-        If parameters are sharded, it needs no hook, because the tape shows all waits.
+        If parameters are sharded, the tape shows all waits, and no hook is needed.
         """
         model, called = training.model, None
         parameter = None if self._sharded else gradient_moments.last_parameter(model)

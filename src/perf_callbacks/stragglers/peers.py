@@ -19,12 +19,12 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes of slow steps: garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
 
 SEEN = 8
-"""In each step, only this many of the slowest ranks are examined. A step can't become shorter than the time of the
-slowest rank that is not examined."""
+"""In each step, only this many of the slowest ranks are examined. The time of the slowest unexamined rank limits how
+much shorter a step can get."""
 
 SAMPLE = 63
-"""A median over all ranks is computed from a sample. The sample has at least this many ranks, or all ranks if there are
-fewer.
+"""A median over all ranks is computed from a sample. The sample has at least this many ranks, or all ranks of a
+smaller group.
 """
 
 LEAST_PART = 0.1
@@ -44,10 +44,9 @@ class Compared:
     late: float
     """Seconds by which the slowest rank took longer than a usual rank."""
     gains: Mapping[str, float]
-    """For each cause: the seconds that the step would save if no rank spent more time on the cause than the rank's own
-    median."""
+    """For each cause: the seconds that the step would save if each rank spent at most its median time on the cause."""
     gain: float
-    """Seconds that the step would save if all causes took their usual time on each rank."""
+    """Seconds that the step would save if each rank spent at most its median time on every cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Peers:
             yield Compared(step, top[0], late, gains, whole)
 
     def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
-        """Return by how many seconds a step would be shorter if these causes took their usual time on each rank."""
+        """Return the seconds that a step would save if each rank spent at most its median time on `causes`."""
         least = row[top[SEEN]] if len(top) > SEEN else -math.inf
         for place in top[:SEEN]:
             if row[place] <= least:  # the remaining ranks are faster still
@@ -104,7 +103,7 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on the median rank.
+        """Return the excess of a cause on a typical rank in a step.
 
         The result is large if, for example, all ranks wait for one disk.
         """
@@ -180,7 +179,7 @@ def median(values: Collection[float]) -> float:
 
 
 def lower_median(values: Collection[float]) -> float:
-    """Return the middle value, or the lower of two middle values. So of two ranks, the faster rank is the usual rank.
+    """Return the middle value, or the lower of two middle values.
 
     >>> lower_median([3.0, 1.0])
     1.0

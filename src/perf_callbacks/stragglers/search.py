@@ -2,8 +2,8 @@
 
 All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
 ranks again. Durations can be compared between ranks, although the ranks' clocks may differ. The search finds the causes
-of single slow steps, ranks that stay slow for many steps (`slow_sets.py`), and seconds that are lost to uneven work or
-to chance (`uneven.py`).
+of single slow steps. `slow_sets.py` finds ranks that stay slow. `uneven.py` finds seconds that are lost to uneven work
+or to chance.
 """
 
 import math
@@ -38,8 +38,7 @@ EXACT = frozenset({GC, STEAL})
 """Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""If a cause is not in `EXACT`, its lost seconds count only if they exceed the usual loss by this many median
-deviations.
+"""A loss must exceed the usual loss by this many median deviations to count, unless its cause is in `EXACT`.
 
 A standard deviation is 1.4826 median deviations.
 """
@@ -48,8 +47,8 @@ MEMORY = 200
 """The usual loss is the median of the losses in this many latest steps."""
 
 SHORTAGE = 2.0
-"""If a cause is not in `EXACT`, the smallest loss that counts is raised by `SHORTAGE` times the usual wait for a CPU,
-because times vary more on busy CPUs."""
+"""The smallest loss that counts is raised by `SHORTAGE` times the usual wait for a CPU, unless the cause is in `EXACT`.
+Times vary more on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
 """Signals that show how local times were measured. Only times that were measured in the same way are compared.
@@ -65,7 +64,7 @@ Who = tuple[int, ...]
 """Numbers of the ranks in a set, in ascending order."""
 
 _Kind = tuple[int, frozenset[str]]
-"""Kind of work, and which of the signals `SORTS` exist."""
+"""Kind of work, and the signals of `SORTS` that a rank has."""
 
 
 class Stragglers:
@@ -81,11 +80,10 @@ class Stragglers:
         self.steps = 0
         """Number of steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """`seconds`: duration of the compared steps. `uneven_seconds`: what these steps would save with healthy ranks
-        and even work."""
+        """`seconds`: duration of the compared steps. `uneven_seconds`: the part of this duration that slow ranks and
+        uneven work cost."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
-        """Seconds lost to uneven batches, to uneven pipeline stages, and to chance. `uneven_seconds` includes all three
-        losses."""
+        """Parts of `uneven_seconds`: seconds lost to uneven batches, to uneven pipeline stages, and to chance."""
         self.other_work = 0
         """Number of ranks that the newest window left out, because no other rank does the same work."""
         self._several = False
@@ -101,7 +99,7 @@ class Stragglers:
 
         Args:
             numbers: Numbers of the window's steps.
-            ranks: Signals of each rank. A rank whose signals have a different number of steps is left out.
+            ranks: Signals of each rank. A rank is left out if its signals don't have one value per step.
             roles: Coordinates of each rank, such as its pipeline stage.
             rest: Function to call between slices of the work. Each slice takes less than a millisecond.
         """
@@ -153,7 +151,7 @@ class Stragglers:
         """Find sets of slow ranks among all ranks of one kind, and the cost of uneven work.
 
         Args:
-            kind: Kind of work, and which of the signals `SORTS` exist.
+            kind: Kind of work, and the signals of `SORTS` that each rank has.
             team: Groups of ranks. The ranks of a group do the same work.
             durations: Seconds of each step of the window, by the step's number. Unknown seconds are NaN.
             roles: Coordinates of each rank.
@@ -220,7 +218,7 @@ class _Compared:
     events: Sequence[Straggler]
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
-        """Return the ranks' local times in `steps`. The seconds that stragglers cost in single steps are subtracted."""
+        """Return the ranks' local times in `steps`, without the seconds that stragglers cost in single steps."""
         more = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
@@ -250,8 +248,7 @@ class _Compared:
 class _Cost:
     """Cost of slow ranks and uneven work in a window.
 
-    `seconds` is the time that the job would save in the window with healthy ranks and even work. `uneven` is the part
-    for which no rank is to blame.
+    `seconds` is the whole cost. `uneven` is the part of the cost for which no rank is to blame.
     """
 
     seconds: float
@@ -296,8 +293,8 @@ def _groups(
     """Return groups of comparable ranks, and the number of ranks that are in no group.
 
     The ranks of a group do the same work and measure local times in the same way. A rank is in no group if its kind of
-    work is unknown. A rank is also in no group if other ranks compute the same layers, but the rank can be compared
-    with none of these ranks.
+    work is unknown. A rank is also in no group if it can be compared with none of the other ranks that compute the same
+    layers.
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0

@@ -23,19 +23,19 @@ ERRORS = 5.0
 errors of the median."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
-"""For normal distributions: a standard deviation is `DEVIATION` median deviations, and the standard error of a median
-is `MEDIAN` times the standard error of a mean."""
+"""For normal distributions: the standard deviation divided by the median deviation, and the median's standard error
+divided by the mean's standard error."""
 
 BLOCKS = 5
-"""A window is cut into this many parts, and the medians of the parts give a standard error. The parts are needed
-because a slow drift of the times makes a standard error from single steps too small."""
+"""A window is cut into this many parts, and the medians of the parts give a standard error. If times drift slowly, a
+standard error from single steps is too small."""
 
 KEPT_SHARE = 0.02
 """A reported rank stays slow while its median local time exceeds the healthy pace by this part of a step."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
-"""A rank is reported if it was slow in at least `LONG_WINDOWS` consecutive windows, and if these windows together have
-at least `LONG_STEPS` steps."""
+"""A rank is reported if it was slow in `LONG_WINDOWS` or more consecutive windows, with at least `LONG_STEPS` steps in
+total."""
 
 MOST = 0.9
 """The named set of ranks must explain at least this part of the time that all candidates together cost the job."""
@@ -84,7 +84,8 @@ class ComparedStage:
 
     peers: Peers
     times: list[Sequence[float]]
-    """Local times of each rank in `peers`, without losses in single steps. The rank's median replaces unknown times."""
+    """Local times of each rank in `peers`, after losses in single steps are subtracted. The rank's median replaces
+    unknown times."""
     even: list[Sequence[float]]
     """Local times of each rank as they would be with batches of equal sizes."""
     pace: float = 0.0
@@ -115,7 +116,7 @@ class ComparedStage:
 def _error(column: Sequence[float], level: float) -> float:
     """Return the standard error of a median.
 
-    It is the larger of two estimates: from single steps, and from parts of the window.
+    Of the estimate from single steps and the estimate from parts of the window, the larger counts.
     """
     steps = len(column)
     error = MEDIAN * DEVIATION * median([abs(seconds - level) for seconds in column]) / math.sqrt(steps)
@@ -223,7 +224,7 @@ class ComparedWindow:
         return lost - sum(self.longest()), [self.numbers[step] for step in sorted(set().union(*steps.values()))]
 
     def slow_steps(self, rank: int, excess: float, *, at_end: bool) -> range:
-        """Return the positions of a rank's slow steps at the beginning or at the end of the window.
+        """Return the positions of a rank's slow steps at the beginning of the window or, if `at_end`, at its end.
 
         The method cuts the window where slow steps and usual steps are separated best. Two or three steps that are slow
         by chance don't count.

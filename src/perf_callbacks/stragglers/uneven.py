@@ -1,9 +1,9 @@
 """Seconds lost to uneven work, and to chance, although no rank is slow.
 
-If the work were split evenly over batches and pipeline stages, each rank would take the mean time. A rank's batch is
-the reason for a deviation from the mean if batch sizes explain the deviation. The batch is also the reason if, in the
-same step, all pipeline stages of a replica are slower than the mean, or all are faster. A deviation that neither
-batches nor pipeline stages explain counts as chance.
+If the work were split evenly over batches and pipeline stages, each rank would take the mean time. If batch sizes
+explain a rank's deviation from the mean, the batch is the reason. Without such sizes, the batch is the reason if a
+replica's first and last pipeline stage deviate from the mean together. A deviation that neither batches nor pipeline
+stages explain counts as chance.
 """
 
 import math
@@ -15,18 +15,17 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Pipeline stages are uneven if the longest stage exceeds the mean of all stages by more than this part of the mean. A
-smaller difference between stages is ignored, because moving layers can't remove such a difference."""
+"""Pipeline stages are uneven if the longest stage exceeds the mean of all stages by more than this part of the mean.
+Smaller differences between stages are ignored, because moving layers can't remove them."""
 
 LEAST_BATCHES = 0.01
 """Uneven batches count if they cost more than this part of a window. Less may be chance."""
 
 LEAST_PART = 0.1
-"""The estimated size of a batch is at least this part of the mean size."""
+"""Lower limit for the estimated size of a batch, as a part of the mean size."""
 
 TOGETHER = 0.7
-"""Batches count as uneven if the replicas' deviations in the first pipeline stage and in the last pipeline stage have
-at least this correlation."""
+"""Smallest correlation between the deviations of the first and the last pipeline stage that shows uneven batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[]
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
 ) -> tuple[list[float], list[list[float]]]:
-    """Return for each step the time of the slowest rank. Also return for each stage the mean time of each step."""
+    """Return the slowest rank's time in each step, and each pipeline stage's mean time in each step."""
     found: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):

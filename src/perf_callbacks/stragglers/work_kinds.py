@@ -1,8 +1,7 @@
 """Kinds of work: the parts of a step that a rank does, and the size of its model.
 
 In some jobs, ranks do different work on purpose. For example, some ranks train an actor and other ranks train a critic.
-Such ranks can't be compared. A rank's kind of work is a coordinate of the rank, like its place on a device mesh, and
-only ranks of the same kind are compared.
+Only ranks with the same kind of work are compared. The kind is a coordinate of a rank, like its place on a device mesh.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 PARTS = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 
 TRANSFERS = 1 << len(PARTS)
-"""A kind of work has this bit if the rank exchanges tensors point to point, with one other rank at a time."""
+"""Bit in a kind of work: the rank exchanges tensors point to point, with one other rank at a time."""
 
 MOST_PARAMETERS = 1 << 48
 """A kind of work stores the number of parameters modulo `MOST_PARAMETERS`, because a coordinate has only 64 bits."""
@@ -58,9 +57,9 @@ def kind_of(role: Mapping[str, int]) -> int | None:
 
     None means that the rank is compared with no other rank.
 
-    If a device mesh shows the pipeline stages, all ranks of the pipeline have kind 0, although the first and the last
-    stage differ in their work. Without a device mesh, a rank that exchanges tensors point to point may be a pipeline
-    stage, and is compared with no other rank.
+    All ranks of a pipeline on a device mesh have kind 0, although the first and the last stage do different work.
+    Without a device mesh, a rank that exchanges tensors point to point may be a pipeline stage, so the rank is not
+    compared.
     """
     if layers(role):
         return 0

@@ -25,7 +25,7 @@ KEPT_TRACKER = "tensorboard"
 
 
 def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
-    """Return for each module name the function to call after the program has imported this module."""
+    """Return functions by module name. Each function is called after the program has imported its module."""
     writes = Writes(turn)
     writes.watch()
     lightning = functools.partial(_lightning, turn, writes)
@@ -259,7 +259,7 @@ def _several(given: Any) -> list[Any]:
 
 
 def _before(owner: Any, name: str, call: Callable[..., object]) -> None:
-    """Wrap a method, so that `call` is called with the same arguments before the method."""
+    """Wrap a method, so that each call of the method first calls `call` with the same arguments."""
     inner = getattr(owner, name)
 
     @functools.wraps(inner)

@@ -35,8 +35,8 @@ class Gain(NamedTuple):
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
     """Return the speedup of each setting over the setting `base`.
 
-    The interval comes from differences between the runs of a setting, after differences between whole rounds are
-    removed. The computation assumes that all settings are equally noisy.
+    The interval comes from differences between runs of the same setting. A difference that affects all settings of a
+    round doesn't count. The computation assumes that all settings are equally noisy.
 
     Args:
         times: For each setting, the seconds of a step in each round. All settings have the same rounds.

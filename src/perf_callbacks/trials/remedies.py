@@ -19,7 +19,8 @@ class Remedy:
     group: str
     """Name of the group. `--only` with this name selects all remedies of the group."""
     advice: str
-    """Regular expression that finds the remedy in a finding's line. Its first group captures the change's number."""
+    """Regular expression that finds the remedy in a finding's line. The expression's first group captures the number of
+    the change."""
     title: str
     """Name of the remedy in tables, with `{}` in place of the number."""
     line: str = ""
@@ -117,7 +118,7 @@ class Candidate:
 
 
 def of_finding(finding: Finding) -> Candidate | None:
-    """Return the remedy that a finding calls for, or None if no trial can apply the finding's line."""
+    """Return the remedy that a finding calls for, or None if trials have no such remedy."""
     for remedy in REMEDIES:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:

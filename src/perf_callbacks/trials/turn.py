@@ -37,10 +37,11 @@ LOSSES = 20
 """Number of first calls of `backward` whose losses are compared."""
 
 RANKS_WAIT_SECONDS = 600.0
-"""Longest wait of a finished rank in seconds. After rank 0 has ended, `perf-callbacks try` kills all other ranks."""
+"""A rank that has finished waits at most this many seconds. After rank 0 has ended, `perf-callbacks try` kills all
+other ranks."""
 
 PROBE_AGAIN_SECONDS = 1.0
-"""A probe goes on for this many seconds if its steps so far are too few for a verdict."""
+"""A probe whose steps are too few for a verdict goes on for this many more seconds."""
 
 
 class Turn:

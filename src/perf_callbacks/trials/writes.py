@@ -49,15 +49,14 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""Audit events of Python that change files. Each value has a pair of argument positions for each path of the event.
+"""Audit events of Python that change files. Each event has a pair of numbers for each path that it changes.
 
-The first position is that of the path. The second is that of a descriptor of the path's directory. It is None if the
-event has no such argument.
+The first number is the position of the path in the event's arguments. The second number is the position of a directory
+descriptor, or None without a descriptor.
 """
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
-"""If the address of an SQLite database contains one of these parts, a program that opens the database writes no
-file."""
+"""Opening an SQLite database writes no file if the database's address contains one of these texts."""
 
 UPLOADS = (
     "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
@@ -181,14 +180,14 @@ def _database(name: Any) -> list[Any]:
 
 
 def _joined(path: Any, directory: Any) -> Any:
-    """Make a path absolute if it is relative to an open directory. Other paths stay the same."""
+    """Join a path to the open directory with this descriptor. Without a descriptor, return the path unchanged."""
     if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
         return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
     return path
 
 
 def program_line() -> str:
-    """Return the innermost line of the stack that belongs to the program itself and not to an installed package."""
+    """Return the innermost line of the program's own code in the stack. Lines of installed packages don't count."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 only the stack shows which line it is
     ours = str(Path(__file__).parents[1])
     libraries = (ours, "<", *STANDARD_LIBRARY)

@@ -150,7 +150,7 @@ class Family:
     tied: bool = False
     """Default for `tie_word_embeddings` if config.json lacks this field."""
     required: tuple[str, ...] = ()
-    """Fields that config.json must have, because no default for them is known here."""
+    """Fields without a known default, which config.json must have."""
     positions: str | None = None
     """Name of the field in config.json with the number of position embeddings."""
 

@@ -17,7 +17,7 @@ class Forward:
     """FLOPs of a forward over all tokens of a step."""
 
     layers: int
-    """FLOPs of products with the matrices in the layers. Conventions that count parameters include all parameters."""
+    """FLOPs of products with layer matrices. Conventions that count parameters put all counted parameters here."""
     head: int
     """FLOPs of products with the output head, if the convention counts the head separately."""
     attention: int
@@ -43,7 +43,7 @@ class ConventionWork:
     causal: str = "full"
     """"full" counts masked attention scores like unmasked scores. "half" counts half of attention.
 
-    Only the convention `matmul` uses this field, because every convention but `matmul` has a fixed rule for attention.
+    Only the convention `matmul` uses this field.
     """
 
     @property
@@ -61,7 +61,7 @@ class Convention:
     remark: str
     """Why this convention's FLOPs of matrix products differ from the FLOPs of the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """For each value of `ConventionWork.recompute`: two numbers of repetitions per layer.
+    """Two numbers of repetitions for each value of `ConventionWork.recompute`.
 
     The first number says how often the backward repeats the layer's matrix products. The second number says how often
     the backward repeats attention. If a value is missing, the convention doesn't define this kind of recomputation.

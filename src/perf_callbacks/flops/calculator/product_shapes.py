@@ -18,13 +18,13 @@ EFFICIENT = 64
 """Multiples of 64 are the most efficient sizes on an A100 and later. The source is the same as for `ALIGNED`."""
 
 TILE = (128, 256)
-"""Rows and columns of the largest part of a result that one multiprocessor computes at once."""
+"""Rows and columns of the largest tile that one multiprocessor computes at once."""
 
 TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
-"""A product counts as uneven if no tile of `TILES` keeps at least this share of the multiprocessors busy."""
+"""A product counts as uneven if each tile of `TILES` keeps less than this share of the multiprocessors busy."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
@@ -93,7 +93,7 @@ class Uneven(NamedTuple):
 
     rows: int
     better_rows: int
-    """Largest number of rows that needs one wave less."""
+    """Largest number of rows for which one wave less suffices."""
     waves: Waves
     share: float
     """FLOPs of all products of this shape, as a share of all FLOPs."""

@@ -16,12 +16,10 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 class CountWindow:
     """Counts FLOPs between the calls of `open` and `close`, on the thread that calls `open`.
 
-    `step_aside` removes the counter from the stack of modes until the thread calls a module.
-
     Compiled code runs eagerly during the count. Compiled code that ran under a dispatch mode would lose its compilation
     for good. An interrupt such as Ctrl-C may stop `open` or `close` halfway. After an interrupt, the next call of
-    `open` or `close`, the watchdog or the window's finalizer restores everything. Each change is recorded before it is
-    made, so that no change is forgotten.
+    `open` or `close`, the watchdog or the window's finalizer restores everything. Each change is recorded beforehand,
+    so that an interrupted change can be undone.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
@@ -106,8 +104,8 @@ def _modes_are_lent() -> bool:
     """Return True in a backward, a compiled call or inference mode.
 
     At the end of a backward, a compiled call or inference mode, torch restores the dispatch modes of the beginning. If
-    a counter were removed before the end, torch would use a dispatch key whose mode is missing, and operations that
-    make tensors would fail.
+    a counter were removed before the end, operations that make tensors would fail, because torch would use the missing
+    mode.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 

@@ -30,7 +30,7 @@ class Filter(Protocol):
     """Decides which operations of a step are counted."""
 
     def is_training_work(self) -> bool:
-        """Return True if the next operation is training work. The counter calls this before each operation."""
+        """Return True if the next operation is training work. The counter calls this method before each operation."""
         ...
 
     def is_between_stages(self) -> bool:
@@ -72,7 +72,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.inert = False
         """True if the counter has stopped counting, although it may still be on the stack of modes."""
         self.lost = False
-        """True if a part of the step was missed. All FLOPs of the step were then dropped."""
+        """True if a part of the step was missed, so that all FLOPs of the step were dropped."""
         self.pushed = False
         """True if the counter may be on a thread's stack of modes."""
         self.operations = 0
@@ -134,8 +134,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def enter_stack(self) -> None:
         """Push the counter onto this thread's stack of modes.
 
-        torch's own `__enter__` is not used, because it sets flags for the whole process. An interrupt, or modes of two
-        threads at the same time, would leave these flags wrong.
+        torch's own `__enter__` is not used, because it sets flags for the whole process. An interrupt or a second
+        thread could leave the flags of the process wrong.
         """
         self.pushed = True
         _push_on_torch_dispatch_stack(self)
@@ -259,7 +259,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
-        """Report an operation to the code that tracks gradients and memory. An error here doesn't change the count."""
+        """Report an operation to the trackers of gradients and memory. The trackers' errors don't change the count."""
         try:
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
@@ -281,7 +281,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             return False
 
     def _err(self, func: Any, error: Exception) -> None:
-        """Record an error of the counter. A signal handler's exception ends the count of the step and is raised."""
+        """Record an error of the counter. End the count and raise the error if a signal handler raised it."""
         self._broken |= of_handler(error) is not None
         let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1

@@ -1,6 +1,6 @@
 """Formulas for the FLOPs of operations. Our own formulas replace torch's formulas that are missing or wrong.
 
-A formula is called like those of `torch.utils.flop_counter`, with the operation's arguments and `out_val`. Attention
+A formula receives the operation's arguments, and the result as `out_val`, as in `torch.utils.flop_counter`. Attention
 with a causal mask counts like full attention, as in published MFU figures.
 """
 
@@ -23,7 +23,7 @@ class Formula(NamedTuple):
     flops: Flops
     kind: Kind = "matmul"
     again: Callable[..., float] | None = None
-    """For the backward of fused attention: function that returns which share of the FLOPs recomputes the scores."""
+    """Function that returns the recomputed share of the FLOPs, for the backward of fused attention."""
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
@@ -172,10 +172,11 @@ def _convolution_backward(*args: Any, **_: Any) -> int:
 def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, starts: int | None = None) -> Formula:
     """Return the formula for an operation of fused attention.
 
-    `query` is the position of the query among the operation's arguments; key and value follow. These tensors have the
-    shape [batch, heads, sequence, head], or [batch, sequence, heads, head] if `rows` is True. Concatenated sequences
-    have the shape [tokens, heads, head]. For concatenated sequences, the argument at position `starts` contains the
-    start of each query sequence. The argument at position `starts + 1` contains the start of each key sequence.
+    `query` is the position of the query among the operation's arguments; key and value follow. Query, key and value
+    have the shape [batch, heads, sequence, head]. If `rows` is True, the shape is [batch, sequence, heads, head].
+    Concatenated sequences have the shape [tokens, heads, head]. For concatenated sequences, the argument at position
+    `starts` contains the start of each query sequence. The argument at position `starts + 1` contains the start of each
+    key sequence.
 
     The forward computes the scores and their product with the values. The backward recomputes the scores. The backward
     also computes the gradients of scores, values, query and key.

@@ -59,14 +59,11 @@ class ModuleShares:
         self._main = get_ident()
         self._flops: dict[str, Counter[Cell]] = {}
         self._nodes: dict[tuple[int, int], str] = {}
-        """Module path of each autograd node.
-
-        The key has the thread that made the node, and the node's sequence number.
-        """
+        """Module path of each autograd node, by the thread that made the node and the node's sequence number."""
         self._storages: dict[int, tuple[StorageWeakRef, int, str]] = {}
         """Storages that the forward made, each with its size in bytes and its module path."""
         self._places: dict[int, tuple[int, ...]] = {}
-        """For the `id` of an operation: the positions of those results that are new tensors."""
+        """Positions of an operation's results that are new tensors, by the `id` of the operation."""
         self._backward = 0
         self._activations: Counter[str] = Counter()
         if model is not None:
@@ -87,7 +84,7 @@ class ModuleShares:
             self._fail(error)
 
     def passed(self) -> str | None:
-        """Return the module path of a forward operation that is not counted now.
+        """Return the module path of an uncounted operation of the forward.
 
         `add` may count the operation later.
         """
@@ -195,8 +192,8 @@ class ModuleShares:
     def _path_of_node(self, thread: int) -> str | None:
         """Return the module path of the running autograd node, or None if the path is unknown.
 
-        Either `thread` or the main thread made the node. Autograd runs the backward of a GPU in a separate thread. Each
-        thread numbers its own nodes. With recomputation, the GPU's thread may have made the node itself.
+        The main thread made the node, unless the node is from recomputation in `thread`. Autograd runs the backward of
+        a GPU in a separate thread. Each thread numbers its own nodes.
         """
         running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
         if running is None:
@@ -216,7 +213,7 @@ class ModuleShares:
         return path
 
     def _take_activations(self) -> None:
-        """Add up the bytes of all activations that are alive, and keep the sum if no earlier sum was larger."""
+        """Add up the bytes of all activations that are alive. Keep only the largest sum."""
         self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
         found: Counter[str] = Counter()
         for _, size, path in self._storages.values():

@@ -99,17 +99,17 @@ class Observed:
         self.unknown: Counter[str] = Counter()
         """Number of calls of each uncounted operation that may multiply matrices."""
         self.products: Counter[tuple[str, str, str]] = Counter()
-        """FLOPs of counted products. The key has the operation, its shapes and the dtype."""
+        """FLOPs of counted products, by operation, shapes and dtype."""
         self.causal_flops = 0
         """FLOPs of fused attention with a causal mask."""
         self.masked_flops = 0
         """Part of `causal_flops` that torch's own kernels spend on masked pairs of query and key."""
         self.copies: Counter[tuple[str, str]] = Counter()
-        """Bytes of large copies. The key has the operation and the shape."""
+        """Bytes of large copies, by operation and shape."""
         self.reads: Counter[str] = Counter()
-        """For each source line of the program: how often the host waited there for data from the device."""
+        """Number of times that the host waited for data from the device, by source line of the program."""
         self.values_read: Counter[str] = Counter()
-        """For each source line: how many values Python read there from tensors, outside of training work."""
+        """Number of values that Python read from tensors outside of training work, by source line."""
         self.lookups: set[Lookup] = set()
         """Lookups in embedding tables."""
         self.reductions: set[int] = set()
@@ -191,7 +191,7 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
-    """Return True if an operation without a formula may multiply matrices, as operations of unknown packages may."""
+    """Return True if an operation without a formula may multiply matrices, or if its package is unknown."""
     if isinstance(func, HigherOrderOperator):
         return True
     namespace, _, base = called.partition("::")
@@ -216,8 +216,8 @@ def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
     """Return the FLOPs of the pairs of query and key that a causal mask hides.
 
     With a causal mask, query i attends to keys 1 to i. Return 0 if there are more or fewer keys than queries, because
-    kernels disagree about the place of the mask. Return 0 for operations that are not part of torch, because an
-    operation of another package may work on several packed sequences.
+    kernels disagree about the place of the mask. Return 0 for operations of other packages than torch, because they may
+    work on several packed sequences.
     """
     query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
     if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:

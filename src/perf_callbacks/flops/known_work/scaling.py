@@ -102,8 +102,7 @@ class _Fit:
         self._law = law
         self._factors = factors
         self._pinned = [None if _confirmed(counts, law, axis) else {size[axis] for size in counts} for axis in _AXES]
-        """Values of rows, length and second length for which the law holds. None means that the law holds for all
-        values."""
+        """For each of rows, length and second length, the values for which the law holds. None means all values."""
         self.sound = all(
             pinned is None or len({term[axis] for term in law}) == 1 for axis, pinned in enumerate(self._pinned)
         )

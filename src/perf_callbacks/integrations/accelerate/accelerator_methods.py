@@ -98,7 +98,7 @@ def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...,
 def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
     """Wrap a method that saves or loads a checkpoint, so that `use` is called with the directory afterwards.
 
-    No object is registered for checkpointing, because accelerate could not load older checkpoints without the object.
+    No object is registered for checkpointing, because accelerate could not load a checkpoint that lacks the object.
     """
 
     @functools.wraps(inner)

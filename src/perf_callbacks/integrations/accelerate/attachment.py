@@ -63,9 +63,9 @@ def attach(
 class Attachment:
     """Measurement that is attached to an accelerator.
 
-    `armed` is True if a launcher attached the measurement. If `armed` is True, no warning is logged when the program
-    never trains. If the program never calls `end_training()`, the closing card is printed when the accelerator is
-    freed, or when the program ends.
+    `armed` is True if a launcher attached the measurement. Such a measurement logs no warning if the program never
+    trains. If the program never calls `end_training()`, such a measurement prints the closing card when the accelerator
+    is freed, or when the program ends.
     """
 
     __module__ = "perf_callbacks.accelerate"  # the name in pickles

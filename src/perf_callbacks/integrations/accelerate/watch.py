@@ -292,7 +292,7 @@ class AcceleratedWatch(LoopWatch):
         """Count the batches that a backward trains on.
 
         A batch counts if a model was called with the batch. If no model call used a batch of a loader, the loader's
-        only waiting batch counts. If several unused batches wait, their samples and tokens are unknown.
+        only waiting batch counts. If several batches of such a loader wait, the samples and tokens are unknown.
         """
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
@@ -349,7 +349,7 @@ def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
     The signature is stored on a `partial` of the original method, not on our wrapper. If the program wraps `zero_grad`
-    again, the program's wrapper copies all attributes of our wrapper.
+    again, the program's wrapper copies all attributes of our wrapper, and would copy a wrong signature.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

@@ -42,7 +42,7 @@ EVERY_BATCH = (
 """Hooks that the trainer calls for every batch. In `LightningHooks`, these hooks do nothing."""
 
 READS = ("_restore_modules_and_callbacks", "restore_training_state")
-"""Methods of the trainer's checkpoint connector that read a checkpoint."""
+"""Methods of the trainer's checkpoint connector that read a checkpoint, after the hook `setup`."""
 
 LARGE = 100.0
 """Smallest number that the progress bar shows without decimals."""
@@ -73,7 +73,7 @@ class LightningHooks(CallbackBase):
         return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
 
     def fail(self, error: Exception) -> None:
-        """Log an error of this package once, stop measuring, and undo all changes since `setup`."""
+        """Log an error of this package once, stop measuring, and undo all changes, even those of `setup`."""
         try:
             super().fail(error)
         finally:

@@ -20,8 +20,8 @@ from perf_callbacks.kernel.process.stacks import callers
 class LoaderlessWatch(LoopWatch):
     """Watches a loop without a loader. Such a loop can report its batches with `perf.batch`.
 
-    Until the loop reports a batch, the FLOPs of a step are looked up by the shapes of the model's arguments. The number
-    of samples is unknown, because a loop may call a model several times with the same samples.
+    Until the loop reports a batch, the FLOPs of a step are looked up by the shapes of the model's arguments. The shapes
+    don't show the number of samples, because a loop may call a model several times with the same samples.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

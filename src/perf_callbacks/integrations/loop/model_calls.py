@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Function that receives the arguments of a model call. Calls in an evaluation are left out."""
+"""Function that receives the arguments of each model call that belongs to the stage `forward`."""
 
 _FORWARD = Stage.FORWARD  # looking up an enum's member costs as much as writing the mark
 

@@ -44,7 +44,8 @@ _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 class LoopWatch(Loop):
     """Marks the stages of a plain loop, by watching the loop's calls in the measured thread.
 
-    While the loop trains, a watched call only writes a mark, which costs one Python frame.
+    While the loop trains, a watched call costs one Python frame, which writes a mark. The methods `turn` and `call`
+    handle all other cases, such as evaluations.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -204,7 +205,7 @@ class LoopWatch(Loop):
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Add the batches of a model call to the current step. Ignore a repeated call."""
+        """Move the waiting batches of a model call to the current step. Ignore a repeated call."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])

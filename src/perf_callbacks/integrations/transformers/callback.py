@@ -77,7 +77,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
                 self._watch_restore(trainer)
 
     def fail(self, error: Exception) -> None:
-        """Log an error of this package once, stop measuring, and undo all changes since `on_init_end`."""
+        """Log an error of this package once, stop measuring, and undo all changes, even those of `on_init_end`."""
         try:
             super().fail(error)
         finally:
