@@ -1,1 +1,1 @@
-"""Advice: each rule names something that limits a run, and one remedy."""
+"""Advice: each rule names a limit of a run and a remedy."""

@@ -118,7 +118,7 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
 def _prefetch(
     machine: MachineFacts, facts: Facts, measured: Measured, took: str, *, busy: float, wait: float
 ) -> Finding | None:
-    """Advise a larger `prefetch_factor`, because some batches take much longer to load than others."""
+    """Advise a larger `prefetch_factor`, because the time to load a batch varies much."""
     workers = facts.workers or 1
     missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
     wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))

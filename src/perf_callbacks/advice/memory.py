@@ -9,7 +9,7 @@ SOON_HOURS = 100
 """If a leak will fill memory within this many hours, the finding says how many hours are left."""
 
 RARE_PER_SECOND, FREQUENT_PER_SECOND = 500_000, 4_000_000
-"""Two limits for the number of garbage objects that one second of garbage collection frees.
+"""Limits for the rate of garbage collection, in freed objects per second of collection.
 
 Below the first limit, the collector mostly visits objects in use. Above the second limit, the collector mostly frees
 garbage. In one second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40

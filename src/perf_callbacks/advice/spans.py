@@ -7,7 +7,7 @@ from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05
-"""Evaluations or checkpoints should be rarer if they take more than this share of the steps' time."""
+"""Least share of the steps' time at which the rule advises rarer evaluations or checkpoints."""
 
 MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
 """Most seconds that a program saves for each second of avoided evaluations or checkpoints.
@@ -35,7 +35,7 @@ def checkpoint(_machine: MachineFacts, facts: Facts, measured: Measured | None) 
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise evaluations or checkpoints so rare that they take at most `ENOUGH` of the steps' time."""
+    """Advise rarer evaluations or checkpoints, with at most the share `ENOUGH` of the steps' time."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

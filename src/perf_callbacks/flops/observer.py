@@ -133,7 +133,7 @@ class Counting(Observer, Listener):
         self._looks.end(step)
 
     def step_began(self) -> None:
-        """Begin the count or the outline of the new step, if one is due."""
+        """Begin the count or the outline that is due in the new step."""
         if self._left:
             for window in self._left:
                 window.close()

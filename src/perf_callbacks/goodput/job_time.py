@@ -122,7 +122,7 @@ class JobTime:
 
     @property
     def joules(self) -> float | None:
-        """Energy of one device over all attempts that measured energy, or None if no attempt measured energy.
+        """Energy of a device over all attempts with a measured energy, or None without such an attempt.
 
         The device belongs to the rank whose journal was read.
         """

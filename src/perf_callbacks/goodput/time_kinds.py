@@ -27,8 +27,8 @@ _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recoun
 """Maps the reason for excluding a step to a kind of time. The kind gets the step's time beyond the median step time."""
 
 COPIED_SECONDS = 120.0
-"""A journal file counts as a copy if it was written more than this many seconds after its last record. The journal of a
-hung run never counts as a copy."""
+"""A journal file counts as a copy if the file's time is more than this many seconds after the last record. The journal
+of a hung run never counts as a copy."""
 
 
 def lasted(attempt: RecordedAttempt) -> float:

@@ -253,7 +253,7 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Remove the file that exists until something is measured."""
+    """Remove the file that marks a program without a measured fit."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # armed processes have a message of their own

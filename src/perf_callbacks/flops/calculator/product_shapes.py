@@ -18,7 +18,7 @@ EFFICIENT = 64
 """Multiples of 64 are the most efficient sizes on an A100 and later. The source is the same as for `ALIGNED`."""
 
 TILE = (128, 256)
-"""Rows and columns of the largest tile that one multiprocessor computes at once."""
+"""Rows and columns of a multiprocessor's largest tile."""
 
 TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
@@ -93,7 +93,7 @@ class Uneven(NamedTuple):
 
     rows: int
     better_rows: int
-    """Largest number of rows for which one wave less suffices."""
+    """Largest number of rows that saves a wave."""
     waves: Waves
     share: float
     """FLOPs of all products of this shape, as a share of all FLOPs."""

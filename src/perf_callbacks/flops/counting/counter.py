@@ -281,7 +281,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             return False
 
     def _err(self, func: Any, error: Exception) -> None:
-        """Record an error of the counter. End the count and raise the error if a signal handler raised it."""
+        """Record an error of the counter. After the error of a signal handler, end the count and raise the error."""
         self._broken |= of_handler(error) is not None
         let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1

@@ -16,7 +16,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return True if one of the tensor classes `types` wraps other tensors, as `DTensor` does."""
+    """Return True if `types` contains a wrapper class of tensors, such as `DTensor`."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
 
 

@@ -46,7 +46,7 @@ class Rating:
         return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
-        """Return the metrics of one device, such as MFU. The FLOPs in `effort` took `seconds`."""
+        """Return a device's metrics, such as MFU. The FLOPs in `effort` took `seconds`."""
         seconds *= self.devices
         model, hardware, peak = (
             effort.model_flops / seconds,

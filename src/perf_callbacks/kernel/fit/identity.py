@@ -111,7 +111,7 @@ def parameters(model: nn.Module) -> int | None:
 
 
 def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
-    """Return the full size of a parameter, as `parameters` counts it. `managed` is True if FSDP 1 manages the model."""
+    """Return the number of a parameter's elements on all ranks. `managed` is True if FSDP 1 manages the model."""
     lazy = isinstance(one, nn.parameter.UninitializedParameter)
     whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
     if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):

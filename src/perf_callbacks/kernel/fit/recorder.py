@@ -242,7 +242,7 @@ class Recorder:
 
     @property
     def exchanging(self) -> bool:
-        """Return True unless it is known that the ranks exchange no windows of steps."""
+        """Return True if the ranks exchange windows of steps, or may still begin to."""
         ranks = self.ranks
         return ranks is not None and (ranks.job_settings is None or ranks.job_settings.window is not None)
 

@@ -25,7 +25,7 @@ def peak_bytes() -> int | None:
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads memory peaks in bytes: the host's, and the device's if `allocated` knows it."""
+    """Return a function that reads the host's memory peak and, by `allocated`, the device's peak, in bytes."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}

@@ -40,7 +40,7 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait before they return. Since torch 2.8, a synchronous call with NCCL waits
+"""Methods of a process group that may wait for other ranks. Since torch 2.8, a synchronous call with NCCL waits
 within the method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("

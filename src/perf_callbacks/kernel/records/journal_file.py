@@ -78,7 +78,7 @@ class Journal:
 
 
 class _File(FileIO):
-    """File that closes silently when it is freed, because an interrupt may prevent the call of `close`."""
+    """File that Python closes without a warning, because an interrupt may prevent the call of `close`."""
 
     def __del__(self) -> None:
         self.close()
