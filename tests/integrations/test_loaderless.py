@@ -39,6 +39,12 @@ def halves(perf, x):
     return x
 
 
+def numbers_and_a_batch(perf, x):
+    perf.batch(samples=2)
+    perf.batch(x)
+    return x
+
+
 def fit(directory, fetch, **arguments):
     model = nn.Linear(WIDTH, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -62,6 +68,7 @@ def fit(directory, fetch, **arguments):
         (batches, STEPS * ROWS, None, False),
         (amounts, STEPS * ROWS, STEPS * 7, False),
         (halves, STEPS * ROWS, None, False),
+        (numbers_and_a_batch, STEPS * (2 + ROWS), None, False),
     ],
 )
 def test_amounts_and_waits_are_those_that_the_loop_tells(tmp_path, fetch, samples, tokens, data):

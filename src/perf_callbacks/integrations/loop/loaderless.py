@@ -63,8 +63,11 @@ class LoaderlessWatch(LoopWatch):
             self.recorder.batches.clear()
         self.first_batch.see(batch)
         found = self.recorder.reader.read(batch)
-        both = zip(amounts, found[:2], strict=True)
-        samples, tokens = (amount if amount is not None else known for amount, known in both)
+        early, self._amounts = self._amounts, (None, None)
+        samples, tokens = [
+            _more(known if amount is None else amount, before or None)
+            for amount, known, before in zip(amounts, found[:2], early, strict=True)
+        ]
         self.recorder.add(found._replace(samples=samples, tokens=tokens))
 
     def _report_amounts(self, samples: int | None, tokens: int | None) -> None:
