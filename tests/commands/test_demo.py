@@ -108,7 +108,7 @@ def test_a_busy_machine_is_named_beside_the_gain(demo):
     status, told, _ = demo(Runs(cpu, journals.FINDING, no_cpu=0.3))
     assert status == 0
     assert "The verdict names another cause first." in told
-    assert "The training had no CPU for up to 30% of its time: other programs or ranks" in told
+    assert "The training had no CPU for up to 30% of its time: loader workers, ranks or other programs" in told
 
 
 @pytest.mark.verdict_after_ten_seconds

@@ -176,7 +176,8 @@ def conclusion(found: TwoRuns) -> Iterable[str]:
         yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
     busiest = max(one.no_cpu_share for one in found.runs)
     if busiest >= BUSY:
-        yield f"The training had no CPU for up to {busiest:.0%} of its time: other programs or ranks used the CPUs."
+        users = "loader workers, ranks or other programs"
+        yield f"The training had no CPU for up to {busiest:.0%} of its time: {users} used the CPUs."
 
 
 def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
