@@ -4,7 +4,7 @@ Code that computes a metric uses the name of the metric without a prefix, such a
 key with the prefix, such as `perf/mfu`.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 PREFIX = "perf/"
 """Prefix of the key of each metric."""
@@ -14,7 +14,7 @@ RUN = "run/"
 would be plotted as one more step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One metric of a row."""
 
@@ -23,6 +23,7 @@ class Metric:
     unit: str
     meaning: str
     """How the metric is computed, in Markdown. The documentation and the report show this text."""
+    _: KW_ONLY
     left_out: str = ""
     """Work or time that the metric doesn't count, in Markdown."""
     needs: tuple[str, ...] = ()
@@ -58,8 +59,7 @@ JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
 _STEPS = "excluded steps"
 _FLOPS_LEFT_OUT = (
     "recomputation, the optimizer, and all work that is no matrix product, convolution or attention: norms, "
-    "activations, "
-    "softmax. Products without a formula: the figure is then a lower bound"
+    "activations, softmax. Products without a formula: the figure is then a lower bound"
 )
 _HARDWARE_LEFT_OUT = (
     "all work that is no matrix product, convolution or attention. Products without a formula: the figure is then a "
@@ -67,223 +67,196 @@ _HARDWARE_LEFT_OUT = (
 )
 
 METRICS = (
-    Metric(name="step_time", unit="s", meaning="seconds per step", left_out=_STEPS, main=True),
-    Metric(name="data_time", unit="s", meaning="waiting for the loader and copying to the device", main=True),
-    Metric(name="forward_time", unit="s", meaning="the whole call of the model, with its hooks, and the loss"),
+    Metric("step_time", "s", "seconds per step", left_out=_STEPS, main=True),
+    Metric("data_time", "s", "waiting for the loader and copying to the device", main=True),
+    Metric("forward_time", "s", "the whole call of the model, with its hooks, and the loss"),
     Metric(
-        name="backward_time",
-        unit="s",
-        meaning="computing gradients. With several ranks, also waiting for other ranks to sum up the gradients",
+        "backward_time",
+        "s",
+        "computing gradients. With several ranks, also waiting for other ranks to sum up the gradients",
     ),
+    Metric("optimizer_time", "s", "clipping, gradient scaler, optimizer step, scheduler, `zero_grad`"),
     Metric(
-        name="optimizer_time", unit="s", meaning="clipping, gradient scaler, optimizer step, scheduler, `zero_grad`"
-    ),
-    Metric(
-        name="communication_time",
-        unit="s",
-        meaning="time in collectives outside of the backward: waiting for other ranks, or exchanging data. This time "
-        "is subtracted from the stage in which it fell",
+        "communication_time",
+        "s",
+        "time in collectives outside of the backward: waiting for other ranks, or exchanging data. This time is "
+        "subtracted from the stage in which it fell",
         needs=(RANKS,),
     ),
     Metric(
-        name="gc_time",
-        unit="s",
-        meaning="garbage collection. This time is subtracted from the stage in which the collection ran",
+        "gc_time",
+        "s",
+        "garbage collection. This time is subtracted from the stage in which the collection ran",
         needs=(CLOCK, GC),
     ),
     Metric(
-        name="other_time",
-        unit="s",
-        meaning="logging, callbacks and the rest of the step. The times of all stages sum to the step time",
+        "other_time", "s", "logging, callbacks and the rest of the step. The times of all stages sum to the step time"
     ),
     Metric(
-        name="samples_per_second",
-        unit="1/s",
-        meaning="[samples](#what-is-a-sample) of the batches, divided by the time of the steps. With several ranks: "
-        "samples of [all ranks](ranks.md), divided by the time of the slowest rank",
+        "samples_per_second",
+        "1/s",
+        "[samples](#what-is-a-sample) of the batches, divided by the time of the steps. With several ranks: samples "
+        "of [all ranks](ranks.md), divided by the time of the slowest rank",
         left_out="excluded steps, evaluations and checkpoints",
         main=True,
     ),
     Metric(
-        name="tokens_per_second",
-        unit="1/s",
-        meaning="[tokens](#what-is-a-token) of the batches, with padding, divided by the time of the steps. With "
-        "several ranks: tokens of all ranks, divided by the time of the slowest rank",
+        "tokens_per_second",
+        "1/s",
+        "[tokens](#what-is-a-token) of the batches, with padding, divided by the time of the steps. With several "
+        "ranks: tokens of all ranks, divided by the time of the slowest rank",
         left_out="excluded steps, evaluations and checkpoints",
         main=True,
     ),
     Metric(
-        name="useful_tokens_per_second",
-        unit="1/s",
-        meaning="tokens per second that the attention mask keeps, if its values are integers or booleans",
+        "useful_tokens_per_second",
+        "1/s",
+        "tokens per second that the attention mask keeps, if its values are integers or booleans",
         needs=(MASK,),
     ),
+    Metric("samples_per_second_per_device", "1/s", "samples per second of this rank, per device", needs=(DEVICES,)),
+    Metric("tokens_per_second_per_device", "1/s", "tokens per second of this rank, per device", needs=(DEVICES,)),
     Metric(
-        name="samples_per_second_per_device",
-        unit="1/s",
-        meaning="samples per second of this rank, per device",
-        needs=(DEVICES,),
-    ),
-    Metric(
-        name="tokens_per_second_per_device",
-        unit="1/s",
-        meaning="tokens per second of this rank, per device",
-        needs=(DEVICES,),
-    ),
-    Metric(
-        name="useful_tokens_per_second_per_device",
-        unit="1/s",
-        meaning="tokens per second of this rank that the attention mask keeps, per device",
+        "useful_tokens_per_second_per_device",
+        "1/s",
+        "tokens per second of this rank that the attention mask keeps, per device",
         needs=(DEVICES, MASK),
     ),
     Metric(
-        name="tflops",
-        unit="TFLOPS",
-        meaning="FLOPs of forward and backward per second and device, over the steps whose FLOPs are known",
+        "tflops",
+        "TFLOPS",
+        "FLOPs of forward and backward per second and device, over the steps whose FLOPs are known",
         left_out=_FLOPS_LEFT_OUT,
         needs=(FLOPS,),
         main=True,
     ),
     Metric(
-        name="hardware_tflops",
-        unit="TFLOPS",
-        meaning="all executed FLOPs per second and device. They include recomputation, by checkpointing and by fused "
+        "hardware_tflops",
+        "TFLOPS",
+        "all executed FLOPs per second and device. They include recomputation, by checkpointing and by fused "
         "attention, and the optimizer's matrix products",
         left_out=_HARDWARE_LEFT_OUT,
         needs=(FLOPS,),
     ),
     Metric(
-        name="mfu",
-        unit="0 to 1",
-        meaning="model FLOPs per second and device (`perf/tflops`), divided by the dense peak of the number format "
-        "that "
+        "mfu",
+        "0 to 1",
+        "model FLOPs per second and device (`perf/tflops`), divided by the dense peak of the number format that "
         "carries most FLOPs",
         left_out="as `perf/tflops`",
         needs=(FLOPS, PEAK),
         main=True,
     ),
     Metric(
-        name="hfu",
-        unit="0 to 1",
-        meaning="executed FLOPs per second and device (`perf/hardware_tflops`), divided by the same peak as MFU",
+        "hfu",
+        "0 to 1",
+        "executed FLOPs per second and device (`perf/hardware_tflops`), divided by the same peak as MFU",
         left_out="as `perf/hardware_tflops`",
         needs=(FLOPS, PEAK),
     ),
     Metric(
-        name="mfu_mixed",
-        unit="0 to 1",
-        meaning="the time that the work would take at peak, each number format at its own peak, divided by the step "
-        "time; absent where it equals `perf/mfu`",
+        "mfu_mixed",
+        "0 to 1",
+        "the time that the work would take at peak, each number format at its own peak, divided by the step time; "
+        "absent where it equals `perf/mfu`",
         needs=(FLOPS, PEAK),
     ),
     Metric(
-        name="peak_tflops",
-        unit="TFLOPS",
-        meaning="the peak, which is the divisor of MFU and HFU; present only in rows in which it changes",
+        "peak_tflops",
+        "TFLOPS",
+        "the peak, which is the divisor of MFU and HFU; present only in rows in which it changes",
         needs=(FLOPS, PEAK),
         constant=True,
     ),
     Metric(
-        name="flops_coverage",
-        unit="0 to 1",
-        meaning="the share of the weights that counted operations multiplied. It starts as 1, and is present only in "
-        "rows in which it changes",
-        needs=(FLOPS,),
-        constant=True,
-        usual=1.0,
-    ),
-    Metric(
-        name="flops_known",
-        unit="0 to 1",
-        meaning="the share of the row's steps whose FLOPs are known. It starts as 1, and is present only in rows in "
+        "flops_coverage",
+        "0 to 1",
+        "the share of the weights that counted operations multiplied. It starts as 1, and is present only in rows in "
         "which it changes",
         needs=(FLOPS,),
         constant=True,
         usual=1.0,
     ),
     Metric(
-        name="flops_lower_bound",
-        unit="flag",
-        meaning="1 in the first row whose FLOPs are a lower bound, else absent",
+        "flops_known",
+        "0 to 1",
+        "the share of the row's steps whose FLOPs are known. It starts as 1, and is present only in rows in which it "
+        "changes",
+        needs=(FLOPS,),
+        constant=True,
+        usual=1.0,
+    ),
+    Metric(
+        "flops_lower_bound",
+        "flag",
+        "1 in the first row whose FLOPs are a lower bound, else absent",
         needs=(FLOPS, LOWER_BOUND),
         constant=True,
     ),
-    Metric(name="gc_pause", unit="s", meaning="the longest garbage collection in the row's steps", needs=(GC,)),
+    Metric("gc_pause", "s", "the longest garbage collection in the row's steps", needs=(GC,)),
     Metric(
-        name="gc_loss",
-        unit="s",
-        meaning="the time of all garbage collections in the row's steps",
+        "gc_loss",
+        "s",
+        "the time of all garbage collections in the row's steps",
         left_out="collections outside of steps, which the table at the end counts",
         needs=(GC,),
     ),
     Metric(
-        name="memory_allocated_peak_gb",
-        unit="GB",
-        meaning="the most memory that tensors held at once in the run so far",
+        "memory_allocated_peak_gb",
+        "GB",
+        "the most memory that tensors held at once in the run so far",
         left_out="memory outside of torch's allocator: context, libraries, communicators",
         needs=(GPU,),
     ),
+    Metric("memory_reserved_gb", "GB", "memory that torch's allocator holds, used or free", needs=(GPU,)),
     Metric(
-        name="memory_reserved_gb", unit="GB", meaning="memory that torch's allocator holds, used or free", needs=(GPU,)
-    ),
-    Metric(
-        name="allocator_retries",
-        unit="count",
-        meaning="how often in the row's steps the allocator was full, gave memory back and tried again",
+        "allocator_retries",
+        "count",
+        "how often in the row's steps the allocator was full, gave memory back and tried again",
         needs=(GPU,),
     ),
     Metric(
-        name="straggler_loss",
-        unit="s",
-        meaning="seconds that the job lost to [slow ranks](stragglers.md), in the windows that were compared since "
-        "the last row",
+        "straggler_loss",
+        "s",
+        "seconds that the job lost to [slow ranks](stragglers.md), in the windows that were compared since the last "
+        "row",
         left_out="uneven batches and uneven stages of a pipeline, for which no rank is to blame",
         needs=(SEVERAL_RANKS,),
     ),
     Metric(
-        name="ettr",
-        unit="0 to 1",
-        meaning="effective training time ratio: the time of all steps that survive, divided by the time since the "
-        "first start of the run, with the time between attempts ([goodput](goodput.md))",
+        "ettr",
+        "0 to 1",
+        "effective training time ratio: the time of all steps that survive, divided by the time since the first start "
+        "of the run, with the time between attempts ([goodput](goodput.md))",
         left_out="steps that were lost because the run was resumed from an older checkpoint",
         needs=(RESUMED,),
     ),
     Metric(
-        name="scaling_efficiency",
-        unit="ratio",
-        meaning="samples per second and device, divided by those of the [baseline](scaling.md#how-do-i-see-it-live). "
-        "Over 0.8 is good",
+        "scaling_efficiency",
+        "ratio",
+        "samples per second and device, divided by those of the [baseline](scaling.md#how-do-i-see-it-live). Over 0.8 "
+        "is good",
         left_out="excluded steps, evaluations and checkpoints",
         needs=(BASELINE,),
     ),
     Metric(
-        name="job_cpu_cores",
-        unit="count",
-        meaning="CPU cores that all ranks keep busy, with their loader workers. This metric and the next five are "
-        "means or maxima of readings every ten seconds in [the last window](ranks.md)",
+        "job_cpu_cores",
+        "count",
+        "CPU cores that all ranks keep busy, with their loader workers. This metric and the next five are means or "
+        "maxima of readings every ten seconds in [the last window](ranks.md)",
         needs=(JOB,),
     ),
     Metric(
-        name="job_resident_gb",
-        unit="GB",
-        meaning="host memory of all ranks, with their workers; shared memory counts for each process",
+        "job_resident_gb",
+        "GB",
+        "host memory of all ranks, with their workers; shared memory counts for each process",
         needs=(JOB,),
     ),
+    Metric("job_gpu_utilization", "0 to 1", "utilization of a GPU, mean of all ranks", needs=(JOB_GPUS,)),
+    Metric("job_gpu_utilization_min", "0 to 1", "utilization of a GPU, lowest of all ranks", needs=(JOB_GPUS,)),
+    Metric("job_gpu_memory_max_gb", "GB", "memory in use on the fullest GPU", needs=(JOB_GPUS,)),
     Metric(
-        name="job_gpu_utilization", unit="0 to 1", meaning="utilization of a GPU, mean of all ranks", needs=(JOB_GPUS,)
-    ),
-    Metric(
-        name="job_gpu_utilization_min",
-        unit="0 to 1",
-        meaning="utilization of a GPU, lowest of all ranks",
-        needs=(JOB_GPUS,),
-    ),
-    Metric(name="job_gpu_memory_max_gb", unit="GB", meaning="memory in use on the fullest GPU", needs=(JOB_GPUS,)),
-    Metric(
-        name="job_power_watts",
-        unit="W",
-        meaning="power of the GPUs of all ranks; unknown if processes share a GPU",
-        needs=(JOB_GPUS,),
+        "job_power_watts", "W", "power of the GPUs of all ranks; unknown if processes share a GPU", needs=(JOB_GPUS,)
     ),
 )
 
