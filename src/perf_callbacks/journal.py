@@ -23,7 +23,7 @@ from typing import Any
 
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.records import journal_ends
+from perf_callbacks.kernel.records import followed_journal
 from perf_callbacks.kernel.records.codec import Entry, attempts
 from perf_callbacks.kernel.records.fit_records import (
     SCHEMA,
@@ -39,6 +39,7 @@ from perf_callbacks.kernel.records.fit_records import (
     Window,
 )
 from perf_callbacks.kernel.records.flops_record import Flops
+from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import files, read
 from perf_callbacks.kernel.records.machine_records import HeldMemory, Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
@@ -141,10 +142,10 @@ def runs(directory: Path | str) -> list[dict[str, Any]]:
 
 def _in(folder: Path, locks: Locks) -> list[RecordedRun]:
     """Return the runs of a directory, read from the journals of the lowest rank."""
-    ends: list[journal_ends.FitEnds] = []
+    ends: list[FitEnds] = []
     journals = [path for path in files(folder) if path.parent == folder]
     for path in journals:
         if path.name.split(".")[0] == journals[0].name.split(".")[0]:
             with suppress(OSError):
-                ends += journal_ends.read(path, locks)
+                ends += followed_journal.read(path, locks)
     return recorded_run.gather(ends, unix_time())

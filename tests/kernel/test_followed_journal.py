@@ -48,7 +48,7 @@ def test_pieces_give_the_same_ends_as_the_whole(tmp_path, seed):
             if odd.random() < 0.2 or len(begun) == 60:
                 interim.write(journal, Entry(odd.random(), a_summary(run_id=run_id)))
             if odd.random() < 0.7:
-                whole = journal_ends.read(journal, {})
+                whole = followed_journal.read(journal, {})
                 assert followed.read(journal, {})[-len(whole) :] == whole
             size = odd.choice([1, 50, 500, 5_000])
             begun, rest = rest[:size], rest[size:]
@@ -62,7 +62,7 @@ def test_a_journal_that_is_replaced_or_cut_is_read_anew(tmp_path):
     for data in (lines(a_fit(run_id="b")), lines(a_long_fit(run_id="c")), b"rubbish\n", lines(a_long_fit(run_id="d"))):
         followed.read(journal, {})
         journal.write_bytes(data)
-        assert followed.read(journal, {}) == journal_ends.read(journal, {})
+        assert followed.read(journal, {}) == followed_journal.read(journal, {})
     journal.unlink()
     with pytest.raises(FileNotFoundError):
         followed.read(journal, {})

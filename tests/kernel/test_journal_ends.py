@@ -9,7 +9,7 @@ from journals import a_fit, a_summary, steps
 from perf_callbacks.kernel.records import interim, journal_ends
 from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.fit_records import Checklist, Steps
-from perf_callbacks.kernel.records.journal_ends import read
+from perf_callbacks.kernel.records.followed_journal import read
 
 LONG = 300
 """Steps of a fit that is longer than what is read of its ends in these tests."""

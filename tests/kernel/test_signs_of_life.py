@@ -17,19 +17,20 @@ def test_an_open_journal_is_locked_by_its_process(tmp_path):
     journal.write(a_run())
     if not read_locks():
         pytest.skip("this machine's /proc/locks is hidden, as in some sandboxes, so no pid can be found")
-    assert signs(path, read_locks()).pid == os.getpid()
+    assert signs(path.stat(), None, read_locks()).pid == os.getpid()
     journal.close()
-    assert signs(path, read_locks()).pid is None
+    assert signs(path.stat(), None, read_locks()).pid is None
 
 
 def test_the_newer_of_journal_and_summary_counts(tmp_path):
     path = tmp_path / "rank0.jsonl"
     path.touch()
     os.utime(path, (50.0, 50.0))
-    assert signs(path, {}).written_unix == 50.0
-    path.with_name("summary0.json").touch()
-    os.utime(path.with_name("summary0.json"), (70.0, 70.0))
-    assert signs(path, {}).written_unix == 70.0
+    assert signs(path.stat(), None, {}).written_unix == 50.0
+    summary = path.with_name("summary0.json")
+    summary.touch()
+    os.utime(summary, (70.0, 70.0))
+    assert signs(path.stat(), summary.stat(), {}).written_unix == 70.0
 
 
 def test_locks_are_those_of_whole_files_that_are_held(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import unix_time
-from perf_callbacks.kernel.records import journal_ends
+from perf_callbacks.kernel.records import followed_journal
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER, files
 from perf_callbacks.kernel.records.signs_of_life import Locks, read_locks
@@ -24,7 +24,7 @@ class RunReader:
 
     def __init__(
         self,
-        read: Callable[[Path, Locks], list[FitEnds]] = journal_ends.read,
+        read: Callable[[Path, Locks], list[FitEnds]] = followed_journal.read,
         complain: Callable[[str], None] = to_stderr,
         clock: Callable[[], float] | None = None,
     ) -> None:

@@ -17,9 +17,9 @@ from perf_callbacks.kernel.fit import chain, identity, meshes
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device, packages
 from perf_callbacks.kernel.process.device_facts import Timing
+from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
-from perf_callbacks.kernel.records.signs_of_life import signs
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.settings.output_directory import filled
@@ -199,5 +199,7 @@ def last_sign(journal: Journal) -> float | None:
     None: there is no journal file.
     """
     with suppress(OSError):
-        return None if journal.path is None else signs(journal.path, {}).written_unix
+        if journal.path is not None and journal.path.exists():
+            files = (journal.path, interim.path_of(journal.path))
+            return max([file.stat().st_mtime for file in files if file.exists()])
     return None

@@ -1,4 +1,4 @@
-"""Read journals again and again while they grow. Only new bytes are read."""
+"""Read the beginning and the end of each fit in a journal, once or while the journal grows."""
 
 import os
 from collections.abc import Iterable
@@ -19,14 +19,23 @@ from perf_callbacks.kernel.records.journal_ends import (
     with_lines,
     with_summary,
 )
-from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, exists, signs_of
+from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, exists, signs
 
 Version = tuple[int, int, int, int]
 """Device number, inode number, size and modification time of a file."""
 
 
+def read(journal: Path, locks: Locks) -> list[FitEnds]:
+    """Read the beginning and the end of each fit in a journal, the oldest fit first.
+
+    If a large journal has several fits, only fits that begin near the end are found. Raise `OSError` if the file can't
+    be read.
+    """
+    return FollowedJournal(journal).read(locks)
+
+
 class FollowedJournals:
-    """Reads journals like `journal_ends.read`, and keeps the results, so that the next reading reads only new bytes."""
+    """Reads journals like `read`, and keeps the results, so that the next reading reads only new bytes."""
 
     def __init__(self) -> None:
         self._known: dict[Path, FollowedJournal] = {}
@@ -83,7 +92,7 @@ class FollowedJournal:
         elif summary_is_new:
             self._update()
         if self._fits:
-            self._live(signs_of(found, beside, locks), damaged=self._beside is None and beside is not None)
+            self._live(signs(found, beside, locks), damaged=self._beside is None and beside is not None)
         return self._fits
 
     def _live(self, alive: Signs, *, damaged: bool) -> None:
@@ -99,9 +108,7 @@ class FollowedJournal:
     def _read_ends(self) -> None:
         """Read the beginning and the end of each fit."""
         with self._journal.open("rb") as file:
-            reader = EndReader(file, self._journal)
-            fits = reader.fits()
-        self._beside = reader.beside
+            fits = EndReader(file, self._journal, self._beside).fits()
         self._fits = [fit.ends for fit in fits]
         self._start = fits[-1].start if fits else 0
         self._lines = _without_old_steps(fits[-1].lines, fits[-1].ends) if fits else []
@@ -140,10 +147,7 @@ class FollowedJournal:
 def _without_old_steps(lines: Iterable[Line], ends: FitEnds) -> list[Line]:
     """Drop records that are not in `ends`, to save memory if many journals are followed."""
     held = {id(entry) for entry in ends.latest}
-    return [
-        line if id(line.entry) in held else replace(line, entry=None, blank=line.entry is not None or line.blank)
-        for line in lines
-    ]
+    return [line for line in lines if line.entry is None or id(line.entry) in held]
 
 
 def _version(found: os.stat_result) -> Version:

@@ -39,15 +39,21 @@ def latest(journal: Path) -> Entry | None:
     return entry if entry is not None and isinstance(entry.record, Summary) else None
 
 
+def of_attempt(entry: Entry | None, run: Run) -> Entry | None:
+    """Return the entry if it holds a summary of this attempt, and None otherwise."""
+    summary = None if entry is None else entry.record
+    same = isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
+    return entry if same else None
+
+
 def read(journal: Path, run: Run) -> Entry | None:
     """Return the summary of this attempt from the file beside the journal; None if the file has no such summary.
 
     Two attempts that resume from the same checkpoint have the same attempt number. If the file is older than this
     attempt, the summary belongs to an earlier attempt.
     """
-    entry = latest(journal)
-    summary = None if entry is None else entry.record
-    same = isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
+    entry = of_attempt(latest(journal), run)
     with suppress(OSError):
-        same = same and path_of(journal).stat().st_mtime >= run.started_unix - SLACK_SECONDS
-    return entry if same else None
+        if path_of(journal).stat().st_mtime < run.started_unix - SLACK_SECONDS:
+            return None
+    return entry

@@ -11,7 +11,7 @@ from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry, decode
 from perf_callbacks.kernel.records.fit_records import Checklist, Record, Run, Steps, Summary
 from perf_callbacks.kernel.records.journal_file import LONGEST_LINE
-from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, signs
+from perf_callbacks.kernel.records.signs_of_life import Signs
 
 T = TypeVar("T", bound=Record)
 
@@ -117,27 +117,12 @@ class FitLines:
     """Lines in the last `END_BYTES` of the fit. The last line may be torn or empty."""
 
 
-def read(journal: Path, locks: Locks) -> list[FitEnds]:
-    """Read the beginning and the end of each fit in a journal, the oldest fit first.
-
-    If a large journal has several fits, only fits that begin near the end are found. Raise `OSError` if the file can't
-    be read.
-    """
-    with journal.open("rb") as file:
-        reader = EndReader(file, journal)
-        found = [fit.ends for fit in reader.fits()]
-    if found:
-        damaged = reader.beside is None and interim.path_of(journal).exists()
-        found[-1] = replace(found[-1], signs=signs(journal, locks), damaged_summary=damaged)
-    return found
-
-
 def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
     """Return a copy of `ends` in which `lines` gives the latest records, and `beside` gives the summary."""
     return replace(
         ends,
         latest=tuple(_without_old_steps([line.entry for line in lines if line.entry is not None])),
-        interim=_of_attempt(beside, ends.run),
+        interim=interim.of_attempt(beside, ends.run),
         unreadable=sum([line.entry is None and not line.blank for line in lines[:-1]]),
     )
 
@@ -155,7 +140,7 @@ def _without_old_steps(entries: Sequence[Entry]) -> list[Entry]:
 
 def with_summary(ends: FitEnds, beside: Entry | None) -> FitEnds:
     """Return a copy of `ends` with the summary beside the journal, if the summary belongs to the fit."""
-    found = _of_attempt(beside, ends.run)
+    found = interim.of_attempt(beside, ends.run)
     return ends if found is ends.interim else replace(ends, interim=found)
 
 
@@ -169,11 +154,10 @@ def lines_of(data: bytes, start: int) -> list[Line]:
 
 
 class EndReader:
-    """Reads parts of a journal."""
+    """Reads parts of a journal. `beside` is the summary in the file beside the journal."""
 
-    def __init__(self, file: BinaryIO, journal: Path) -> None:
-        self._file, self._journal = file, journal
-        self.beside = interim.latest(journal)
+    def __init__(self, file: BinaryIO, journal: Path, beside: Entry | None) -> None:
+        self._file, self._journal, self._beside = file, journal, beside
         self.size = file.seek(0, os.SEEK_END)
 
     def fits(self) -> list[FitLines]:
@@ -216,14 +200,14 @@ class EndReader:
             return None
         first = tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries))
         ends = FitEnds(journal=self._journal, run=run, first=first, latest=(), interim=None, unreadable=0)
-        return FitLines(start, with_lines(ends, tail, self.beside), tuple(tail))
+        return FitLines(start, with_lines(ends, tail, self._beside), tuple(tail))
 
     def _ends_with(self, run: Run, near: int) -> bool:
         """Return True if `run` begins the last attempt in the file."""
         data = self._data(near, self.size)[0]
         entries = [_entry(line) for line in data.split(b"\n") if line.startswith(_SUMMARY)]
         summaries = [entry for entry in entries if entry is not None]
-        return _is_of(summaries[-1] if summaries else self.beside, run)
+        return interim.of_attempt(summaries[-1] if summaries else self._beside, run) is not None
 
     def _search(self, start: int, end: int) -> list[int]:
         """Return the byte offsets, between `start` and `end`, of all lines that open a fit."""
@@ -252,16 +236,6 @@ class EndReader:
         data = self._file.read(end - before)
         rest = data.partition(b"\n")[2] if start else data
         return rest, before + len(data) - len(rest)
-
-
-def _of_attempt(entry: Entry | None, run: Run) -> Entry | None:
-    return entry if _is_of(entry, run) else None
-
-
-def _is_of(entry: Entry | None, run: Run) -> bool:
-    """Return True if an entry is a summary of this attempt."""
-    summary = None if entry is None else entry.record
-    return isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
 
 
 def _entry(line: bytes) -> Entry | None:

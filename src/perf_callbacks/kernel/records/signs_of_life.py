@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.records import interim
 
 Locks = Mapping[tuple[int, int, int], int]
 """Id of the process that holds the lock on a file, for each locked file. The key consists of the major and minor number
@@ -31,15 +30,7 @@ class Signs:
     such process, or if the journal was read only once."""
 
 
-def signs(journal: Path, locks: Locks) -> Signs:
-    """Return the signs of life of a journal's writer. Raise `OSError` if the journal is gone."""
-    beside = None
-    with suppress(OSError):
-        beside = interim.path_of(journal).stat()
-    return signs_of(journal.stat(), beside, locks)
-
-
-def signs_of(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
+def signs(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
     """Return the signs of life of a journal's writer, from the status of the journal and of its summary file."""
     written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
     if not locks or not hasattr(os, "major"):  # Windows
