@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Totals, record, sum_of
+from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Totals, record
 from perf_callbacks.kernel.engine.window_sharing import WindowSharing
 from perf_callbacks.kernel.records.fit_records import Steps
 
@@ -24,9 +24,8 @@ class Ledger:
         self._added = 0  # parts of the block that are in the sums
         self._early = 0  # leading steps of the block that are in the journal; may exceed the block
         self._row, self._included = Totals(), Totals()
-        self._steps = self._lost = 0
-        self._samples: int | None = 0
-        self._tokens = self._untold_steps = 0
+        self._all = Totals()  # amounts of all steps, without seconds
+        self._lost = 0
         self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
@@ -105,7 +104,7 @@ class Ledger:
         """
         if not interim:
             self.add_up()
-        return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
+        return self._all.steps, self._all.samples, self._all.tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
         """Add the tokens of steps that were entered before the tensor of token ids was known.
@@ -115,13 +114,10 @@ class Ledger:
         self.add_up()
         for number, included in self._untold.items():
             if number in tokens:
-                self._tokens += tokens[number]
-                self._untold_steps -= 1
+                self._all.tell_tokens(tokens[number])
                 if included:
                     (self._row if number > self._row_after else self._included).tell_tokens(tokens[number])
-        self._block = [
-            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))]) for steps in self._block
-        ]
+        self._block = [steps._replace(tokens=[*map(tokens.get, steps.number, steps.tokens)]) for steps in self._block]
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def add_up(self) -> None:
@@ -130,12 +126,12 @@ class Ledger:
             return
         new = Columns.joined(self._block[self._added :])
         self._added = len(self._block)
-        self._steps += len(new.number)
+        self._all.add_amounts(new)
         self._last = new.number[-1]
-        self._samples = sum_of(new.samples, self._samples)
-        self._tokens += sum(filter(None, new.tokens))
         if None in new.tokens:
-            self._note_untold(new)
+            untold = [place for place, tokens in enumerate(new.tokens) if tokens is None]
+            for place in untold[: MOST_UNTOLD - len(self._untold)]:
+                self._untold[new.number[place]] = new.excluded[place] is None
         if any(new.excluded):
             self._lost += new.step_seconds.count(None)
             self.excluded.update(filter(None, new.excluded))
@@ -145,12 +141,6 @@ class Ledger:
         self._row.add(new.included)
         self._windows.add(new)
 
-    def _note_untold(self, new: Columns) -> None:
-        untold = [place for place, tokens in enumerate(new.tokens) if tokens is None]
-        self._untold_steps += len(untold)
-        for place in untold[: MOST_UNTOLD - len(self._untold)]:
-            self._untold[new.number[place]] = new.excluded[place] is None
-
 
 def reasons(excluded: Mapping[str, int]) -> str:
     """Return a text with the number of excluded steps for each reason. The most frequent reason comes first.
@@ -159,7 +149,3 @@ def reasons(excluded: Mapping[str, int]) -> str:
     '4 evaluation, 1 first'
     """
     return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
-
-
-def _either(tokens: int | None, told: int | None) -> int | None:
-    return told if tokens is None else tokens

@@ -136,20 +136,6 @@ class Totals:
     sum of tokens is unknown.
     """
 
-    __slots__ = (
-        "effort",
-        "effort_seconds",
-        "effort_steps",
-        "known_tokens",
-        "longest_pause",
-        "pause_seconds",
-        "samples",
-        "seconds",
-        "steps",
-        "untold_steps",
-        "useful_tokens",
-    )
-
     def __init__(self) -> None:
         self.steps = 0
         self.seconds: list[float] = [UNSEEN] * len(STAGES)
@@ -185,16 +171,20 @@ class Totals:
         """Add steps whose seconds are known."""
         if not steps.number:
             return
-        self.steps += len(steps.number)
+        self.add_amounts(steps)
         self.seconds = [sum(column, total) for column, total in zip(steps.stages, self.seconds, strict=True)]
-        self.samples = sum_of(steps.samples, self.samples)
-        self.known_tokens += sum(filter(None, steps.tokens))
-        self.untold_steps += steps.tokens.count(None)
         if self.useful_tokens is not None:
             self.useful_tokens = plus(self.useful_tokens, *steps.useful_tokens)
         self._add_flops(steps)
         self.pause_seconds += sum(steps.pause_seconds)
         self.longest_pause = max(self.longest_pause, *steps.longest_pause)
+
+    def add_amounts(self, steps: Columns) -> None:
+        """Add the number, the samples and the tokens of steps. Leave out their seconds, which may be unknown."""
+        self.steps += len(steps.number)
+        self.samples = sum_of(steps.samples, self.samples)
+        self.known_tokens += sum(filter(None, steps.tokens))
+        self.untold_steps += steps.tokens.count(None)
 
     def _add_flops(self, steps: Columns) -> None:
         known: list[StepFlops] = [*filter(None, steps.effort)]

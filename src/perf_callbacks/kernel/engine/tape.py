@@ -46,21 +46,6 @@ class Tape:
     the list. A call of `extend` is fast, and no garbage collection can interrupt the call.
     """
 
-    __slots__ = (
-        "_begun",
-        "_echo",
-        "_follower",
-        "_last",
-        "_listening",
-        "_pauses",
-        "_seconds",
-        "_since",
-        "_tracker",
-        "pairs",
-        "part",
-        "write",
-    )
-
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
         """Marks that were not read yet. Each mark is followed by its time."""
