@@ -35,7 +35,7 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from perf_callbacks.kernel.engine.windows import GatheredWindow, Part, WindowReader
+from perf_callbacks.kernel.engine.windows import GatheredWindow, Part
 from perf_callbacks.ranks import leader, node, rounds, store as board
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.ranks.node import Node
@@ -102,7 +102,7 @@ class Slices:
         self.begin()
 
 
-class Reader(WindowReader):
+class Reader:
     """Reads nothing."""
 
     def window_gathered(self, window: GatheredWindow) -> None:
@@ -136,7 +136,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
 
     exchange._rounds.step, board.StoreNotes.get = timed_step, counted_get
     reader = Reader()
-    exchange.add_reader(reader)  # signals are made for it
+    exchange.add_reader(reader.window_gathered)  # signals are made for it
     exchange.start()
     print(server.port, flush=True)
     figures = []

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from perf_callbacks.kernel.engine.windows import Part, WindowReader
+from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.exchange import Exchange
 
 LENGTH = 50
 
 
-class Windows(WindowReader):
+class Windows:
     """Keeps the windows that it reads, and does something with each."""
 
     def __init__(self, exchange, read=lambda _: None):
         self.all, self._read = [], read
-        exchange.add_reader(self)
+        exchange.add_reader(self.window_gathered)
 
     def window_gathered(self, window):
         self.all.append(window)

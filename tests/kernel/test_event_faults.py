@@ -4,7 +4,7 @@ import logging
 import math
 
 import pytest
-from fakes import STAGES, DeviceFit, Fit, times
+from fakes import STAGES, DeviceFit, times
 
 from perf_callbacks.kernel.process import event_timeline
 from perf_callbacks.kernel.process.event_timeline import CAPTURED, LOST, why_unusable
@@ -57,13 +57,6 @@ def test_a_fit_of_captured_steps_alone_has_a_summary():
     summary = fit.engine.stop(fit.now)
     assert (summary.steps, summary.included_steps, summary.lost_steps, summary.step_time) == (3, 0, 3, None)
     assert {step["excluded"] for step in fit.steps()} == {CAPTURED}
-
-
-def test_a_reader_knows_of_a_capture(fit):
-    assert not fit.engine.step_reader.capturing
-    fit.stream.capturing = True
-    assert fit.engine.step_reader.capturing
-    assert not Fit().engine.step_reader.capturing
 
 
 def test_points_of_two_streams_out_of_order_change_no_step(fit):

@@ -175,7 +175,7 @@ def _since(recorder: Recorder) -> float | None:
 
 def _add_other(recorder: Recorder, *, part: str, began: float | None) -> None:
     if began is not None and recorder.active and recorder.engine.excluded is None:
-        recorder.engine.account.add_other(part, recorder.clock() - began)
+        recorder.engine.account.other_seconds[part] += recorder.clock() - began
 
 
 def exits(

@@ -158,7 +158,7 @@ class Exchange:
         alive. A reader that raises an exception gets no more windows.
         """
         if isinstance(self._rounds, Leader):
-            self._rounds.readers.append(weakref.ref(reader))
+            self._rounds.readers.append(weakref.WeakMethod(reader))
 
     @property
     def latest(self) -> Window | None:

@@ -95,7 +95,7 @@ class Leader(Rounds):
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
-        self.readers: list[weakref.ref[WindowReader]] = []
+        self.readers: list[weakref.WeakMethod[WindowReader]] = []
         """Readers of the windows. A reader that raises gets no more windows, but the exchange continues."""
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
@@ -229,11 +229,11 @@ class Leader(Rounds):
             reader = reference()
             try:
                 if reader is not None:
-                    reader.window_gathered(window)
+                    reader(window)
             except Exception as error:
                 let_pass(error)
                 self.readers.remove(reference)
-                name = type(reader).__name__
+                name = type(getattr(reader, "__self__", None)).__name__
                 log.warning(
                     "perf_callbacks: %s reads no more windows, training goes on: %s", name, error, exc_info=error
                 )

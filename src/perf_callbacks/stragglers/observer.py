@@ -11,7 +11,7 @@ from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
 from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns
-from perf_callbacks.kernel.engine.windows import GatheredWindow, WindowReader
+from perf_callbacks.kernel.engine.windows import GatheredWindow
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -163,7 +163,7 @@ class _Found:
         return {"straggler_loss": float(f"{lost - before:.6g}")}
 
 
-class RanksWatch(Observer, WindowReader):
+class RanksWatch(Observer):
     """Computes the signals of this rank. On rank 0, compares the signals of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
@@ -182,7 +182,7 @@ class RanksWatch(Observer, WindowReader):
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
-        ranks.add_reader(self)
+        ranks.add_reader(self.window_gathered)
 
     def _local_times(self, training: Training) -> LocalTimes:
         """Return the observer that computes local times.

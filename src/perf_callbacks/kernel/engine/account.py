@@ -1,6 +1,6 @@
 """Split a fit's wall time into parts, so that each second is in one part. Also add up the fit's garbage collections."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from perf_callbacks.kernel.engine.ledger import Ledger
 from perf_callbacks.kernel.engine.marks import Pause
@@ -17,9 +17,6 @@ GENERATION, REWARDS = "generation", "rewards"
 
 BEGINNING = ("first", "restart")
 """Reasons for excluding the first step of a fit from metrics."""
-
-
-GENERATIONS = 3
 
 
 class Account:
@@ -40,19 +37,15 @@ class Account:
         self.own_seconds = 0.0
         """Seconds that the callback itself took during steps. The times of the steps don't include these seconds."""
 
-        self.other_seconds: dict[str, float] = {}
+        self.other_seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of each named part of the stage `OTHER`, in the included steps."""
-        self.span_seconds: dict[str, float] = {}
+        self.span_seconds: defaultdict[str, float] = defaultdict(float)
         self.span_counts: Counter[str] = Counter()
 
     def add_span(self, kind: str, seconds: float) -> None:
         """Add the seconds of a span, such as an evaluation or a checkpoint."""
-        self.span_seconds[kind] = self.span_seconds.get(kind, 0.0) + seconds
+        self.span_seconds[kind] += seconds
         self.span_counts[kind] += 1
-
-    def add_other(self, name: str, seconds: float) -> None:
-        """Add seconds to a named part of the stage `OTHER`."""
-        self.other_seconds[name] = self.other_seconds.get(name, 0.0) + seconds
 
     def started(self, now: float) -> None:
         """Store the time that has passed from the start of measuring until the callback was set up."""
@@ -110,7 +103,7 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._collections = [0] * GENERATIONS
+        self._collections = [0, 0, 0]
         self._seconds = self._longest = self._scheduled = self._startup = 0.0
         self._made = self._garbage = 0  # in scheduled collections
 
@@ -119,10 +112,10 @@ class Pauses:
         if pause.ours == fit_records.STARTUP:
             self._startup += pause.seconds
             return
-        self._collections[min(pause.generation, GENERATIONS - 1)] += 1
+        self._collections[pause.generation] += 1
         self._seconds += pause.seconds
-        self._scheduled += pause.seconds if pause.ours else 0.0
         if pause.ours:
+            self._scheduled += pause.seconds
             self._made += pause.made
             self._garbage += pause.collected
         self._longest = max(self._longest, pause.seconds)

@@ -1,6 +1,6 @@
 """Keeps finished steps one by one for the journal, and adds them up for metrics and summary."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Totals, record
@@ -30,7 +30,7 @@ class Ledger:
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
         """Number of excluded steps, by the reason for the exclusion."""
-        self.excluded_seconds: dict[str, float] = {}
+        self.excluded_seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of the excluded steps, by the reason for the exclusion."""
         self.left_out: Counter[str] = Counter()
         """Number of steps that the most recent row of metrics left out, by the reason for the exclusion."""
@@ -137,7 +137,7 @@ class Ledger:
             self.excluded.update(filter(None, new.excluded))
             for reason, seconds in zip(new.excluded, new.step_seconds, strict=True):
                 if reason is not None and seconds is not None:
-                    self.excluded_seconds[reason] = self.excluded_seconds.get(reason, 0.0) + seconds
+                    self.excluded_seconds[reason] += seconds
         self._row.add(new.included)
         self._windows.add(new)
 

@@ -1,7 +1,6 @@
 """Compute metrics from totals. Each metric is a ratio of sums."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from perf_callbacks.kernel.engine import windows
 from perf_callbacks.kernel.engine.resources import JOB_FIGURES
@@ -10,14 +9,12 @@ from perf_callbacks.kernel.records.fit_records import Window
 
 _DIGITS = 6
 
-NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})
-
 
 def metrics(
     totals: Totals,
     shown: KnownParts,
     window: Window | None = None,
-    flops: Mapping[str, float | None] = NO_FLOPS,
+    flops: Mapping[str, float | None] | None = None,
     baseline_rate: float | None = None,
 ) -> dict[str, float]:
     """Return a dictionary of the metrics of some steps. Unknown metrics are left out.
@@ -48,7 +45,7 @@ def metrics(
         values |= {name: window.job[name] for name in JOB_FIGURES if name in window.job}
     if baseline_rate and totals.samples is not None and shown.devices is not None:
         values["scaling_efficiency"] = totals.samples / seconds / shown.devices / baseline_rate
-    values |= flops
+    values |= flops or {}
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
     return {name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

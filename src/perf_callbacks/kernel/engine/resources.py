@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 
 UNKNOWN = -1.0
 """Value that a rank sends if it doesn't know a resource. NaN is not used, because NaN is not equal to itself."""
@@ -41,8 +40,8 @@ def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float
         complete: True if no rank of the job is missing.
     """
     columns = {name: resources[place :: len(RESOURCES)] for place, name in enumerate(RESOURCES)}
-    known = {name: column for name, column in columns.items() if complete and column and _all_known(column)}
-    figures = {name: combine(known[of]) for name, (of, combine) in JOB_FIGURES.items() if of in known}
+    known = {name: column for name, column in columns.items() if all([0 <= value < LARGEST for value in column])}
+    figures = {name: combine(known[of]) for name, (of, combine) in JOB_FIGURES.items() if complete and known.get(of)}
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
@@ -69,8 +68,3 @@ def packed(resources: Mapping[str, float]) -> "array[float]":
     """
     values = [resources.get(name, UNKNOWN) for name in RESOURCES]
     return array("f", [value if 0 <= value < LARGEST else UNKNOWN for value in values])
-
-
-def _all_known(values: Sequence[float]) -> bool:
-    possible = min(values) >= 0 and max(values) < LARGEST  # the bytes of another rank may hold anything
-    return possible and isfinite(sum(values))  # `min` and `max` may overlook a NaN

@@ -27,13 +27,5 @@ class Stage(IntEnum):
     """Evaluation, checkpointing and other work that is part of no step."""
 
 
-STAGES = (
-    Stage.DATA,
-    Stage.FORWARD,
-    Stage.BACKWARD,
-    Stage.OPTIMIZER,
-    Stage.COMMUNICATION,
-    Stage.GC,
-    Stage.OTHER,
-)
+STAGES = tuple([stage for stage in Stage if stage < Stage.UNDECIDED])
 """Stages that make up a step, in the order in which reports show them."""

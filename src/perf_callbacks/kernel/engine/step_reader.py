@@ -93,11 +93,6 @@ class StepReader:
         self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
         self._unlooked = 0
 
-    @property
-    def capturing(self) -> bool:
-        """True while a graph is captured. During a capture, the device must not be queried."""
-        return self._device is not None and self._device.capturing()
-
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Hold the lock within the block.
@@ -140,7 +135,7 @@ class StepReader:
     def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
         """Wait at the end of a fit for times that the device has not reported yet."""
         began = clock()
-        while not self.collect() and not self.capturing:
+        while not self.collect() and not (self._device is not None and self._device.capturing()):
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
             if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * longest):
                 return

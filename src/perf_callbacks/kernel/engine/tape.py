@@ -30,13 +30,8 @@ class Past(NamedTuple):
         return [*zip(*self.stages, strict=True)]
 
 
-class PlacedPause(NamedTuple):
-    """A garbage collection, with the stage and the step in which it ran."""
-
-    pause: Pause
-    stage: Stage
-    step: int
-    """Index of the step, from 0 on, among the steps that `read` returns."""
+PlacedPause = tuple[Pause, Stage, int]
+"""A garbage collection, the stage in which it ran, and the index of its step among the steps that `read` returns."""
 
 
 class Tape:
@@ -225,7 +220,7 @@ class Tape:
 
     def _pause(self, pause: Pause, told: list[PlacedPause], step: int) -> None:
         stage = self._tracker.stage
-        told.append(PlacedPause(pause, stage, step))
+        told.append((pause, stage, step))
         self._begun = True  # the rest of the step has to be read mark by mark
         if pause.here and stage is not _ASIDE:
             self._pauses.append(pause.seconds)

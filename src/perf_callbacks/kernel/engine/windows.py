@@ -3,9 +3,8 @@
 A window covers `length` consecutive optimizer steps. Each rank contributes a `Part`.
 """
 
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -97,15 +96,12 @@ class JobSettings:
     """True if the parts of windows carry signals, which rank 0 reads."""
 
 
-class WindowReader(ABC):
-    """Base class of a feature that reads the windows of all ranks on rank 0."""
+WindowReader = Callable[[GatheredWindow], None]
+"""Method of a feature that reads the windows of all ranks on rank 0.
 
-    @abstractmethod
-    def window_gathered(self, window: GatheredWindow) -> None:
-        """Read a window. A side thread calls this once per window, in the order of the windows.
-
-        After every 2 ms of work, a reader should sleep briefly, so that the training thread can get the GIL.
-        """
+A side thread calls the method once per window, in the order of the windows. After every 2 ms of work, a reader should
+sleep briefly, so that the training thread can get the GIL.
+"""
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:

@@ -7,7 +7,7 @@ rely on the types of values. So a line is also skipped if a known key has a valu
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_args
 
@@ -58,7 +58,7 @@ def encode(entry: Entry) -> str:
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
         if value not in nothing:
-            parts.append(f'"{name}":{_times(value) if name.endswith("_time") else _json(value)}')
+            parts.append(f'"{name}":{_times(value) if name.endswith("_time") else pack(value)}')
     return "{" + ",".join(parts) + "}"
 
 
@@ -67,10 +67,11 @@ def _times(values: tuple[float | None, ...]) -> str:
         written = ("%.7f," * len(values)) % values
         if "n" not in written:  # nan and inf become null below
             return "[" + written[:-1] + "]"
-    return _json([value if value is None else round(value, 7) for value in values])
+    return pack([value if value is None else round(value, 7) for value in values])
 
 
-def _json(value: Any) -> str:
+def pack(value: Any) -> str:
+    """Encode a dataclass, or the value of a field, as JSON."""
     try:
         return _ENCODER.encode(value).decode()
     except UnicodeEncodeError:  # a path may contain bytes that aren't UTF-8
@@ -106,11 +107,6 @@ def decode(line: str) -> Entry | None:
     return Entry(head.t, record)
 
 
-def pack(item: Any) -> str:
-    """Encode a dataclass as a line for other ranks."""
-    return _json(item)
-
-
 def unpack(kind: type[T], line: str) -> T | None:
     """Decode another rank's line as this dataclass; None if the line is torn or has impossible values."""
     item = _read(kind, line)
@@ -137,18 +133,13 @@ def _readable(line: str) -> str:
 def _in_parts(line: str) -> str:
     """Return the line of a summary, converted from schema 1 if necessary."""
     summary = _read(dict, line)
-    return line if summary is None or not old_summaries.is_old(summary) else _json(old_summaries.converted(summary))
+    return line if summary is None or not old_summaries.is_old(summary) else pack(old_summaries.converted(summary))
 
 
 def _even(steps: Steps) -> bool:
     """Return True if each column of a `Steps` record is empty or as long as the column `step`."""
     columns = [getattr(steps, name) for name in _FIELDS[Steps]]
     return all([len(column) in {0, len(steps.step)} for column in columns]) and len(steps.step) == len(steps.step_time)
-
-
-def entries(lines: Iterable[str]) -> Iterator[Entry]:
-    """Yield the entries of a journal, in the order of its lines."""
-    return (entry for entry in map(decode, lines) if entry is not None)
 
 
 def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:

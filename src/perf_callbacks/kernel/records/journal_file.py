@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.records.codec import Entry, encode, entries
+from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc, Record, Run, Steps, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory
@@ -308,7 +308,7 @@ def files(path: Path) -> list[Path]:
 
 def _entries(path: Path) -> Iterator[Entry]:
     with path.open("rb", buffering=1_000_000) as file:
-        yield from entries(_lines(file))
+        yield from filter(None, map(decode, _lines(file)))
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Settings that users choose. Settings are checked once, and errors are in plain words."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perf_callbacks.kernel.settings import output_directory
@@ -197,15 +198,10 @@ _PATTERNS = {
 }
 
 
+@cache
 def rules() -> dict[str, Rule]:
     """Return the rule of each field, in the order of the fields."""
-    if not _RULES:
-        hints = get_type_hints(PerfConfig)
-        _RULES.update((field.name, _rule(field.name, hints[field.name])) for field in fields(PerfConfig))
-    return _RULES
-
-
-_RULES: dict[str, Rule] = {}
+    return {name: _rule(name, hint) for name, hint in get_type_hints(PerfConfig).items()}
 
 
 def _rule(name: str, hint: object) -> Rule:

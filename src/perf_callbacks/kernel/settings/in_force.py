@@ -72,7 +72,7 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
         off = replace(config, enabled=False)
         return Settings(config=off, from_env=("enabled",), origins={"enabled": SWITCH}, remarks=())
     entries = tuple(entries)
-    values: dict[str, Any] = parse(entries)
+    values = parse(entries)
     found = [name for name in rules() if variable(name) in environ]
     values |= {name: _value(name, environ[variable(name)], variable(name)) for name in found}
     handed = environ.get(SECTION, "").split(",")
@@ -85,13 +85,7 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
         from_env += (on_event.FIELD,)
         origins[on_event.FIELD] = on_event.VARIABLE
     config = replace(config, **values)
-    return Settings(
-        config=config,
-        from_env=from_env,
-        origins=origins,
-        remarks=_strangers(environ),
-        on_event=command,
-    )
+    return Settings(config=config, from_env=from_env, origins=origins, remarks=_strangers(environ), on_event=command)
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
