@@ -1,6 +1,6 @@
 """Keys of the metrics that a fit has, from the registry."""
 
-from perf_callbacks.kernel.records.metric_table import CLOCK, FLOPS, GC, MASK, METRICS, PEAK
+from perf_callbacks.kernel.records.metric_table import CLOCK, FLOPS, GC, KEYS, MASK, METRICS, PEAK
 
 ON_CPU = (CLOCK, GC, MASK, FLOPS, PEAK)
 """Needs that a fit in one process on a CPU meets, if its FLOPs are counted."""
@@ -20,7 +20,7 @@ def needing(need):
 
 def of_run(keys):
     """Keys of the averages over a run, in the order of the keys of a row."""
-    run_keys = {metric.key: metric.run_key for metric in METRICS}
+    run_keys = {metric.key: KEYS["whole"][metric.name] for metric in METRICS}
     return [run_keys[key] for key in keys]
 
 

@@ -1,6 +1,5 @@
 """Find the tensors in a batch of any form. Attributes identify a tensor, because this module doesn't import torch."""
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -89,11 +88,7 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, tuple | list):
         names = getattr(value, "_fields", range(len(value)))
         return [] if value and isinstance(value[0], _PLAIN) else list(zip(names, value, strict=False))
-    if (
-        type(value) is dict
-        or isinstance(value, Mapping)
-        or (hasattr(type(value), "items") and hasattr(type(value), "keys"))
-    ):
+    if hasattr(type(value), "items") and hasattr(type(value), "keys"):
         return list(value.items())
     if callable(value) and not hasattr(type(value), "keys"):  # a model or tokenizer; a callable graph has `keys`
         return []

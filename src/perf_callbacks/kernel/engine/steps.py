@@ -292,15 +292,11 @@ def record(steps: Columns, shown: KnownParts) -> Steps:
     stages: dict[str, Any] = {
         name: tuple(steps.stages[stage]) for stage, name in shown.stages([sum(stage) for stage in times])
     }
-    efforts: Sequence[Any] = steps.effort
-    if alike(efforts):
-        flops = (efforts[0].model_flops,) * len(efforts) if efforts[0] else ()
-    else:
-        flops = tuple([effort and effort.model_flops for effort in efforts])
+    flops = tuple([effort and effort.model_flops for effort in steps.effort])
     return Steps(
         step=tuple(steps.number),
         step_time=tuple(steps.step_seconds),
-        model_flops=flops,
+        model_flops=flops if any(steps.effort) else (),
         samples=tuple(steps.samples),
         tokens=tuple(steps.tokens),
         excluded=tuple(steps.excluded),

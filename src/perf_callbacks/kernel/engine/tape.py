@@ -46,7 +46,6 @@ class Tape:
         """Marks that were not read yet. Each mark is followed by its time."""
         self._echo = echo
         self._follower: StageTracker | None = None
-        self._listening = False
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
         """Function that writes the pair of a mark and its time. While marks are ignored, the function drops the
         pair."""
@@ -67,23 +66,21 @@ class Tape:
 
     def listen(self) -> None:
         """Keep the marks that are written from now on."""
-        self._listening = True
         self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
 
     def ignore(self) -> None:
         """Drop the marks that are written from now on. Garbage collections are kept."""
-        self._listening = False
         self.write = _nowhere
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Drop all marks that are written within the block, because the block is not part of the training."""
-        listening = self._listening
+        before = self.write
         self.ignore()
         try:
             yield
         finally:
-            if listening:
+            if before is not _nowhere:
                 self.listen()
 
     def follow(self) -> StageTracker:
@@ -97,14 +94,14 @@ class Tape:
                 follower.take_calls()
         follower.earlier = follower.take_calls()
         self._follower = follower
-        if self._listening:
+        if self.write is not _nowhere:
             self.listen()
         return follower
 
     def unfollow(self) -> None:
         """Stop the tracker that `follow` returned."""
         self._follower = None
-        if self._listening:
+        if self.write is not _nowhere:
             self.listen()
 
     def note(self, pause: Pause) -> None:

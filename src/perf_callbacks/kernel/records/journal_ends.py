@@ -87,8 +87,7 @@ class FitEnds:
     @property
     def seconds(self) -> float:
         """Seconds from the beginning of the fit to the latest record."""
-        known = [entry.t for entry in self.latest[-1:]] + ([] if self.interim is None else [self.interim.t])
-        return max(known, default=0.0)
+        return max([entry.t for entry in (*self.latest[-1:], self.interim) if entry is not None], default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

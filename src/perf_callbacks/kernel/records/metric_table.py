@@ -42,11 +42,6 @@ class Metric:
         """Name by which loggers and rows of the journal know the metric."""
         return PREFIX + self.name
 
-    @property
-    def run_key(self) -> str:
-        """Name of the average over a run."""
-        return PREFIX + RUN + self.name
-
 
 CLOCK, GC, MASK, DEVICES = "host's clock", "`gc`", "attention mask", "several devices"
 FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
@@ -264,6 +259,6 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 
 KEYS = {
     "row": {metric.name: metric.key for metric in METRICS},
-    "whole": {metric.name: metric.run_key for metric in METRICS},
+    "whole": {metric.name: PREFIX + RUN + metric.name for metric in METRICS},
 }
 """Keys of all metrics by name: "row" for the keys in a row, "whole" for the keys of averages over the fit."""

@@ -22,20 +22,16 @@ Node = Any
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
     """Return the settings in force, from `config`, the file of `PERF_CALLBACKS_CONFIG` and the environment."""
-    return resolve(config, environ, named(environ))
-
-
-def named(environ: Mapping[str, str]) -> tuple[FileEntry, ...]:
-    """Read the file that `PERF_CALLBACKS_CONFIG` names."""
     name = environ.get(FILE)
     if not name or switched_off(environ):
-        return ()
+        return resolve(config, environ)
     path = Path(name)
     try:
         root = compose(path, read(path))
-        return () if root is None else entries(root, name)
+        found = () if root is None else entries(root, name)
     except ConfigError as error:
         raise ConfigError(f"{FILE}: {error}") from None
+    return resolve(config, environ, found)
 
 
 def read(path: Path) -> str:
