@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials.plan import Identity
@@ -169,15 +169,7 @@ def _shorten(opened: FileIO, file: Path) -> None:
 
 
 def _encoded(line: LedgerLine) -> bytes:
-    return msgspec.json.encode(msgspec.to_builtins(line, enc_hook=_plain)) + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    """Convert an instance of a subclass to its built-in type, such as torch's version to `str`."""
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    raise TypeError(f"a line holds {value!r}")
+    return pack(line).encode() + b"\n"
 
 
 def _decoded(data: bytes) -> LedgerLine | None:

@@ -8,8 +8,6 @@ from perf_callbacks.kernel.engine.stages import Stage
 class Begin:
     """Mark for the start of a stage. The matching `BACK` ends the stage."""
 
-    __slots__ = ("stage",)
-
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
@@ -17,13 +15,9 @@ class Begin:
 class Back:
     """Mark that ends the stage of the matching `Begin`. The stage before the `Begin` continues."""
 
-    __slots__ = ()
-
 
 class End:
     """Mark for the end of a step. The next step begins in the stage `OTHER`, with no stage to return to."""
-
-    __slots__ = ()
 
 
 BEGIN: Final = {stage: Begin(stage) for stage in Stage}
@@ -75,8 +69,6 @@ class Calls(NamedTuple):
 
 class StageTracker:
     """Follows marks, and returns the stage in which the training thread was between two marks."""
-
-    __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "fetches_at_backward", "stage")
 
     def __init__(self) -> None:
         self.stage = _OTHER

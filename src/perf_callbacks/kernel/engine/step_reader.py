@@ -83,8 +83,6 @@ class StepReader:
         self.longest_step = 0.0
         """Seconds of the longest step so far. The first step of a fit is ignored, because setup and compilation make
         the first step longer."""
-        self.longest_timed = 0.0
-        """Seconds of the longest step so far. Unlike in `longest_step`, the first step counts, too."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
@@ -136,8 +134,7 @@ class StepReader:
         """Wait at the end of a fit for times that the device has not reported yet."""
         began = clock()
         while not self.collect() and not (self._device is not None and self._device.capturing()):
-            longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
-            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * longest):
+            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * self.longest_step):
                 return
             sleep(0.001)
 
@@ -204,11 +201,9 @@ class StepReader:
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
-                known = [*zip(times, steps.excluded, strict=True)]
-                self.longest_timed = max([self.longest_timed, *[time for time, _ in known if time is not None]])
+                known = zip(times, steps.excluded, strict=True)
                 times = [time for time, reason in known if time is not None and reason not in BEGINNING]
-            self.longest_step = max(self.longest_step, *times) if times else self.longest_step
-            self.longest_timed = max(self.longest_timed, self.longest_step)
+            self.longest_step = max([self.longest_step, *times])
         return steps
 
     def _finish(self, past: Past) -> Columns:

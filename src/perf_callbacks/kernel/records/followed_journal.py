@@ -109,9 +109,11 @@ class FollowedJournal:
         """Read the beginning and the end of each fit."""
         with self._journal.open("rb") as file:
             fits = EndReader(file, self._journal, self._beside).fits()
-        self._fits = [fit.ends for fit in fits]
-        self._start = fits[-1].start if fits else 0
-        self._lines = _without_old_steps(fits[-1].lines, fits[-1].ends) if fits else []
+        self._fits = [ends for _, ends, _ in fits]
+        self._start, self._lines = 0, []
+        if fits:
+            self._start, ends, lines = fits[-1]
+            self._lines = _without_old_steps(lines, ends)
 
     def _grew(self, version: Version) -> bool:
         """Read the new bytes of the last fit. Return False if the whole file must be read again."""

@@ -101,15 +101,8 @@ class Line:
     blank: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FitLines:
-    """Beginning and end of a fit, and the lines at its end."""
-
-    start: int
-    """Byte offset of the `run` record in the file."""
-    ends: FitEnds
-    lines: tuple[Line, ...]
-    """Lines in the last `END_BYTES` of the fit. The last line may be torn or empty."""
+FitLines = tuple[int, FitEnds, list[Line]]
+"""Byte offset of a fit's `run` record, the beginning and end of the fit, and the lines in its last `END_BYTES`."""
 
 
 def with_lines(ends: FitEnds, lines: Sequence[Line], beside: Entry | None) -> FitEnds:
@@ -167,14 +160,14 @@ class EndReader:
         opening = _entry(self._file.readline(END_BYTES))
         run = None if opening is None else opening.record
         first = [0] if isinstance(run, Run) else []
-        near = start = max(0, self.size - END_BYTES)
-        found = self._search(near, self.size)
-        if near and (found or not (isinstance(run, Run) and self._ends_with(run, near))):
-            found, start = [], self.size
-            while start > 0 and not found:
-                end, start = start, max(0, start - SEARCH_BYTES)
-                found = self._search(start, end)
-        return sorted({*(first if start == 0 or not found else ()), *found})
+        near = max(0, self.size - END_BYTES)
+        if isinstance(run, Run) and not self._search(near, self.size) and self._ends_with(run, near):
+            return first
+        start, found = self.size, list[int]()
+        while start > 0 and not found:
+            end, start = start, max(0, start - SEARCH_BYTES)
+            found = self._search(start, end)
+        return sorted({*(first if start == 0 else ()), *found})
 
     def fit(self, start: int, end: int) -> FitLines | None:
         """Read the first and last records of the fit between two byte offsets; None without a readable `run` record."""
@@ -195,7 +188,7 @@ class EndReader:
             return None
         first = tuple(takewhile(lambda entry: not isinstance(entry.record, Steps), entries))
         ends = FitEnds(journal=self._journal, run=run, first=first, latest=(), interim=None, unreadable=0)
-        return FitLines(start, with_lines(ends, tail, self._beside), tuple(tail))
+        return start, with_lines(ends, tail, self._beside), tail
 
     def _ends_with(self, run: Run, near: int) -> bool:
         """Return True if `run` begins the last attempt in the file."""

@@ -110,13 +110,6 @@ def _lock(file: FileIO) -> bool:
     return True
 
 
-def _unlock(file: FileIO) -> None:
-    """Release the lock now. Closing the file would not release the lock while a forked child has the file open."""
-    if fcntl is not None:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
 class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
@@ -189,10 +182,7 @@ class FileJournal(Journal):
 
     def disown(self) -> None:
         """Close the file in a forked child, so that the file doesn't stay locked after the parent's death."""
-        self._done = True
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        self._let_go()
 
     def _drain(self) -> None:
         """Write the pending records. The caller holds the lock."""
@@ -255,13 +245,9 @@ class FileJournal(Journal):
     def _let_go(self) -> None:
         self._done = True
         self._pending.clear()
-        file = self._file
+        file, self._file = self._file, None
         if file is not None:
-            try:
-                _unlock(file)
-            finally:  # after an interrupt too: no other object refers to the file
-                self._file = None
-                file.close()
+            file.close()
 
 
 _all: "weakref.WeakSet[FileJournal]" = weakref.WeakSet()
