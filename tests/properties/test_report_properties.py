@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings, strategies as st
 from journals import Outline, a_fit
 
-from perf_callbacks.kernel.records.codec import encode, entries
+from perf_callbacks.kernel.records.codec import decode, encode
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
@@ -26,7 +26,7 @@ def twisted(value, random):
 
 def everything(lines):
     """All that is made of a journal."""
-    for number, fit in enumerate(fits := gather([entries(lines)]), start=1):
+    for number, fit in enumerate(fits := gather([filter(None, map(decode, lines))]), start=1):
         json.loads(Outline(render(payload(fits, number))).data)
         json.loads("".join(trace(fit)))
 

@@ -42,11 +42,6 @@ class Account:
         self.span_seconds: defaultdict[str, float] = defaultdict(float)
         self.span_counts: Counter[str] = Counter()
 
-    def add_span(self, kind: str, seconds: float) -> None:
-        """Add the seconds of a span, such as an evaluation or a checkpoint."""
-        self.span_seconds[kind] += seconds
-        self.span_counts[kind] += 1
-
     def started(self, now: float) -> None:
         """Store the time that has passed from the start of measuring until the callback was set up."""
         self.startup_seconds = now - self.began

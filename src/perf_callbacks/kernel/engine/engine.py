@@ -94,7 +94,6 @@ class Engine:
         """True if the training thread marks its waits in collectives on the tape."""
         self.tape = Tape(None if device is None else device.mark)
         """Tape on which the training thread writes its marks."""
-        self._began = 0.0
         self.account = Account()
         self.open_spans: list[tuple[str, float]] = []
         """Kind and start time of each open span, such as an evaluation. The outermost span is first."""
@@ -138,7 +137,7 @@ class Engine:
 
     def start(self, now: float) -> None:
         """Begin the fit. Metrics leave out the first step of the fit."""
-        self._began = self.account.began = now
+        self.account.began = now
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
         self._emit(self._run)
@@ -184,7 +183,7 @@ class Engine:
             step=self.step + 1 if step is None else step,
             stage=stage,
             generation=pause.generation,
-            start=pause.start - self._began,
+            start=pause.start - self.account.began,
             seconds=pause.seconds,
             collected=pause.collected,
             automatic=pause.automatic,
@@ -215,8 +214,9 @@ class Engine:
         self.plan()
         self.tape.listen()
         self.tape.write((BACK, now))
-        self.account.add_span(kind, now - start)
-        self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
+        self.account.span_seconds[kind] += now - start
+        self.account.span_counts[kind] += 1
+        self._emit(Span(kind=kind, step=self.step, start=start - self.account.began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
         """End the trainer's optimizer step `step`, and begin the next step."""

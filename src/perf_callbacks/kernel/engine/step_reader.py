@@ -83,6 +83,8 @@ class StepReader:
         self.longest_step = 0.0
         """Seconds of the longest step so far. The first step of a fit is ignored, because setup and compilation make
         the first step longer."""
+        self.longest_timed = 0.0
+        """Seconds of the longest step so far. Unlike in `longest_step`, the first step counts, too."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
@@ -134,7 +136,8 @@ class StepReader:
         """Wait at the end of a fit for times that the device has not reported yet."""
         began = clock()
         while not self.collect() and not (self._device is not None and self._device.capturing()):
-            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * self.longest_step):
+            longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
+            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * longest):
                 return
             sleep(0.001)
 
@@ -145,16 +148,12 @@ class StepReader:
         written without FLOPs. The call doesn't query the device: a query might hang, or break a graph capture in the
         training thread.
         """
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if not self._reading:
+        with self.alone() as held:
+            if held and not self._reading:
                 late = self._early(self._tape.peek()) if self._device is None else None
                 block = self._ledger.early_block(late)
                 if block is not None:
                     emit(block)
-        finally:
-            self._lock.release()
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
         """Store the function that counts tokens.
@@ -201,9 +200,11 @@ class StepReader:
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
-                known = zip(times, steps.excluded, strict=True)
+                known = [*zip(times, steps.excluded, strict=True)]
+                self.longest_timed = max([self.longest_timed, *[time for time, _ in known if time is not None]])
                 times = [time for time, reason in known if time is not None and reason not in BEGINNING]
             self.longest_step = max([self.longest_step, *times])
+            self.longest_timed = max(self.longest_timed, self.longest_step)
         return steps
 
     def _finish(self, past: Past) -> Columns:

@@ -109,9 +109,8 @@ class PerfConfig:
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after", "baseline"):
             value: Any = getattr(self, name)
-            if type(value) in {int, float} and not is_huge(
-                value
-            ):  # the field is no `str | float`: transformers' parser refuses it
+            # The field is no `str | float`: transformers' parser refuses it.
+            if type(value) in {int, float} and not is_huge(value):
                 text = format(value, ".15g")
                 object.__setattr__(self, name, text if rules()[name].allows(text) else value)
         for name, rule in rules().items():
