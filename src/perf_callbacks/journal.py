@@ -40,7 +40,7 @@ from perf_callbacks.kernel.records.fit_records import (
 )
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.journal_ends import FitEnds
-from perf_callbacks.kernel.records.journal_file import files, read
+from perf_callbacks.kernel.records.journal_file import files, files_of_lowest_rank, read
 from perf_callbacks.kernel.records.machine_records import HeldMemory, Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
@@ -143,9 +143,7 @@ def runs(directory: Path | str) -> list[dict[str, Any]]:
 def _in(folder: Path, locks: Locks) -> list[RecordedRun]:
     """Return the runs of a directory, read from the journals of the lowest rank."""
     ends: list[FitEnds] = []
-    journals = [path for path in files(folder) if path.parent == folder]
-    for path in journals:
-        if path.name.split(".")[0] == journals[0].name.split(".")[0]:
-            with suppress(OSError):
-                ends += followed_journal.read(path, locks)
+    for path in files_of_lowest_rank(folder):
+        with suppress(OSError):
+            ends += followed_journal.read(path, locks)
     return recorded_run.gather(ends, unix_time())

@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from perf_callbacks.commands import show
-from perf_callbacks.commands.run_reader import files_of_lowest_rank, to_stderr
+from perf_callbacks.commands.run_reader import to_stderr
 from perf_callbacks.goodput import job_time, text
 from perf_callbacks.goodput.attempt_order import RecordedAttempt, in_order, summary
 from perf_callbacks.goodput.job_time import JobTime
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records import interim
-from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
+from perf_callbacks.kernel.records.journal_file import FOLDER, files, files_of_lowest_rank, read
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report import run_list, run_title
 from perf_callbacks.report.history import FitHistory, gather

@@ -7,7 +7,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.records import followed_journal
 from perf_callbacks.kernel.records.journal_ends import FitEnds
-from perf_callbacks.kernel.records.journal_file import FOLDER, files
+from perf_callbacks.kernel.records.journal_file import FOLDER, files, files_of_lowest_rank
 from perf_callbacks.kernel.records.signs_of_life import Locks, read_locks
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report import recorded_run, run_list
@@ -106,16 +106,3 @@ def _named(path: Path) -> list[Path]:
         return files(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-
-
-def files_of_lowest_rank(folder: Path) -> list[Path]:
-    """Return the journals of the lowest rank in a directory.
-
-    A directory has several such journals if fits wrote at the same time.
-    """
-    try:
-        found = [path for path in files(folder) if path.parent == folder]
-    except OSError:
-        return []
-    rank = found[0].name.split(".")[0] if found else ""
-    return [path for path in found if path.name.split(".")[0] == rank]

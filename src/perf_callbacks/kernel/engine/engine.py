@@ -53,8 +53,6 @@ SEVERAL = 16
 MOST_BATCHES = 256
 """If one step has more micro-batches than this, the engine adds up their amounts before the step ends."""
 
-_OTHER = Stage.OTHER
-
 
 class Engine:
     """Turns the events of one fit into steps, metrics and journal records.
@@ -144,7 +142,7 @@ class Engine:
         self._windows.exchange(self.step)
         self.plan()
         if self._device is not None:
-            self._device.mark(_OTHER)
+            self._device.mark(Stage.OTHER)
 
     def use(self, work: WorkModel) -> None:
         """Use this work model for the FLOPs of the current step and of all later steps."""
@@ -258,7 +256,7 @@ class Engine:
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Count the tokens of earlier steps, because it is now known which tensor holds the token ids."""
         with self.step_reader.alone():
-            self.step_reader.collect()
+            self._read()
             self._ledger.tell_tokens(self.step_reader.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
@@ -267,8 +265,7 @@ class Engine:
         with self.step_reader.alone() as held:
             if not held:
                 return
-            self.step_reader.collect()
-            self._ledger.add_up()
+            self._read()
             self._windows.exchange(self.step)
             block = self._ledger.take_block()
             self.plan()
@@ -278,7 +275,7 @@ class Engine:
     def row(self, step: int) -> dict[str, float]:
         """Return the metrics of the included steps since the previous row, or {} if no step is included."""
         with self.step_reader.alone():
-            self.step_reader.collect()
+            self._read()
             return self._logged(step, self._ledger.take_row(), "row")
 
     @property
@@ -293,7 +290,7 @@ class Engine:
     def whole(self, step: int) -> dict[str, float]:
         """Return the metrics `perf/run/…` over all included steps, for the trainer's last log line."""
         with self.step_reader.alone():
-            self.step_reader.collect()
+            self._read()
             return self._logged(step, self._ledger.included(), "whole")
 
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
@@ -311,24 +308,28 @@ class Engine:
     def amounts(self) -> Amounts:
         """Return the samples and tokens of all attempts so far. A checkpoint carries these sums to the next attempt."""
         with self.step_reader.alone():
-            self.step_reader.collect()
+            self._read()
             return added(self._earlier, self._all()[1])
 
     def productive_seconds(self) -> float:
         """Return the seconds of the steps so far, as `Account.productive` counts them."""
         with self.step_reader.alone():
-            self.step_reader.collect()
-            self._ledger.add_up()
+            self._read()
             return self.account.productive(
                 self._ledger.included(interim=True), self._ledger, len(self.step_reader.passed)
             )
 
-    def _all(self, *, interim: bool = False) -> tuple[int, Amounts, int]:
+    def _read(self) -> None:
+        """Read and add up the finished steps."""
+        self.step_reader.collect()
+        self._ledger.add_up()
+
+    def _all(self) -> tuple[int, Amounts, int]:
         """Return the number of steps of this attempt, their samples and tokens, and the number of lost steps.
 
         A lost step has no times. A step doesn't count as lost if its times were not yet read from the device.
         """
-        steps, samples, tokens, lost = self._ledger.all(interim=interim)
+        steps, samples, tokens, lost = self._ledger.all
         passed = [*self.step_reader.passed]
         samples = plus(samples, *[step.samples for step in passed])
         tokens = plus(tokens, *[step.tokens for step in passed])
@@ -337,7 +338,7 @@ class Engine:
     def summary(self, failure: str | None = None, now: float | None = None) -> Summary:
         """Return the summary of the fit so far. Without `now`, the summary has no wall time."""
         with self.step_reader.alone():
-            self.step_reader.collect()
+            self._read()
             all_steps, included = self._all(), self._ledger.included()
         return self._summary(all_steps, included, failure, now)
 
@@ -349,7 +350,7 @@ class Engine:
         with self.step_reader.alone() as held:
             if not held:
                 return None
-            all_steps, included = self._all(interim=True), self._ledger.included(interim=True)
+            all_steps, included = self._all(), self._ledger.included(interim=True)
         return self._summary(all_steps, included, None, now)
 
     def _summary(

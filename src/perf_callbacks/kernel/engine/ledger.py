@@ -71,7 +71,6 @@ class Ledger:
 
     def take_row(self) -> Totals:
         """Return the sums over the included steps since the last row, and begin new sums."""
-        self.add_up()
         self._row.settle()
         row, self._row, self._row_after = self._row, Totals(), self._last
         self.left_out = self.excluded - self._told
@@ -82,12 +81,9 @@ class Ledger:
     def included(self, *, interim: bool = False) -> Totals:
         """Return the sums over all included steps.
 
-        A thread other than the training thread must pass `interim=True`. With `interim=True`, the newest steps may be
-        missing from the sums. With `interim=True`, the device is not queried, so the number of useful tokens may be
-        None.
+        A thread other than the training thread must pass `interim=True`. With `interim=True`, the device is not
+        queried, so the number of useful tokens may be None.
         """
-        if not interim:
-            self.add_up()
         totals = Totals()
         totals.merge(self._included)
         totals.merge(self._row)
@@ -97,13 +93,9 @@ class Ledger:
             totals.useful_tokens = None
         return totals
 
-    def all(self, *, interim: bool = False) -> tuple[int, int | None, int | None, int]:
-        """Return four numbers: all steps, their samples, their tokens, and the steps whose times were lost.
-
-        `interim` means the same as in `included`.
-        """
-        if not interim:
-            self.add_up()
+    @property
+    def all(self) -> tuple[int, int | None, int | None, int]:
+        """Four numbers: all steps, their samples, their tokens, and the steps whose times were lost."""
         return self._all.steps, self._all.samples, self._all.tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
@@ -111,7 +103,6 @@ class Ledger:
 
         `tokens` maps step numbers to tokens.
         """
-        self.add_up()
         for number, included in self._untold.items():
             if number in tokens:
                 self._all.tell_tokens(tokens[number])
@@ -121,7 +112,10 @@ class Ledger:
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def add_up(self) -> None:
-        """Add up all steps since the last call. Adding many steps at once is faster than adding step by step."""
+        """Add up all steps since the last call. Adding many steps at once is faster than adding step by step.
+
+        All methods that return sums leave out the steps since the last call.
+        """
         if self._added == len(self._block):
             return
         new = Columns.joined(self._block[self._added :])

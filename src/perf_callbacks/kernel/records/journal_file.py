@@ -292,6 +292,19 @@ def files(path: Path) -> list[Path]:
     return [journal for _, _, journal in sorted(named)]
 
 
+def files_of_lowest_rank(folder: Path) -> list[Path]:
+    """Return the journals of the lowest rank in a directory.
+
+    A directory has several such journals if fits wrote at the same time.
+    """
+    try:
+        found = [path for path in files(folder) if path.parent == folder]
+    except OSError:
+        return []
+    rank = found[0].name.split(".")[0] if found else ""
+    return [path for path in found if path.name.split(".")[0] == rank]
+
+
 def _entries(path: Path) -> Iterator[Entry]:
     with path.open("rb", buffering=1_000_000) as file:
         yield from filter(None, map(decode, _lines(file)))
