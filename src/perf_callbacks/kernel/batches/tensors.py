@@ -40,8 +40,7 @@ def leaves(batch: Any) -> list[Leaf] | None:
     The search enters mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots.
     """
     found: list[Leaf] = []
-    whole = _walk(batch, "", (), found)
-    return found if whole else None
+    return found if _walk(batch, "", (), found) else None
 
 
 def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> bool:

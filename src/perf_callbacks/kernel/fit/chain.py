@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.clock import seconds_since_boot
+from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import processes
 from perf_callbacks.kernel.records.fit_records import Run
@@ -42,8 +43,8 @@ class Chain:
         return {
             "started_unix": run.started_unix,
             "first_unix": self.first_unix,
-            "elapsed_seconds": _plus(self.elapsed_seconds, seconds),
-            "productive_seconds": _plus(self.productive_seconds, productive),
+            "elapsed_seconds": plus(self.elapsed_seconds, seconds),
+            "productive_seconds": plus(self.productive_seconds, productive),
         }
 
     def ettr(self, seconds: float, productive: float) -> float | None:
@@ -54,7 +55,7 @@ class Chain:
 
         The arguments are those of `state`.
         """
-        elapsed, steps = _plus(self.elapsed_seconds, seconds), _plus(self.productive_seconds, productive)
+        elapsed, steps = plus(self.elapsed_seconds, seconds), plus(self.productive_seconds, productive)
         return None if not elapsed or steps is None else min(1.0, steps / elapsed)
 
 
@@ -103,7 +104,3 @@ def uptime(boot_id: Path = _BOOT_ID) -> dict[str, Any]:
     with suppress(OSError, ValueError, AttributeError):
         return {"boot_id": boot_id.read_text(encoding="ascii").strip(), "uptime_seconds": seconds_since_boot()}
     return {}
-
-
-def _plus(before: float | None, seconds: float | None) -> float | None:
-    return None if before is None or seconds is None else before + seconds

@@ -45,9 +45,7 @@ class FollowedJournals:
 
         Raise `OSError` if the file can't be read.
         """
-        followed = self._known.get(journal)
-        if followed is None:
-            followed = self._known[journal] = FollowedJournal(journal)
+        followed = self._known.setdefault(journal, FollowedJournal(journal))
         try:
             return followed.read(locks)
         except OSError:
