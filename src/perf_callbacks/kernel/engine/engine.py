@@ -26,7 +26,6 @@ from perf_callbacks.kernel.engine.steps import (
     WATCHED_BLOCK,
     KnownParts,
     Totals,
-    added,
     plus,
 )
 from perf_callbacks.kernel.engine.tape import Tape
@@ -309,7 +308,7 @@ class Engine:
         """Return the samples and tokens of all attempts so far. A checkpoint carries these sums to the next attempt."""
         with self.step_reader.alone():
             self._read()
-            return added(self._earlier, self._all()[1])
+            return self._all()[2]
 
     def productive_seconds(self) -> float:
         """Return the seconds of the steps so far, as `Account.productive` counts them."""
@@ -324,8 +323,8 @@ class Engine:
         self.step_reader.collect()
         self._ledger.add_up()
 
-    def _all(self) -> tuple[int, Amounts, int]:
-        """Return the number of steps of this attempt, their samples and tokens, and the number of lost steps.
+    def _all(self) -> tuple[int, Amounts, Amounts, int]:
+        """Return the number of steps of this attempt, their amounts, the amounts of all attempts, and the lost steps.
 
         A lost step has no times. A step doesn't count as lost if its times were not yet read from the device.
         """
@@ -333,7 +332,8 @@ class Engine:
         passed = [*self.step_reader.passed]
         samples = plus(samples, *[step.samples for step in passed])
         tokens = plus(tokens, *[step.tokens for step in passed])
-        return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
+        total = Amounts(samples=plus(self._earlier.samples, samples), tokens=plus(self._earlier.tokens, tokens))
+        return steps + len(passed), Amounts(samples=samples, tokens=tokens), total, lost
 
     def summary(self, failure: str | None = None, now: float | None = None) -> Summary:
         """Return the summary of the fit so far. Without `now`, the summary has no wall time."""
@@ -354,9 +354,9 @@ class Engine:
         return self._summary(all_steps, included, None, now)
 
     def _summary(
-        self, all_steps: tuple[int, Amounts, int], included: Totals, failure: str | None, now: float | None
+        self, all_steps: tuple[int, Amounts, Amounts, int], included: Totals, failure: str | None, now: float | None
     ) -> Summary:
-        (steps, done, lost), total = all_steps, added(self._earlier, all_steps[1])
+        steps, done, total, lost = all_steps
         summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,

@@ -7,7 +7,7 @@ from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
-from perf_callbacks.kernel.records.fit_records import Amounts, Steps
+from perf_callbacks.kernel.records.fit_records import Steps
 
 UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer 0. The seconds of a stage that was entered are a float."""
@@ -229,11 +229,6 @@ def plus(*amounts: Any) -> Any:
     (6, None)
     """
     return None if any([amount is None for amount in amounts]) else sum(amounts)
-
-
-def added(one: Amounts, other: Amounts) -> Amounts:
-    """Return the sum of the samples and the sum of the tokens of two `Amounts`."""
-    return Amounts(samples=plus(one.samples, other.samples), tokens=plus(one.tokens, other.tokens))
 
 
 def alike(column: Sequence[Any]) -> bool:

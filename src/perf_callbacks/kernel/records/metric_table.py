@@ -51,18 +51,8 @@ JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
 """Conditions for `Metric.needs`. `MASK` means that the attention mask consists of integers or booleans. `GC` and
 `FLOPS` mean that the setting `gc` or `flops` is not "off"."""
 
-_STEPS = "excluded steps"
-_FLOPS_LEFT_OUT = (
-    "recomputation, the optimizer, and all work that is no matrix product, convolution or attention: norms, "
-    "activations, softmax. Products without a formula: the figure is then a lower bound"
-)
-_HARDWARE_LEFT_OUT = (
-    "all work that is no matrix product, convolution or attention. Products without a formula: the figure is then a "
-    "lower bound"
-)
-
 METRICS = (
-    Metric("step_time", "s", "seconds per step", left_out=_STEPS, main=True),
+    Metric("step_time", "s", "seconds per step", left_out="excluded steps", main=True),
     Metric("data_time", "s", "waiting for the loader and copying to the device", main=True),
     Metric("forward_time", "s", "the whole call of the model, with its hooks, and the loss"),
     Metric(
@@ -121,7 +111,8 @@ METRICS = (
         "tflops",
         "TFLOPS",
         "FLOPs of forward and backward per second and device, over the steps whose FLOPs are known",
-        left_out=_FLOPS_LEFT_OUT,
+        left_out="recomputation, the optimizer, and all work that is no matrix product, convolution or attention: "
+        "norms, activations, softmax. Products without a formula: the figure is then a lower bound",
         needs=(FLOPS,),
         main=True,
     ),
@@ -130,7 +121,8 @@ METRICS = (
         "TFLOPS",
         "all executed FLOPs per second and device. They include recomputation, by checkpointing and by fused "
         "attention, and the optimizer's matrix products",
-        left_out=_HARDWARE_LEFT_OUT,
+        left_out="all work that is no matrix product, convolution or attention. Products without a formula: the "
+        "figure is then a lower bound",
         needs=(FLOPS,),
     ),
     Metric(
