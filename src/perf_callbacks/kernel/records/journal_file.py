@@ -297,10 +297,9 @@ def files_of_lowest_rank(folder: Path) -> list[Path]:
 
     A directory has several such journals if fits wrote at the same time.
     """
-    try:
+    found: list[Path] = []
+    with suppress(OSError):
         found = [path for path in files(folder) if path.parent == folder]
-    except OSError:
-        return []
     rank = found[0].name.split(".")[0] if found else ""
     return [path for path in found if path.name.split(".")[0] == rank]
 
