@@ -22,7 +22,7 @@ from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
-from perf_callbacks.kernel.failures import describe, exit_reason, fails_open, guard
+from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit import chain, meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
 from perf_callbacks.kernel.fit.place import Place, earlier, last_sign, new_journal, opening, output_directory
@@ -361,7 +361,8 @@ class Recorder:
         self._summary = self.engine.stop(self.clock(), self.failure)
 
     def _interpreter_exits(self) -> None:
-        self.close(exit_reason())
+        error = getattr(sys, "last_value", None)  # the exception that ended the program
+        self.close("the interpreter exited" + (f" after {describe(error)}" if error is not None else ""))
 
     def _progress(self) -> tuple[int, float] | None:
         return (self.step, self.engine.step_reader.longest_step) if self.active else None

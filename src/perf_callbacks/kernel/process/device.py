@@ -58,22 +58,22 @@ class Device:
 
     def timing(self) -> Timing:
         """Return the clock for a fit on this device. The call waits for the device, and may make a context."""
-        why = self.untimed
-        if why is None:
-            with guard() as attempt:
-                return self._tried()
-            why = f"{self.kind} can't be timed: {attempt.reason}"
-        return Timing(unstaged=why)
+        if self.untimed is not None:
+            return Timing(unstaged=self.untimed)
+        with guard() as attempt:
+            return self._tried()
+        return Timing(unstaged=f"{self.kind} can't be timed: {attempt.reason}")
 
     def _tried(self) -> Timing:
         make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
         if self.index is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
-        why = None if self._capturing() else why_unusable(make, record, reliable=self.reliable_events)
+        capturing = getattr(self.module, "is_current_stream_capturing", bool)
+        why = None if capturing() else why_unusable(make, record, reliable=self.reliable_events)
         if why is not None:
             return Timing(unstaged=f"{self.kind} can't be timed: {why}")
-        return Timing(EventTimeline(make, record=record, capturing=self._capturing, stream=self._stream(place)))
+        return Timing(EventTimeline(make, record=record, capturing=capturing, stream=self._stream(place)))
 
     def _stream(self, place: torch.device) -> Callable[[], object]:
         """Return the function that returns the current stream, or a constant if streams can't be compared."""
@@ -87,12 +87,6 @@ class Device:
         """Return the function that makes an event with timing."""
         own = getattr(self.module, "Event", None)
         return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
-
-    @property
-    def _capturing(self) -> Callable[[], bool]:
-        """Function that returns True while a graph is captured on the current stream."""
-        found: Callable[[], bool] = getattr(self.module, "is_current_stream_capturing", bool)
-        return found
 
     def allocator(self) -> Allocator | None:
         """Read the allocator's statistics without waiting for the device; None if there are none."""

@@ -49,6 +49,9 @@ COMPILED_WAIT = b"wait_tensor.default("
 Claim = tuple[int, Tape | None, Callable[[], float]]
 """Training thread of a fit, its tape, and its clock. Without a tape, waits are not timed."""
 
+Tapes = dict[int, tuple[tuple[Tape, Callable[[], float]], ...]]
+"""Tapes and clocks of the fits that time a thread, by thread."""
+
 
 class Waits(Owner[Claim]):
     """Replaces the waiting functions of torch while fits of several ranks last."""
@@ -59,7 +62,7 @@ class Waits(Owner[Claim]):
         self._installed: set[tuple[Any, str]] = set()
         """Functions that are replaced now. If an interrupt stops `_arrange`, the next call of `_arrange` finishes the
         change."""
-        self._tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
+        self._tapes: Tapes = {}
         self.transfers = 0
         """Number of tensors that this process sent to a single rank, or received from one, while a fit lasted."""
 
@@ -75,19 +78,19 @@ class Waits(Owner[Claim]):
 
     def _arrange(self) -> None:
         claims = [*self._claims.values()]
-        tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
+        tapes: Tapes = {}
         for thread, tape, clock in claims:
             if tape is not None:
                 tapes[thread] = (*tapes.get(thread, ()), (tape, clock))
         self._tapes.update(tapes)  # never empty in between: another thread may be about to wait
         for thread in self._tapes.keys() - tapes.keys():
             del self._tapes[thread]
-        if claims:
-            self._install(_transferring_functions(), self._counted)
+        if claims and distributed.is_available():
+            self._install(_of_group(TRANSFERS), self._counted)
             if tapes:
                 self._install(_waiting_functions(), functools.partial(_timed, self._tapes))
-                self._install(_collectives(), functools.partial(_timed_if_waiting, self._tapes))
-        elif self._installed:
+                self._install(_of_group(COLLECTIVES), functools.partial(_timed_if_waiting, self._tapes))
+        elif not claims and self._installed:
             self._patches.restore()
             self._installed.clear()
 
@@ -119,8 +122,6 @@ class Waits(Owner[Claim]):
 
 def _waiting_functions() -> Iterator[tuple[Any, str]]:
     """Yield the owner and the name of each function in which threads wait for other ranks."""
-    if not distributed.is_available():
-        return
     c10d: Any = sys.modules["torch._C._distributed_c10d"]  # has the classes behind the public names
     yield c10d.Work, "wait"
     yield c10d.Work, "synchronize"
@@ -133,16 +134,10 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
         yield functional, "wait_tensor"  # tensor parallelism
 
 
-def _transferring_functions() -> Iterator[tuple[Any, str]]:
-    if distributed.is_available():
-        group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
-        yield from [(group, name) for name in TRANSFERS]
-
-
-def _collectives() -> Iterator[tuple[Any, str]]:
-    if distributed.is_available():
-        group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
-        yield from [(group, name) for name in COLLECTIVES if hasattr(group, name)]
+def _of_group(names: Iterable[str]) -> list[tuple[Any, str]]:
+    """Return the owner and the name of each of these methods of a process group, if this version of torch has it."""
+    group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
+    return [(group, name) for name in names if hasattr(group, name)]
 
 
 def in_compiled_code() -> bool:
@@ -160,7 +155,7 @@ def _waits(path: str) -> bool:
         return False
 
 
-def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait: Any) -> Callable[..., Any]:
+def _timed(tapes: Tapes, wait: Any) -> Callable[..., Any]:
     """Return a function that calls `wait`. If a fit times the calling thread, both ends of the call are marked."""
     tracing, thread = torch.compiler.is_dynamo_compiling, get_ident
 
@@ -183,9 +178,7 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
     return timed
 
 
-def _timed_if_waiting(
-    tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], collective: Any
-) -> Callable[..., Any]:
+def _timed_if_waiting(tapes: Tapes, collective: Any) -> Callable[..., Any]:
     """Return a function that calls `collective`, and times synchronous calls that wait.
 
     A synchronous call that returned no `Work` has waited. A synchronous call is timed if the previous synchronous call
