@@ -286,7 +286,7 @@ def _fit(
         loaders_pin=batches.pinned,
         copies_go_on=batches.copied_aside,
     )
-    measure = resident_memory.reading(functools.partial(_allocated, device.of(place_device)))
+    measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.of(place_device)))
     return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
 
 

@@ -224,7 +224,7 @@ WITHOUT_TORCH = """
     facts = environment.read()
     assert Garbage().decide(facts, config).status == "applied"
     observer.install()
-    fit = Applied(config=config, environment=facts, step=0, memory=resident_memory.reading())
+    fit = Applied(config=config, environment=facts, step=0, memory=resident_memory.in_use)
     applied = Garbage().apply(fit)
     for step in range(1, 21):
         if step >= applied.due:

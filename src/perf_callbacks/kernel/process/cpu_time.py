@@ -42,8 +42,6 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
     """Return the sum of the idle seconds of these CPUs since boot; None if unavailable."""
     found = []
-    if not hasattr(os, "sysconf"):  # Windows
-        return None
     with suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
             name, *ticks = line.split()
