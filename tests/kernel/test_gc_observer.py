@@ -214,7 +214,7 @@ WITHOUT_TORCH = """
     assert [decode(encode(Entry(1.0, record))).record for record in fit.records] == fit.records
     assert PerfConfig(gc="observe").gc == "observe"
 
-    from perf_callbacks.garbage.item import Garbage
+    from perf_callbacks.garbage.item import ITEM
     from perf_callbacks.kernel.fit.item import Fit as Applied
     from perf_callbacks.kernel.fit import environment
     from perf_callbacks.kernel.process import resident_memory
@@ -222,10 +222,10 @@ WITHOUT_TORCH = """
     found = gc.isenabled(), gc.get_threshold(), gc.callbacks[:]
     config = PerfConfig(gc_interval=2)
     facts = environment.read()
-    assert Garbage().decide(facts, config).status == "applied"
+    assert ITEM.decide(facts, config).status == "applied"
     observer.install()
     fit = Applied(config=config, environment=facts, step=0, memory=resident_memory.in_use)
-    applied = Garbage().apply(fit)
+    applied = ITEM.apply(fit)
     for step in range(1, 21):
         if step >= applied.due:
             applied.step_ended(step)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
@@ -122,18 +122,12 @@ class ActiveItem(Observer):
         self._news.append(Checklist(item=self.slug, status=status, why=why, saved_seconds=saved_seconds))
 
 
-class Item(Protocol):
+class Item(NamedTuple):
     """An item of the startup checklist. Items don't know each other."""
 
-    @property
-    def slug(self) -> str:
-        """Name of the item, which never changes."""
-        ...
-
-    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Return the decision about the item. The decision depends only on the arguments."""
-        ...
-
-    def apply(self, fit: Fit) -> ActiveItem:
-        """Apply the item. The method `closed` of the returned object undoes the change."""
-        ...
+    slug: str
+    """Name of the item, which never changes."""
+    decide: Callable[[Environment, PerfConfig], Checklist]
+    """Function that returns the decision about the item. The decision depends only on the arguments."""
+    apply: Callable[[Fit], ActiveItem]
+    """Function that applies the item. The method `closed` of the returned object undoes the change."""
