@@ -13,7 +13,7 @@ from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.process.nvml import Monitor
@@ -52,8 +52,7 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
     watch = MemoryWatch(recorder, training.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
-    with suppress(RuntimeError):  # no thread available
-        WATCHDOG.watch(watch)
+    WATCHDOG.watch(watch)
     return watch
 
 

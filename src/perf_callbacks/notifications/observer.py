@@ -11,7 +11,6 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 from perf_callbacks.kernel.settings.config import printable
@@ -48,8 +47,7 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
             log.warning(NO_COMMAND, VARIABLE, reason)
         return None
     watch = Notifications(recorder, command)
-    with suppress(RuntimeError):  # no thread available
-        WATCHDOG.watch(watch)
+    WATCHDOG.watch(watch)
     return watch
 
 

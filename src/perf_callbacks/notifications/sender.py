@@ -63,8 +63,7 @@ class Sender(SideProcess):
         super().__init__("-S", side_process.__file__)
         _all.add(self)
         self._flush()
-        with suppress(RuntimeError):  # no thread can be started: lines that wait are written with the next event
-            WATCHDOG.watch(self)
+        WATCHDOG.watch(self)
 
     def send(self, line: bytes, *, last: bool = False) -> bool:
         """Pass on an event. Return False if the event was dropped.

@@ -17,7 +17,7 @@ from perf_callbacks.kernel.engine.steps import NEVER, PROFILED
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import torch_profiler
 from perf_callbacks.kernel.process.torch_profiler import StepProfiler
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
@@ -86,8 +86,7 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
         return None
     with guard(logs(log.warning, NO_PROFILE)):
         watch = ProfileWatch(recorder, setting, partial(StepProfiler, begin=marks(training.model)))
-        with suppress(RuntimeError):  # no thread available: records are written at the end of the fit
-            WATCHDOG.watch(watch)
+        WATCHDOG.watch(watch)
         return watch
     return None
 

@@ -26,7 +26,7 @@ from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit import chain, meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
 from perf_callbacks.kernel.fit.place import Place, earlier, last_sign, new_journal, opening, output_directory
-from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.process.patches import Patches
@@ -126,8 +126,7 @@ class Recorder:
             if self.run.world_size > 1:
                 self.patches.add(WAITS.watch(self, self.tape if self.engine.waits_timed else None, clock))
             if self.config.journal:
-                with suppress(RuntimeError):  # no thread can be started: steps are written only when a step ends
-                    WATCHDOG.watch(self)
+                WATCHDOG.watch(self)
             if self.config.gc != "off":
                 self._observer.install()
 

@@ -29,8 +29,7 @@ def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
     if not recorder.config.journal:
         return None
     file = SummaryFile(recorder)
-    with suppress(RuntimeError):  # no thread available: the end of the fit writes the file
-        WATCHDOG.watch(file)
+    WATCHDOG.watch(file)
     return file
 
 

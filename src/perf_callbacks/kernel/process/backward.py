@@ -22,6 +22,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 _OURS = "_perf_callbacks"
 """Name of the attribute that identifies our wrapper: its value is the wrapper itself. If other code uses
@@ -141,7 +142,7 @@ class Backwards(Owner[bool]):
         Call a listener that is a `Loop` at each backward too.
         """
         self._claim(listener, isinstance(listener, Loop))
-        self._ask_for_ticks()
+        WATCHDOG.watch(self)
         self.reconcile()
 
     def _arrange(self) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from perf_callbacks.kernel.process.owner import Owner
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import SCHEDULED
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class Collector(Owner[Lease]):
         if lease not in self.held:
             lease.begin()
             self._claim(lease, lease)
-            self._ask_for_ticks()
+            WATCHDOG.watch(self)
 
     def _arrange(self) -> None:
         self.off &= self.held

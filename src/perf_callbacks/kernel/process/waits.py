@@ -26,6 +26,7 @@ from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 MOST_PAIRS = 1_000_000
 """Waits are no longer marked once a tape has this many entries. A mark takes two entries: the mark itself, and its
@@ -73,7 +74,7 @@ class Waits(Owner[Claim]):
         """
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
-        self._ask_for_ticks()
+        WATCHDOG.watch(self)
         return functools.partial(self._drop, ref(fit), MOMENT_SECONDS)
 
     def _arrange(self) -> None:
