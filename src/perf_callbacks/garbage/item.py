@@ -16,7 +16,7 @@ from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.fit.trial import TURN
-from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN
+from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN, Lease
 from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
@@ -98,7 +98,7 @@ class ScheduledCollection(ActiveItem):
         self._level = fit.config.gc
         self._interval = self._least = fit.config.gc_interval
         self._young = YOUNG if fit.environment.gc_generational else FULL
-        self._lease = COLLECTOR.lease(fit.progress)
+        self._lease = Lease(COLLECTOR, fit.progress)
         self._let_go = weakref.finalize(self, self._lease.let_go)  # at exit too
         self._growth = Growth(fit.memory, self._young, self._lease.collect_now)
         self._aside_of_steps = fit.aside

@@ -139,10 +139,6 @@ class PinnedLoading(ActiveItem):
         """Begin a turn of the trial: copies are asynchronous if `done` is True, and synchronous if `done` is False."""
         self._copies.go_on = done
 
-    def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Keep copies asynchronous for good, because they saved time in the trial."""
-        self._copies.go_on = True
-
     def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
         """Make copies synchronous for good, because the trial saved too little time. Batches stay pinned."""
         self._copies.go_on = False

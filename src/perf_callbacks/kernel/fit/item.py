@@ -104,6 +104,7 @@ class ActiveItem(Observer):
 
     def keep(self, step: int) -> None:
         """Apply the item for good from the end of `step` on."""
+        self.turn(step, done=True)
 
     def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
         """Undo the item at the end of `step`, and never apply the item again in this fit."""

@@ -58,7 +58,7 @@ def generational() -> bool:
 
 
 class Lease:
-    """Claim of one fit on the collector."""
+    """Claim of one fit on the collector. A new lease makes no claim yet."""
 
     def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
         self._owner = owner
@@ -179,10 +179,6 @@ class Collector(Owner[Lease]):
         """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[GcObserver] = []
         """Observers that have a callback in `gc.callbacks`."""
-
-    def lease(self, progress: Progress | None = None) -> Lease:
-        """Create a lease for a fit. The lease makes no claim yet."""
-        return Lease(self, progress)
 
     @property
     def held(self) -> set[Lease]:
