@@ -41,7 +41,7 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait for other ranks. Since torch 2.8, a synchronous call with NCCL waits
+"""Methods of a process group that may wait for other ranks, in any version of torch. Since torch 2.8, a synchronous call with NCCL waits
 within the method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
@@ -87,16 +87,19 @@ class Waits(Owner[Claim]):
         for thread in self._tapes.keys() - tapes.keys():
             del self._tapes[thread]
         if claims and distributed.is_available():
-            self._install(_of_group(TRANSFERS), self._counted)
+            group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
+            self._install([(group, name) for name in TRANSFERS], self._counted)
             if tapes:
                 self._install(_waiting_functions(), functools.partial(_timed, self._tapes))
-                self._install(_of_group(COLLECTIVES), functools.partial(_timed_if_waiting, self._tapes))
+                self._install(
+                    [(group, name) for name in COLLECTIVES], functools.partial(_timed_if_waiting, self._tapes)
+                )
         elif not claims and self._installed:
             self._patches.restore()
             self._installed.clear()
 
     def _install(self, functions: Iterable[tuple[Any, str]], make: Callable[[Any], object]) -> None:
-        for owner, name in [*functions]:
+        for owner, name in functions:
             if (owner, name) not in self._installed:
                 self._patches.replace(owner, name, make)
                 self._installed.add((owner, name))
@@ -133,12 +136,6 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None:
         yield functional, "wait_tensor"  # tensor parallelism
-
-
-def _of_group(names: Iterable[str]) -> list[tuple[Any, str]]:
-    """Return the owner and the name of each of these methods of a process group, if this version of torch has it."""
-    group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
-    return [(group, name) for name in names if hasattr(group, name)]
 
 
 def in_compiled_code() -> bool:
