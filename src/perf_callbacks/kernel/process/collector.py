@@ -101,15 +101,13 @@ class Lease:
         """Freeze all live objects, unless other code froze objects before."""
         self._owner.freeze(self)
 
-    def collect(self, generation: int, why: str = SCHEDULED) -> int:
+    def collect(self, generation: int, why: str = SCHEDULED) -> None:
         """Run a scheduled collection, unless another fit has run one since this fit's last collection."""
-        owner, found = self._owner, 0
         if not self._behind(generation):
-            owner.collections += 1
-            owner.fulls += generation >= FULL
-            found = self.collect_now(generation, why)
+            self._owner.collections += 1
+            self._owner.fulls += generation >= FULL
+            self.collect_now(generation, why)
         self._catch_up(generation)
-        return found
 
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
         """Collect garbage, even if another fit has just collected. Return the number of garbage objects found.

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from perf_callbacks.kernel.failures import guard
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.cpu_facts import local_ranks
 from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing, Words
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
@@ -90,7 +90,7 @@ class Device:
 
     def allocator(self) -> Allocator | None:
         """Read the allocator's statistics without waiting for the device; None if there are none."""
-        try:
+        with suppress(Exception):  # an allocator that is not torch's, or none
             module = self.module
             if hasattr(module, "memory_stats_as_nested_dict"):  # seven times as fast as `memory_stats`
                 stats = module.memory_stats_as_nested_dict(self.place)
@@ -107,9 +107,7 @@ class Device:
                 retries=stats.get("num_alloc_retries", 0),
                 allocated_bytes=allocated["current"],
             )
-        except Exception as error:  # noqa: BLE001 an allocator that is not torch's, or none
-            let_pass(error)
-            return None
+        return None
 
     def headroom(self) -> int | None:
         """Return the bytes that this process can still allocate: free memory, and unused memory of its allocator.

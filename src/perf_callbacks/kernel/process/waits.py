@@ -23,7 +23,7 @@ from torch import distributed
 
 from perf_callbacks.kernel.engine.marks import BACK, WAIT
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
@@ -41,8 +41,8 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait for other ranks, in any version of torch. Since torch 2.8, a synchronous call with NCCL waits
-within the method, and returns no `Work`."""
+"""Methods of a process group, in any version of torch, that may wait for other ranks. Since torch 2.8, a synchronous
+call with NCCL waits within the method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
 """Text of a wait for other ranks in code that Inductor has generated."""
@@ -146,11 +146,9 @@ def in_compiled_code() -> bool:
 
 @functools.lru_cache(1024)
 def _waits(path: str) -> bool:
-    try:
+    with suppress(OSError):  # the file was deleted
         return COMPILED_WAIT in Path(path).read_bytes()
-    except OSError as error:  # the file was deleted
-        let_pass(error)
-        return False
+    return False
 
 
 def _timed(tapes: Tapes, wait: Any) -> Callable[..., Any]:
