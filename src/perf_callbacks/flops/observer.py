@@ -251,7 +251,7 @@ class Counting(Observer, Listener):
     def _open(self) -> None:
         self._looks.drop()
         self._await()
-        self._before = len(self._recorder.batches)
+        self._before = len(self._recorder.engine.batches)
         self._recorder.reader.note()
         self._recorder.engine.exclude(RECOUNTED if self._schedule.done else COUNTED)
         self._schedule.spend()
@@ -292,7 +292,7 @@ class Counting(Observer, Listener):
         used up.
         """
         self._recorder.look_up(counter.observed.lookups)
-        total, batches = counter.work(), self._recorder.batches[self._before :]
+        total, batches = counter.work(), self._recorder.engine.batches[self._before :]
         calls = self._training.stage_tracker.calls if self._training is not None else Calls(1, 1)
         work = self.work
         unannounced = self._announced and self._is_unannounced(calls)

@@ -261,7 +261,7 @@ class MemoryWatch(Observer):
 
         If the model is on several devices, the free memory is unknown.
         """
-        batches = self._recorder.batches
+        batches = self._recorder.engine.batches
         room = self._devices[0].headroom() if len(self._devices) == 1 else None
         return replace(
             parts,
@@ -281,7 +281,7 @@ class MemoryWatch(Observer):
         path = None if failure.module is None else held.paths.by_id.get(id(failure.module))
         allocator, requested = device.allocators(self._devices), requested_bytes(message)
         allocated = 0.0 if allocator is None else allocator.allocated_bytes / GB
-        batch = self._recorder.batches[-1].samples if self._recorder.batches else self._recorder.run.batch
+        batch = self._recorder.engine.batches[-1].samples if self._recorder.engine.batches else self._recorder.run.batch
         weights, gradients, optimizer = (held.gb(name) for name in ("weights", "gradients", "optimizer"))
         room, layers = None if parts is None else parts.headroom_gb, layers_of(self._modules)
         failed_layer = failure.layer(model) if model is not None and failure.stage == "forward" else None

@@ -245,11 +245,6 @@ class Recorder:
         ranks = self.ranks
         return ranks is not None and (ranks.job_settings is None or ranks.job_settings.window is not None)
 
-    @property
-    def batches(self) -> list[Batch]:
-        """Batches of the current step so far."""
-        return self.engine.batches
-
     def write(self, record: Record) -> None:
         """Write a record to the journal, and pass the record to the observers."""
         self._journal.write(record)

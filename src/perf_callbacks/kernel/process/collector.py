@@ -103,9 +103,11 @@ class Lease:
 
     def collect(self, generation: int, why: str = SCHEDULED) -> None:
         """Run a scheduled collection, unless another fit has run one since this fit's last collection."""
-        if not self._behind(generation):
-            self._owner.collections += 1
-            self._owner.fulls += generation >= FULL
+        owner = self._owner
+        behind = owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
+        if not behind:
+            owner.collections += 1
+            owner.fulls += generation >= FULL
             self.collect_now(generation, why)
         self._catch_up(generation)
 
@@ -124,10 +126,6 @@ class Lease:
             for end in ended:
                 end(found)
             return found
-
-    def _behind(self, generation: int) -> bool:
-        owner = self._owner
-        return owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
 
     def _catch_up(self, generation: int) -> None:
         self._seen = self._owner.collections
