@@ -181,7 +181,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         tf32=found.multiplies_in_tf32(),
         tf32_possible=features.tf32,
         peaks=peak_rates.lookup(found.name, features.multiprocessors, features.architecture),
-        clocks=found.words.clocks,
+        clocks=found.clocks,
         blocking=found.blocking,
         anomalies=torch.is_anomaly_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),

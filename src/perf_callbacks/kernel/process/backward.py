@@ -5,9 +5,9 @@ stored only in its wrapper, so that no interrupt can separate the original from 
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from functools import partial
-from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import get_ident
 from typing import Any
 from weakref import ref
@@ -32,11 +32,9 @@ _OURS = "_perf_callbacks"
 _CREATE_GRAPH = 4
 """Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
-_ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-"""Names of the arguments of `torch.autograd.backward`."""
-
-_DEFAULTS = (None, None, False, None, None)
-"""Default values of the arguments of `torch.autograd.backward`, except the first."""
+_ARGUMENTS = ["tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs"]
+_SIGNATURE = (_ARGUMENTS, None, None, (None, None, False, None, None), [])
+"""Arguments of `torch.autograd.backward`: names, `*args`, `**kwargs`, defaults, and keyword-only arguments."""
 
 # Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
@@ -165,10 +163,7 @@ class Backwards(Owner[bool]):
 
         If `backward` has another signature, from other code or a later torch, the wrapper takes `*args, **kwargs`.
         """
-        code = getattr(inner, "__code__", None)
-        names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]
-        open_ended = code is None or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
-        if names != _ARGUMENTS or open_ended or inner.__defaults__ != _DEFAULTS:
+        if not inspect.isfunction(inner) or inspect.getfullargspec(inner)[:5] != _SIGNATURE:
 
             @functools.wraps(inner)
             def other(*args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import nn
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.cpu_facts import local_ranks
-from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing, Words
+from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
 from perf_callbacks.kernel.process.resident_memory import address_space_left, memory_available
 
@@ -25,7 +25,14 @@ EXPANDABLE = "expandable_segments:True"
 class Device:
     """Device of any kind. `Device` works for every accelerator with torch's usual functions and events."""
 
-    words = Words()
+    blocking_names: tuple[str, ...] = ()
+    """Variables of the vendor's that make the host wait for each kernel. Empty: no variable is known."""
+    uncached_names: tuple[str, ...] = ()
+    """Variables that turn off the cache of device memory."""
+    allocator_names: tuple[str, ...] = ()
+    """Variables that can turn on expandable segments of memory. Advice uses the first."""
+    clocks: str | None = None
+    """Command that shows clocks and throttling. None: no command is known."""
     pinned_copies: bool | None = None
     """True: copies from pinned memory overlap with the device's work. If the value is None, the checklist advises
     pinned memory, but doesn't turn it on."""
@@ -153,17 +160,17 @@ class Device:
     @property
     def blocking(self) -> str | None:
         """Name of the variable in the environment that makes the host wait for each kernel; None if there is none."""
-        return next((name for name in self.words.blocking if os.environ.get(name, "0") not in {"", "0"}), None)
+        return next((name for name in self.blocking_names if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
         """Name of the variable in the environment that turns off the cache of device memory; None if there is none."""
-        return next((name for name in self.words.uncached if name in os.environ), None)
+        return next((name for name in self.uncached_names if name in os.environ), None)
 
     @property
     def expandable(self) -> str | None:
         """Environment setting that turns on expandable segments of memory; None if they are on or not available."""
-        names = self.words.allocator
+        names = self.allocator_names
         if not names or any(EXPANDABLE in os.environ.get(name, "") for name in names):
             return None
         return f"{names[0]}={EXPANDABLE}"
@@ -198,12 +205,10 @@ class Cuda(Device):
 
     pinned_copies = True
     reliable_events = True
-    words = Words(
-        blocking=("CUDA_LAUNCH_BLOCKING",),
-        uncached=("PYTORCH_NO_CUDA_MEMORY_CACHING",),
-        allocator=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
-        clocks="nvidia-smi -q -d PERFORMANCE",
-    )
+    blocking_names = ("CUDA_LAUNCH_BLOCKING",)
+    uncached_names = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
+    allocator_names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    clocks = "nvidia-smi -q -d PERFORMANCE"
 
     def properties(self) -> Callable[[], Any]:
         """Return a function that returns torch's device properties. Calling this function makes a context."""
@@ -234,11 +239,10 @@ class Cuda(Device):
 class Rocm(Cuda):
     """An AMD GPU. torch calls it "cuda", like an NVIDIA GPU."""
 
-    words = Words(
-        blocking=("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
-        uncached=("PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
-        clocks="rocm-smi --showclocks",
-    )
+    blocking_names = ("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
+    uncached_names = ("PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+    allocator_names = ()
+    clocks = "rocm-smi --showclocks"
 
     def features(self) -> Features:
         """Derive the features from the architecture. MI100 has fp16, MI200 and later have bf16, and MI300 has TF32."""
@@ -275,12 +279,10 @@ class Npu(Device):
     """An Ascend NPU, which torch uses through `torch_npu`."""
 
     pinned_copies = True
-    words = Words(
-        blocking=("ASCEND_LAUNCH_BLOCKING",),
-        uncached=("PYTORCH_NO_NPU_MEMORY_CACHING",),
-        allocator=("PYTORCH_NPU_ALLOC_CONF",),
-        clocks="npu-smi info",
-    )
+    blocking_names = ("ASCEND_LAUNCH_BLOCKING",)
+    uncached_names = ("PYTORCH_NO_NPU_MEMORY_CACHING",)
+    allocator_names = ("PYTORCH_NPU_ALLOC_CONF",)
+    clocks = "npu-smi info"
 
 
 class Hpu(Device):
