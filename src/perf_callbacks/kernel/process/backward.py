@@ -33,7 +33,7 @@ _CREATE_GRAPH = 4
 """Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
 _ARGUMENTS = ["tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs"]
-_SIGNATURE = (_ARGUMENTS, None, None, (None, None, False, None, None), [])
+_SIGNATURE: tuple[object, ...] = (_ARGUMENTS, None, None, (None, None, False, None, None), [])
 """Arguments of `torch.autograd.backward`: names, `*args`, `**kwargs`, defaults, and keyword-only arguments."""
 
 # Looking up the member of an enum costs as much as writing a mark.

@@ -205,9 +205,9 @@ class Cuda(Device):
 
     pinned_copies = True
     reliable_events = True
-    blocking_names = ("CUDA_LAUNCH_BLOCKING",)
-    uncached_names = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
-    allocator_names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    blocking_names: tuple[str, ...] = ("CUDA_LAUNCH_BLOCKING",)
+    uncached_names: tuple[str, ...] = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
+    allocator_names: tuple[str, ...] = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     clocks = "nvidia-smi -q -d PERFORMANCE"
 
     def properties(self) -> Callable[[], Any]:

@@ -265,8 +265,6 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
         module: Module of torch for this kind of device.
         place: The `torch.device`.
     """
-    if place.index is None:
-        return lambda event: event.record()
     current, index = getattr(module, "current_device", None), place.index
 
     def record(event: Any) -> None:
