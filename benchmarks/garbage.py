@@ -46,7 +46,7 @@ class Ours(Auto):
     def __init__(self, level, every):
         config = PerfConfig(gc=level, gc_interval=every)
         self._upkeep = ScheduledCollection(
-            Fit(config=config, environment=environment.read(), step=0, memory=resident_memory.reading())
+            Fit(config=config, environment=environment.read(), step=0, memory=resident_memory.in_use)
         )
 
     def end_step(self, step):

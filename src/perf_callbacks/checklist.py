@@ -12,8 +12,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from perf_callbacks.affinity.item import CpuAffinity
-from perf_callbacks.garbage.item import ASKED, BEGIN_AFTER, Garbage
+from perf_callbacks.affinity import item as affinity
+from perf_callbacks.garbage import item as garbage
+from perf_callbacks.garbage.item import ASKED, BEGIN_AFTER
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
@@ -27,14 +28,14 @@ from perf_callbacks.kernel.process import device, resident_memory
 from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Gc
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.settings.in_force import Settings
-from perf_callbacks.loaders.item import Loaders
+from perf_callbacks.loaders import item as loaders
 
 log = logging.getLogger("perf_callbacks")
 
-EARLY: tuple[Item, ...] = (Loaders(), CpuAffinity())
+EARLY = (loaders.ITEM, affinity.ITEM)
 """Checklist items that must be applied before the data loaders start."""
 
-ITEMS: tuple[Item, ...] = (Garbage(), *EARLY)
+ITEMS = (garbage.ITEM, *EARLY)
 """All checklist items, in the order in which they are applied and shown."""
 
 NO_BATCHES = Batches()
@@ -286,7 +287,7 @@ def _fit(
         loaders_pin=batches.pinned,
         copies_go_on=batches.copied_aside,
     )
-    measure = resident_memory.reading(functools.partial(_allocated, device.of(place_device)))
+    measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.of(place_device)))
     return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
 
 

@@ -7,8 +7,8 @@ from advised import PLAIN, copy, found, machine, profile, summary
 from profiled_cases import BETWEEN, CPU, CUDA, DDP, FUSIBLE, LATE, READS, RUN, SLOW_CODE, profiled, reduced
 
 from perf_callbacks.advice import table
+from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Facts
-from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StragglerSummary
 from perf_callbacks.memory.use import MemoryUse

@@ -6,9 +6,9 @@ import pytest
 from advised import PLAIN, STAGES, WORK, found, machine, summary
 
 from perf_callbacks.advice import step_blocks, table
+from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Drift, Facts, SlowCode
 from perf_callbacks.advice.loading import HAND_OVER_SECONDS, HIGH, LOW, faster
-from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.memory.use import MemoryUse

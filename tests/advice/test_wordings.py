@@ -14,9 +14,9 @@ from doc_tables import DOCS
 from snapshots import matches
 
 from perf_callbacks.advice import table
+from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Drift, Facts, Measured, SlowCode
 from perf_callbacks.flops.peaks.peak_rates import lookup
-from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary

@@ -6,7 +6,7 @@ import pytest
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.affinity import item as affinity_item
-from perf_callbacks.affinity.item import CpuAffinity
+from perf_callbacks.affinity.item import ITEM
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
 from perf_callbacks.kernel.process.cpu_masks import Affinity
@@ -19,7 +19,7 @@ ON_NODE_1 = "GPU 0000:1b:00.0 is on NUMA node 1"
 
 def decided(affinity="auto", **changes):
     found = dataclasses.replace(environment.read(), cpu_facts=dataclasses.replace(FACTS, **changes))
-    row = CpuAffinity().decide(found, PerfConfig(affinity=affinity))
+    row = ITEM.decide(found, PerfConfig(affinity=affinity))
     return row.status, row.before, row.after, row.why
 
 
@@ -71,7 +71,7 @@ def test_a_row_says_what_was_found_what_is_done_and_why(affinity, changes, row):
 )
 def test_without_facts_nothing_is_done(unknown, why):
     found = dataclasses.replace(environment.read(), cpu_facts=None, cpus_unknown=unknown)
-    row = CpuAffinity().decide(found, PerfConfig())
+    row = ITEM.decide(found, PerfConfig())
     assert (row.status, row.before, row.why) == ("not applicable", None, why)
 
 
@@ -101,7 +101,7 @@ def thread(monkeypatch):
 
 def apply():
     found = dataclasses.replace(environment.read(), cpu_facts=FACTS)
-    return CpuAffinity().apply(Fit(config=PerfConfig(), environment=found, step=0, memory=dict))
+    return ITEM.apply(Fit(config=PerfConfig(), environment=found, step=0, memory=dict))
 
 
 def test_threads_are_bound_until_it_is_closed(thread):

@@ -13,9 +13,9 @@ import torch
 from launching import PATHS
 from tiny import unwrapped
 
+from perf_callbacks import checklist
 from perf_callbacks.checklist import ITEMS
 from perf_callbacks.commands import main
-from perf_callbacks.garbage.item import Garbage
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.ranks import local_notes
 
@@ -132,7 +132,8 @@ def test_so_is_an_item_that_fails_and_the_others_are_shown(check, monkeypatch):
     def fail(*_):
         raise OSError("no such thing")
 
-    monkeypatch.setattr(Garbage, "decide", fail)
+    gc, *others = checklist.ITEMS
+    monkeypatch.setattr(checklist, "ITEMS", (gc._replace(decide=fail), *others))
     status, printed = check(_PEAK_TFLOPS="989.5")
     assert status == 1
     assert "gc        failed          OSError: no such thing" in printed

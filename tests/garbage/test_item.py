@@ -352,7 +352,7 @@ def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
 @pytest.mark.usefixtures("thawed")
 def test_the_item_says_what_it_found():
     usual = environment.read()
-    decide = gc_item.Garbage().decide
+    decide = gc_item.decide
     row = decide(usual, PerfConfig(gc_interval=200))
     assert (row.status, row.after) == ("applied", "every 200 steps, full every 2,000")
     assert row.before.startswith("automatic, thresholds ")

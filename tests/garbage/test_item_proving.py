@@ -6,7 +6,7 @@ from trial_fits import StageTracker, noisy
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist import Startup
-from perf_callbacks.garbage.item import ELSEWHERE, FULL, YOUNG, Garbage, ScheduledCollection
+from perf_callbacks.garbage.item import ELSEWHERE, FULL, ITEM, YOUNG, ScheduledCollection
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
@@ -38,7 +38,7 @@ def fit(*, proving=True, step=0, **config):
 def tried(fake, *, saves=True, **config):
     """A fit in which it is on trial: steps are shorter while nothing is collected by itself."""
     rows = []
-    upkeep = Startup(fit(**config), (Garbage(),), write=rows.append)
+    upkeep = Startup(fit(**config), (ITEM,), write=rows.append)
     upkeep.announce()
     return upkeep, StageTracker(upkeep, noisy(lambda: saves and not fake.automatic), rows)
 

@@ -14,7 +14,7 @@ from collector import FakeGc, put
 
 import perf_callbacks
 from perf_callbacks.kernel.process import collector
-from perf_callbacks.kernel.process.collector import FULL, Collector
+from perf_callbacks.kernel.process.collector import FULL, Collector, Lease
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 SOURCE = Path(perf_callbacks.__file__).parents[1]
@@ -41,7 +41,7 @@ class Going:
 
 
 def hold(ours, progress=None):
-    lease = ours.lease(progress)
+    lease = Lease(ours, progress)
     assert lease.turn_off()
     lease.freeze()
     return lease
@@ -69,7 +69,7 @@ def test_in_whatever_order_two_fits_end_the_last_restores(fake, ours, last):
 
 def test_collection_that_somebody_else_turned_off_stays_off(fake, ours):
     fake.disable()
-    lease = ours.lease()
+    lease = Lease(ours)
     assert not lease.turn_off()
     lease.turn_on()
     lease.let_go()
@@ -96,7 +96,7 @@ def test_thresholds_that_were_set_in_mid_fit_stay_and_are_noticed(fake, ours):
 
 def test_code_that_disables_collection_for_a_moment_leaves_it_as_it_was():
     """As `timeit` does, in the middle of a fit."""
-    lease = Collector().lease()
+    lease = Lease(Collector())
     assert lease.turn_off()
     try:
         timeit.timeit("pass", number=1)
@@ -109,7 +109,7 @@ def test_code_that_disables_collection_for_a_moment_leaves_it_as_it_was():
 
 def test_what_somebody_else_froze_stays_frozen(fake, ours):
     fake.freeze()
-    lease = ours.lease()
+    lease = Lease(ours)
     lease.freeze()
     fake.alive = 10
     lease.let_go()
@@ -118,7 +118,7 @@ def test_what_somebody_else_froze_stays_frozen(fake, ours):
 
 def test_what_an_interpreter_froze_for_itself_is_nobodys_plan(fake, ours):
     fake.frozen = 400
-    lease = ours.lease()
+    lease = Lease(ours)
     lease.freeze()
     assert fake.frozen == 5400
     lease.let_go()
@@ -136,7 +136,7 @@ def test_what_the_program_freezes_on_top_is_left_to_it(fake, ours):
 @pytest.mark.usefixtures("thawed")
 def test_the_real_collector_tells_a_freeze_on_top_from_none():
     for on_top in (False, True):
-        lease = Collector().lease()
+        lease = Lease(Collector())
         lease.freeze()
         assert gc.get_freeze_count() > collector.OWN_FROZEN
         if on_top:
@@ -161,7 +161,7 @@ def test_collections_of_fits_before_count_for_none_that_comes_later(fake, ours):
     earlier = hold(ours)
     earlier.collect(FULL)
     earlier.let_go()
-    ours.lease().collect(FULL)  # it has turned nothing off yet
+    Lease(ours).collect(FULL)  # it has turned nothing off yet
     assert fake.collected == [FULL, FULL]
 
 
@@ -236,7 +236,7 @@ def test_an_interrupt_leaves_nothing_that_the_watchdog_does_not_mend(fake, ours,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fake, function, interrupted)
-    lease = ours.lease(going)
+    lease = Lease(ours, going)
     with pytest.raises(KeyboardInterrupt):
         _go_through(lease)
     for second in range(7):
@@ -275,12 +275,12 @@ def test_leases_in_threads_share_the_collector(fake, ours):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
     ours = Collector()
-    lease = ours.lease()
+    lease = Lease(ours)
     assert lease.turn_off()
     try:
         child = os.fork()
         if child == 0:
-            os._exit(0 if gc.get_threshold()[0] and not ours.held and ours.lease().turn_off() else 1)
+            os._exit(0 if gc.get_threshold()[0] and not ours.held and Lease(ours).turn_off() else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert gc.get_threshold()[0] == 0
     finally:
@@ -291,9 +291,9 @@ def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
 EXITS = """
     import atexit, gc, weakref
     atexit.register(lambda: print(gc.get_threshold()[0] > 0, gc.get_freeze_count() < 1000))
-    from perf_callbacks.kernel.process.collector import COLLECTOR
+    from perf_callbacks.kernel.process.collector import COLLECTOR, Lease
     class Fit: pass
-    fit, lease = Fit(), COLLECTOR.lease()
+    fit, lease = Fit(), Lease(COLLECTOR)
     weakref.finalize(fit, lease.let_go)
     assert lease.turn_off() and not gc.get_threshold()[0]
     lease.freeze()
@@ -309,7 +309,7 @@ def test_at_interpreter_exit_everything_is_as_it_was_found():
 
 
 def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):
-    other, free = ours.lease(), []
+    other, free = Lease(ours), []
 
     def watch(_owner):  # a collection in the watchdog's lock, on another thread, may free a fit
         freeing = threading.Thread(target=other.let_go, daemon=True)

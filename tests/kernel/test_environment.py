@@ -10,6 +10,7 @@ from collector import FakeGc, put
 
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.process import processes
+from perf_callbacks.kernel.process.collector import Lease
 from perf_callbacks.kernel.process.device import Xpu
 
 
@@ -94,7 +95,7 @@ def test_a_free_threaded_interpreter_has_no_young_collections(monkeypatch):
 
 def test_what_a_fit_turned_off_and_froze_is_not_how_it_was_found(monkeypatch):
     fake = put(monkeypatch, FakeGc())
-    lease = fake.owner.lease()
+    lease = Lease(fake.owner)
     assert lease.turn_off()
     lease.freeze()
     found = environment.read()

@@ -14,7 +14,7 @@ import pytest
 from late_signals import PreemptError, Trips
 
 import perf_callbacks
-from perf_callbacks.kernel.process.collector import COLLECTOR
+from perf_callbacks.kernel.process.collector import COLLECTOR, Lease
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 
 PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(Path(__file__).parents[1])]
@@ -66,9 +66,9 @@ def test_the_line_that_asks_for_a_collection_is_named(observer):
 @pytest.mark.usefixtures("observer")
 def test_a_collection_of_a_fit_counts_the_objects_made_since_the_last(pauses):
     kept = [[] for _ in range(5000)]
-    COLLECTOR.lease().collect_now(1)
+    Lease(COLLECTOR).collect_now(1)
     assert 5000 <= pauses.made < 6000
-    COLLECTOR.lease().collect_now(1)
+    Lease(COLLECTOR).collect_now(1)
     assert pauses.made < 1000
     assert len(kept) == 5000
 
@@ -143,7 +143,7 @@ def test_a_signal_during_a_collection_of_ours_is_not_lost(pauses, observer):
         raise PreemptError
 
     before = signal.signal(signal.SIGUSR1, handle)
-    lease, trip = COLLECTOR.lease(), functools.partial(getattr, Trips())
+    lease, trip = Lease(COLLECTOR), functools.partial(getattr, Trips())
     found = [*gc.callbacks]
     # Callbacks of others, as Hypothesis has one, would get the signal in place of ours.
     gc.callbacks[:] = [trip, observer._on_gc]
@@ -214,7 +214,7 @@ WITHOUT_TORCH = """
     assert [decode(encode(Entry(1.0, record))).record for record in fit.records] == fit.records
     assert PerfConfig(gc="observe").gc == "observe"
 
-    from perf_callbacks.garbage.item import Garbage
+    from perf_callbacks.garbage.item import ITEM
     from perf_callbacks.kernel.fit.item import Fit as Applied
     from perf_callbacks.kernel.fit import environment
     from perf_callbacks.kernel.process import resident_memory
@@ -222,10 +222,10 @@ WITHOUT_TORCH = """
     found = gc.isenabled(), gc.get_threshold(), gc.callbacks[:]
     config = PerfConfig(gc_interval=2)
     facts = environment.read()
-    assert Garbage().decide(facts, config).status == "applied"
+    assert ITEM.decide(facts, config).status == "applied"
     observer.install()
-    fit = Applied(config=config, environment=facts, step=0, memory=resident_memory.reading())
-    applied = Garbage().apply(fit)
+    fit = Applied(config=config, environment=facts, step=0, memory=resident_memory.in_use)
+    applied = ITEM.apply(fit)
     for step in range(1, 21):
         if step >= applied.due:
             applied.step_ended(step)

@@ -11,7 +11,6 @@ import pytest
 
 from perf_callbacks.kernel.process import owner
 from perf_callbacks.kernel.process.owner import Owner
-from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 
 class Lamp(Owner[int]):
@@ -138,11 +137,3 @@ def test_a_wish_that_refers_to_its_fit_keeps_the_claim():
     owner.wish(fit, fit)
     del fit
     assert owner.tick(0.0)
-
-
-def test_without_threads_an_owner_goes_without_ticks(monkeypatch):
-    def refuse(_owner):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(WATCHDOG, "watch", refuse)
-    Lamp()._ask_for_ticks()

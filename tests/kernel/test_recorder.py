@@ -76,7 +76,7 @@ class Present(Observer):
         self.recorder = recorder
 
     def step_ended(self, step):
-        self.recorder.write(Span(kind="counting", step=step, start=len(self.recorder.batches), seconds=0.0))
+        self.recorder.write(Span(kind="counting", step=step, start=len(self.recorder.engine.batches), seconds=0.0))
 
     def step_began(self):
         self.recorder.engine.exclude("counted")

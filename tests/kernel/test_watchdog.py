@@ -86,6 +86,20 @@ def test_the_thread_ticks_by_itself_and_ends_when_nothing_is_left(monkeypatch):
     assert again is None or not again.is_alive()
 
 
+def test_without_threads_nothing_is_ticked_for_until_a_later_call(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    dog, watched = Watchdog(), Ticked()
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        dog.watch(watched)
+    assert dog._thread is None
+    dog.watch(watched)
+    assert dog._thread.is_alive()
+    dog.stop()
+
+
 def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
     monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
     dog, going = Watchdog(), [True]

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 from waiting import until
 
+from perf_callbacks.kernel.process import beside
 from perf_callbacks.notifications import sender
 from perf_callbacks.notifications.sender import MOST_UNSENT, Sender
 
@@ -185,10 +186,7 @@ def test_the_training_has_no_child_to_wait_for(tmp_path):
 
 
 def test_without_a_thread_events_still_reach_the_command(started, tmp_path, monkeypatch):
-    def watch(_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(sender.WATCHDOG, "watch", watch)
+    monkeypatch.setattr(sender.WATCHDOG, "watch", lambda _: None)
     one = started()
     assert one.send(line("end", step=1), last=True)
     until(lambda: not one.tick(0.0))
@@ -223,11 +221,11 @@ def environ():
 
 @pytest.mark.parametrize("missing", ["killpg", "python", "frozen"])
 def test_where_no_process_can_be_started_there_is_a_reason(monkeypatch, missing):
-    assert sender.why_not() is None
+    assert beside.why_not("commands") is None
     if missing == "killpg":
         monkeypatch.delattr(os, "killpg")
     elif missing == "python":
         monkeypatch.setattr(sys, "executable", "")
     else:
         monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert sender.why_not()
+    assert beside.why_not("commands")

@@ -16,7 +16,7 @@ class AcceleratorSession:
 
     def __init__(self, owner):
         self.steps = dict.fromkeys("abc", 0)
-        self.leases = {name: owner.lease(lambda name=name: (self.steps[name], 0.1)) for name in "abc"}
+        self.leases = {name: collector.Lease(owner, lambda name=name: (self.steps[name], 0.1)) for name in "abc"}
         self.stopped = set()
 
     def do(self, action, name):

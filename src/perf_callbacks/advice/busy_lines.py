@@ -17,7 +17,6 @@ from perf_callbacks.kernel.engine.marks import BEGIN, Pause
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import cpu_time, stacks
 from perf_callbacks.kernel.process.switches import SWITCHES
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
@@ -122,8 +121,7 @@ class BusyLines(Observer):
         self._draw = random.Random(0)  # noqa: S311 samples are no secret
         self._before: cpu_time.CpuTime | None = None
         self._ended = False
-        with suppress(RuntimeError):  # no thread available
-            WATCHDOG.watch(self)
+        WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
         """Sample the training thread a few times. Keep only one sample per stage of a step.

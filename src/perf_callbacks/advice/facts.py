@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import NamedTuple, Protocol
 
+from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
-from perf_callbacks.kernel.process.compilations import Compilations
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.profile_record import Profile

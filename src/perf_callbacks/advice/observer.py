@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from perf_callbacks.advice import table
+from perf_callbacks.advice import compilations, table
 from perf_callbacks.advice.busy_lines import BusyLines
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.advice.job import CHANNEL, FindingNotes, verdict
@@ -28,7 +28,7 @@ from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import compilations, cpu_time, device as devices, processes
+from perf_callbacks.kernel.process import cpu_time, device as devices, processes
 from perf_callbacks.kernel.process.processes import read as read_processes
 from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 from perf_callbacks.kernel.records.profile_record import Profile
@@ -181,7 +181,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         tf32=found.multiplies_in_tf32(),
         tf32_possible=features.tf32,
         peaks=peak_rates.lookup(found.name, features.multiprocessors, features.architecture),
-        clocks=found.words.clocks,
+        clocks=found.clocks,
         blocking=found.blocking,
         anomalies=torch.is_anomaly_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -4,10 +4,8 @@ A thread on another socket than the GPU reaches the GPU only over the link betwe
 CPUs from the set on which the rank may run, and never adds CPUs.
 """
 
-import weakref
-
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
+from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
 from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choose, count, ranges
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
@@ -17,24 +15,18 @@ SPARE = 2
 """Number of CPUs that `affinity="auto"` wants for training threads, in addition to one CPU per loader worker."""
 
 
-class CpuAffinity:
-    """Checklist item that binds a rank to CPUs near its GPU."""
+SLUG = "affinity"
 
-    slug = "affinity"
 
-    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide on which CPUs the rank may run."""
-        facts = environment.cpu_facts
-        if facts is None:
-            why = environment.cpus_unknown or "this system does not bind threads to CPUs"
-            return Checklist(item=self.slug, status=NOT_APPLICABLE, why=why)
-        choice = choose(config.affinity, facts) if config.affinity != "off" else Choice(None, "affinity=off")
-        status, after, more = _outcome(choice.cpus, facts, config)
-        return Checklist(item=self.slug, status=status, before=_before(facts), after=after, why=choice.why + more)
-
-    def apply(self, fit: Fit) -> "Bound":
-        """Bind all threads of the process to the chosen CPUs."""
-        return Bound(fit)
+def decide(environment: Environment, config: PerfConfig) -> Checklist:
+    """Decide on which CPUs the rank may run."""
+    facts = environment.cpu_facts
+    if facts is None:
+        why = environment.cpus_unknown or "this system does not bind threads to CPUs"
+        return Checklist(item=SLUG, status=NOT_APPLICABLE, why=why)
+    choice = choose(config.affinity, facts) if config.affinity != "off" else Choice(None, "affinity=off")
+    status, after, more = _outcome(choice.cpus, facts, config)
+    return Checklist(item=SLUG, status=status, before=_before(facts), after=after, why=choice.why + more)
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
@@ -62,28 +54,24 @@ def _before(facts: CpuFacts) -> str:
     return _named(facts.mask) + bound + quota
 
 
-class Claim:
-    """Claim by which a fit binds the threads of the process to CPUs."""
-
-
 class Bound(ActiveItem):
     """Binds all threads of the process to CPUs, until `closed` is called.
 
     No trial is possible, because memory stays on the NUMA node that first touched it, even if threads move.
     """
 
-    slug = CpuAffinity.slug
+    slug = SLUG
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
         facts = fit.environment.cpu_facts
         cpus = choose(fit.config.affinity, facts).cpus if facts is not None else None
-        self._claim = Claim()
-        self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
-        AFFINITY.bind(self._claim, cpus or frozenset())
+        AFFINITY.bind(self, cpus or frozenset())
 
     def closed(self) -> None:
         """Restore the CPU masks of all threads. Idempotent."""
         super().closed()
-        AFFINITY.let_go(self._claim)
-        self._let_go.detach()
+        AFFINITY.let_go(self)
+
+
+ITEM = Item(SLUG, decide, Bound)

@@ -31,7 +31,6 @@ from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
@@ -252,7 +251,7 @@ class Counting(Observer, Listener):
     def _open(self) -> None:
         self._looks.drop()
         self._await()
-        self._before = len(self._recorder.batches)
+        self._before = len(self._recorder.engine.batches)
         self._recorder.reader.note()
         self._recorder.engine.exclude(RECOUNTED if self._schedule.done else COUNTED)
         self._schedule.spend()
@@ -265,8 +264,7 @@ class Counting(Observer, Listener):
         counter = FlopCounter(self._training, follow, self._model)
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds), counter)
         self._window = window
-        with suppress(RuntimeError):  # no thread can be started: the window has no timeout then
-            WATCHDOG.watch(window)
+        WATCHDOG.watch(window)
         if not self._spans:
             self._window.open()
 
@@ -294,7 +292,7 @@ class Counting(Observer, Listener):
         used up.
         """
         self._recorder.look_up(counter.observed.lookups)
-        total, batches = counter.work(), self._recorder.batches[self._before :]
+        total, batches = counter.work(), self._recorder.engine.batches[self._before :]
         calls = self._training.stage_tracker.calls if self._training is not None else Calls(1, 1)
         work = self.work
         unannounced = self._announced and self._is_unannounced(calls)

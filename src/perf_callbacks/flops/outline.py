@@ -121,7 +121,7 @@ class Outlines:
         training, products = self.training, self._outline.products
         self.drop()
         if training is not None and not any(training.stage_tracker.earlier):
-            shapes = [batch.shape for batch in self._recorder.batches]
+            shapes = [batch.shape for batch in self._recorder.engine.batches]
             self._work.outline(shapes, training.stage_tracker.calls, products, step)
             if self._work.trainable_changed:
                 self._recorder.engine.plan()  # the next steps are checked too

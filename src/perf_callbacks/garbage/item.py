@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from perf_callbacks.garbage.growth import Growth, Relief
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
+from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.fit.trial import TURN
-from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN
+from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN, Lease
 from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
@@ -35,29 +35,23 @@ BEGIN_AFTER = 2
 """Number of steps after which a fit's lazy imports, optimizer states and gradient buckets exist."""
 
 
-class Garbage:
-    """Checklist item that collects garbage at the same steps on all ranks."""
+SLUG = "gc"
 
-    slug = "gc"
 
-    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide how garbage is to be collected during the fit."""
-        before = "automatic" if environment.gc_enabled else "not automatic"
-        before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
-        frozen = environment.gc_frozen >= OWN_FROZEN
-        if config.gc not in {"sync", "freeze"}:
-            return Checklist(item=self.slug, status=SKIPPED, before=before, why=f"gc={config.gc}")
-        if not hasattr(gc, "freeze"):
-            return Checklist(item=self.slug, status=NOT_APPLICABLE, why="this interpreter has another collector")
-        if config.gc == "sync" and not environment.gc_enabled:
-            return Checklist(item=self.slug, status=ALREADY, before=before, why=OTHERS)
-        if config.gc == "freeze" and frozen:
-            return Checklist(item=self.slug, status=ALREADY, before=before, why=f"{environment.gc_frozen:,} are frozen")
-        return Checklist(item=self.slug, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
-
-    def apply(self, fit: Fit) -> "ScheduledCollection":
-        """Collect garbage at planned steps, from the end of the second step on."""
-        return ScheduledCollection(fit)
+def decide(environment: Environment, config: PerfConfig) -> Checklist:
+    """Decide how garbage is to be collected during the fit."""
+    before = "automatic" if environment.gc_enabled else "not automatic"
+    before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
+    frozen = environment.gc_frozen >= OWN_FROZEN
+    if config.gc not in {"sync", "freeze"}:
+        return Checklist(item=SLUG, status=SKIPPED, before=before, why=f"gc={config.gc}")
+    if not hasattr(gc, "freeze"):
+        return Checklist(item=SLUG, status=NOT_APPLICABLE, why="this interpreter has another collector")
+    if config.gc == "sync" and not environment.gc_enabled:
+        return Checklist(item=SLUG, status=ALREADY, before=before, why=OTHERS)
+    if config.gc == "freeze" and frozen:
+        return Checklist(item=SLUG, status=ALREADY, before=before, why=f"{environment.gc_frozen:,} are frozen")
+    return Checklist(item=SLUG, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
 
 
 OTHERS = "automatic collection is off: the program has its own plan"
@@ -97,14 +91,14 @@ class ScheduledCollection(ActiveItem):
     trial, no objects are frozen. Full collections run between two turns of a trial, in time that belongs to no step.
     """
 
-    slug, collects = Garbage.slug, True
+    slug, collects = SLUG, True
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
         self._level = fit.config.gc
         self._interval = self._least = fit.config.gc_interval
         self._young = YOUNG if fit.environment.gc_generational else FULL
-        self._lease = COLLECTOR.lease(fit.progress)
+        self._lease = Lease(COLLECTOR, fit.progress)
         self._let_go = weakref.finalize(self, self._lease.let_go)  # at exit too
         self._growth = Growth(fit.memory, self._young, self._lease.collect_now)
         self._aside_of_steps = fit.aside
@@ -324,3 +318,6 @@ class ScheduledCollection(ActiveItem):
             self._warned = True
             asks = f"; requested of all ranks: collect every {self._least:,} steps" if self._least < asked else ""
             self._say(APPLIED, f"{relief.found}: collected at once, only on this rank{asks}")
+
+
+ITEM = Item(SLUG, decide, ScheduledCollection)

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -125,10 +124,3 @@ def describe(error: BaseException) -> str:
     """
     message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def exit_reason() -> str:
-    """Return a text about the interpreter's exit. If an exception ended the program, the text names the exception."""
-    error: object = getattr(sys, "last_value", None)
-    after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
-    return f"the interpreter exited{after}"

@@ -7,7 +7,7 @@ the exception to stop, or to time out.
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import traceback
 from functools import partial
 from inspect import CO_VARARGS
 from itertools import pairwise
@@ -38,13 +38,13 @@ def of_handler(error: BaseException) -> BaseException | None:
     seen = set[int]()  # an error may be its own cause
     while found is not None and id(found) not in seen:
         seen.add(id(found))
-        frames = [*_frames(found.__traceback__)]
+        frames = frames_of(found)
         if len(frames) > 1:
             handlers = _installed()
             if any(inner.f_code in handlers or _interrupts(outer, inner) for outer, inner in pairwise(frames)):
                 return found
         cause, context = found.__cause__, found.__context__
-        caught = context is not None and any(frame in frames for frame in [*_frames(context.__traceback__)][:1])
+        caught = context is not None and context.__traceback__ is not None and context.__traceback__.tb_frame in frames
         found = cause or (context if caught else None)
     return None
 
@@ -61,10 +61,9 @@ class suppress(contextlib.suppress):  # noqa: N801 named like the class of the s
         return bool(super().__exit__(kind, error, trace)) and (error is None or of_handler(error) is None)
 
 
-def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
+def frames_of(error: BaseException) -> list[FrameType]:
+    """Return the frames in the traceback of an error, the innermost last."""
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:

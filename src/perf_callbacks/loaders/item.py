@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.first_batch import FirstBatch, tensors
-from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
+from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
@@ -24,25 +24,17 @@ MOST_PINNED = 0.1
 """Largest share of the available host memory that pinned batches may take. Pinned memory can't be swapped out."""
 
 
-class Loaders:
-    """Checklist item that pins batches, and makes copies of pinned batches asynchronous."""
+SLUG = "loaders"
 
-    slug = "loaders"
 
-    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide if batches are to be pinned and copied asynchronously."""
-        status, why = _status(environment, config)
-        before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
-        if status == ADVISED:
-            return Checklist(item=self.slug, status=status, before=before, after=_line(environment), why=why)
-        after = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
-        return Checklist(
-            item=self.slug, status=status, before=before, after=after if status == APPLIED else None, why=why
-        )
-
-    def apply(self, fit: Fit) -> "PinnedLoading":
-        """Pin batches if possible, and copy pinned batches asynchronously."""
-        return PinnedLoading(fit)
+def decide(environment: Environment, config: PerfConfig) -> Checklist:
+    """Decide if batches are to be pinned and copied asynchronously."""
+    status, why = _status(environment, config)
+    before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
+    if status == ADVISED:
+        return Checklist(item=SLUG, status=status, before=before, after=_line(environment), why=why)
+    after = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
+    return Checklist(item=SLUG, status=status, before=before, after=after if status == APPLIED else None, why=why)
 
 
 _PINS = {True: "pinned", False: "not pinned", None: "pinned if the loader says so"}
@@ -86,7 +78,7 @@ class PinnedLoading(ActiveItem):
     A trial turns only the asynchronous copies on and off, because running loaders keep pinning.
     """
 
-    slug = Loaders.slug
+    slug = SLUG
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
@@ -146,10 +138,6 @@ class PinnedLoading(ActiveItem):
     def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
         """Begin a turn of the trial: copies are asynchronous if `done` is True, and synchronous if `done` is False."""
         self._copies.go_on = done
-
-    def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Keep copies asynchronous for good, because they saved time in the trial."""
-        self._copies.go_on = True
 
     def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
         """Make copies synchronous for good, because the trial saved too little time. Batches stay pinned."""
@@ -215,3 +203,6 @@ def _copying(first: FirstBatch, copies: CopySwitch, inner: Callable[..., Any]) -
         return inner(batch, device, *args, **(kwargs | {"non_blocking": True} if pinned else kwargs))
 
     return call
+
+
+ITEM = Item(SLUG, decide, PinnedLoading)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from perf_callbacks.kernel.fit.first_batch import tensors
+
 
 class Allocation(weakref.ref[Any]):
     """Weak reference to a storage that the measured step made.
@@ -126,12 +128,9 @@ class Allocations:
         self.activation_bytes = max(self.activation_bytes, sum([one.size for one in saved]))
 
     def _note(self, out: Any, *, backward: bool) -> None:
-        if isinstance(out, list | tuple):
-            for one in out:
-                self._note(one, backward=backward)
-        if not isinstance(out, torch.Tensor) or out.device.type != self._device or out.layout is not torch.strided:
-            return
-        self._follow(out.untyped_storage(), backward=backward)
+        for one in tensors(out):
+            if one.device.type == self._device and one.layout is torch.strided:
+                self._follow(one.untyped_storage(), backward=backward)
 
     def _follow(self, storage: Any, *, backward: bool) -> None:
         key = storage._cdata  # noqa: SLF001 there is no public identity

@@ -13,9 +13,9 @@ from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, processes
-from perf_callbacks.kernel.process.counters import Counters, DeviceUse
+from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.process.nvml import Monitor
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record
@@ -52,8 +52,7 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
     watch = MemoryWatch(recorder, training.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
-    with suppress(RuntimeError):  # no thread available
-        WATCHDOG.watch(watch)
+    WATCHDOG.watch(watch)
     return watch
 
 
@@ -78,7 +77,7 @@ class MemoryWatch(Observer):
         self._began: float | None = None
         self._next = 0.0
         self._noted: tuple[float, processes.Processes] | None = None
-        self._monitor: Counters | None = None
+        self._monitor: Monitor | None = None
         self._devices = device.of_model(model, recorder.device, recorder.run.devices)
         self._uuid = device.of(recorder.device).features().uuid
         self._ended = False
@@ -262,7 +261,7 @@ class MemoryWatch(Observer):
 
         If the model is on several devices, the free memory is unknown.
         """
-        batches = self._recorder.batches
+        batches = self._recorder.engine.batches
         room = self._devices[0].headroom() if len(self._devices) == 1 else None
         return replace(
             parts,
@@ -282,7 +281,7 @@ class MemoryWatch(Observer):
         path = None if failure.module is None else held.paths.by_id.get(id(failure.module))
         allocator, requested = device.allocators(self._devices), requested_bytes(message)
         allocated = 0.0 if allocator is None else allocator.allocated_bytes / GB
-        batch = self._recorder.batches[-1].samples if self._recorder.batches else self._recorder.run.batch
+        batch = self._recorder.engine.batches[-1].samples if self._recorder.engine.batches else self._recorder.run.batch
         weights, gradients, optimizer = (held.gb(name) for name in ("weights", "gradients", "optimizer"))
         room, layers = None if parts is None else parts.headroom_gb, layers_of(self._modules)
         failed_layer = failure.layer(model) if model is not None and failure.stage == "forward" else None

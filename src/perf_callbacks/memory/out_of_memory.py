@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from torch import nn
 
 from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
+from perf_callbacks.kernel.foreign_errors import frames_of
 from perf_callbacks.kernel.records.machine_records import HeldMemory
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
@@ -108,7 +109,7 @@ def place(error: BaseException) -> Failure:
     3.12, reading the variables of a running function would keep the variables' values alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
-    for frame in _frames(error):
+    for frame in frames_of(error):
         path = frame.f_code.co_filename.replace("\\", "/")
         found = next((name for part, name in _STAGES.items() if part in path), None)
         if found is not None and stage != "backward":
@@ -164,13 +165,6 @@ def coming_state_gb(optimizers: Iterable[Any]) -> float:
             tensors_each = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
             total += tensors_each * sum(one.nbytes for group in optimizer.param_groups for one in group["params"])
     return total / GB
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
 
 
 class Holdings:

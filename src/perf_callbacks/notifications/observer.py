@@ -11,12 +11,12 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import beside
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.kernel.settings.on_event import VARIABLE
-from perf_callbacks.notifications import event, sender
+from perf_callbacks.notifications import event
 from perf_callbacks.notifications.event import Origin
 from perf_callbacks.notifications.sender import Sender
 
@@ -40,7 +40,7 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
     command = recorder.on_event
     if not command:
         return None
-    reason = sender.why_not()
+    reason = beside.why_not("commands for events")
     if reason is None and shutil.which(command[0]) is None:
         reason = f"there is no program {printable(command[0])!r}"
     if reason is not None:
@@ -48,8 +48,7 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
             log.warning(NO_COMMAND, VARIABLE, reason)
         return None
     watch = Notifications(recorder, command)
-    with suppress(RuntimeError):  # no thread available
-        WATCHDOG.watch(watch)
+    WATCHDOG.watch(watch)
     return watch
 
 

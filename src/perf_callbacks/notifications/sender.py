@@ -15,7 +15,6 @@ from typing import Any
 
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import beside
 from perf_callbacks.kernel.process.beside import NO_SIGNAL, SideProcess, let_go
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.settings.config import printable
@@ -63,8 +62,7 @@ class Sender(SideProcess):
         super().__init__("-S", side_process.__file__)
         _all.add(self)
         self._flush()
-        with suppress(RuntimeError):  # no thread can be started: lines that wait are written with the next event
-            WATCHDOG.watch(self)
+        WATCHDOG.watch(self)
 
     def send(self, line: bytes, *, last: bool = False) -> bool:
         """Pass on an event. Return False if the event was dropped.
@@ -151,11 +149,6 @@ class Sender(SideProcess):
 
 _all: set[Sender] = set()
 """Senders whose side process is running. This set keeps each sender alive, even after the end of its fit."""
-
-
-def why_not() -> str | None:
-    """Return the reason why no side process can be started, or None if one can be started."""
-    return beside.why_not(side_process.__file__, "commands for events")
 
 
 def _at_exit() -> None:

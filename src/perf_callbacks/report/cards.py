@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
+from perf_callbacks.kernel.process.cpu_sets import count
 from perf_callbacks.kernel.records.fit_records import (
     ENOUGH_SECONDS,
     ENOUGH_STEPS,
@@ -201,7 +202,7 @@ def _headline(summary: Summary) -> str:
     lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
     measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
-    return f"{_count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
+    return f"{count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
 
 
 def _account(summary: Summary) -> Iterable[str]:
@@ -302,15 +303,15 @@ def _pauses(summary: Summary) -> str:
     found = summary.gc
     if found is None:
         return ""
-    count = sum(found.collections)
+    total = sum(found.collections)
     by_generation = "/".join(str(number) for number in found.collections)
     told = (
-        f"{_count(count, 'garbage collection')} (young/middle/full {by_generation}) "
+        f"{count(total, 'garbage collection')} (young/middle/full {by_generation}) "
         f"took {duration(found.seconds)}, the longest {duration(found.longest)}"
     )
     if summary.stage_seconds.get("gc_time") == 0:
         told += ", none in a measured step"
-    parts = [told if count else "no garbage collection ran"]
+    parts = [told if total else "no garbage collection ran"]
     if found.scheduled_seconds:
         parts.append(f"{duration(found.scheduled_seconds)} of it scheduled by the checklist")
     if found.startup_seconds:
@@ -334,7 +335,7 @@ def _stalls(summary: Summary) -> str:
     found = summary.stalls
     if found is None or not found.count:
         return ""
-    return f"{_count(found.count, 'stall')}, {duration(found.seconds)} without a step"
+    return f"{count(found.count, 'stall')}, {duration(found.seconds)} without a step"
 
 
 def _global_batch(summary: Summary) -> str:
@@ -361,7 +362,3 @@ def _energy(summary: Summary) -> str:
         return ""
     token = "" if per_token is None else f", {energy(per_token)} per token"
     return f"energy of the whole device: {energy(joules)} per step{token}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from perf_callbacks.kernel.process.cpu_sets import count
+
 FIRST_STEPS = 3
 """This many first steps of a fit may take unusually long, for example because the model is compiled."""
 
@@ -185,7 +187,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
         *_each(behind, "{who} {is_} in {place}."),
         *_waiting(others),
         *dict.fromkeys([note.worker for note in (behind or others).values() if note.worker][:MOST_PLACES]),
-        *([f"{_counted(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
+        *([f"{count(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
     ]
     return Blame(" ".join(sentences), {**quiet, **ended, **left, **behind} or others)
 
@@ -217,7 +219,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
         reason = f": {failure}" if failure else ""
         sentences.append(sentence.format(**words, failure=reason, waits=wait if waiting else is_))
     rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
-    return [*sentences, f"{_counted(rest, 'more rank')} elsewhere."] if rest else sentences
+    return [*sentences, f"{count(rest, 'more rank')} elsewhere."] if rest else sentences
 
 
 def _waiting(notes: Notes) -> list[str]:
@@ -234,7 +236,7 @@ def _waiting(notes: Notes) -> list[str]:
     stages = Counter([note.stage for note in notes.values()])
     (first, number), *rest = sorted(stages.items(), key=lambda one: (-one[1], one[0]))
     more = "".join([f", {others:,} in {stage}" for stage, others in rest])
-    return [f"{_counted(number, 'rank')} wait in {first}{more}."]
+    return [f"{count(number, 'rank')} wait in {first}{more}."]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -248,7 +250,3 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) <= MOST_RANKS:
         return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
     return f"Ranks {', '.join(map(str, ranks[:MOST_RANKS]))} and {len(ranks) - MOST_RANKS:,} more"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -8,7 +8,6 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
@@ -37,8 +36,7 @@ def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
     if recorder.config.stall_after == "off":
         return None
     watch = StallWatch(recorder)
-    with suppress(RuntimeError):  # no thread available
-        WATCHDOG.watch(watch)
+    WATCHDOG.watch(watch)
     return watch
 
 

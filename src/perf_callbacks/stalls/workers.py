@@ -6,11 +6,10 @@ worker's process id instead, and the state of the worker process from Linux's `/
 
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.stacks import DEEPEST
+from perf_callbacks.kernel.process.stacks import outward
 
 _MODULE = "torch.utils.data.dataloader"
 _WAITS = ("_get_data", "_try_get_data")
@@ -30,19 +29,13 @@ _STATES = {
 
 def awaited(thread: int) -> tuple[int, int] | None:
     """Return the number and the process id of the worker for which a thread waits, or None without such a worker."""
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the only way to a stack
-    for _ in range(DEEPEST):
-        if frame is None or (
-            frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE)
-        ):
-            break
-        frame = frame.f_back
-    if frame is None:
-        return None
-    with suppress(Exception):  # private attributes of torch, which another version may name differently
-        iterator: Any = frame.f_locals["self"]
-        worker = int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 as above
-        return worker, int(iterator._workers[worker].pid)  # noqa: SLF001 as above
+    for frame in outward(sys._current_frames().get(thread)):  # noqa: SLF001 the only way to a stack
+        if frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE):
+            with suppress(Exception):  # private attributes of torch, which another version may name differently
+                iterator: Any = frame.f_locals["self"]
+                worker = int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 as above
+                return worker, int(iterator._workers[worker].pid)  # noqa: SLF001 as above
+            return None
     return None
 
 

@@ -16,7 +16,7 @@ from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.waits import WAITS, in_compiled_code
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
@@ -64,8 +64,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
         if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
             return None
         alone = SingleWatch(recorder)
-        with suppress(RuntimeError):  # no thread available
-            WATCHDOG.watch(alone)
+        WATCHDOG.watch(alone)
         return alone
     ranks = exchange.of(recorder)
     if ranks is None or (ranks.job_settings is not None and not ranks.signals):

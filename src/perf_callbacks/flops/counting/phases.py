@@ -4,8 +4,7 @@ The innermost function with a known meaning decides the phase. The gradient mode
 gradients are enabled both in a recomputation and in a backward with `create_graph`.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import takewhile
 from types import CodeType, FrameType
@@ -15,6 +14,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from perf_callbacks.flops.work import Phase
+from perf_callbacks.kernel.process.stacks import callers
 
 _Place = Literal["engine", "module", "function", "optimizer"]
 
@@ -59,14 +59,6 @@ def node() -> int:
     running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
     made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
     return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
-
-
-def callers() -> Iterator[FrameType]:
-    """Yield the Python frames of this thread, from the caller to the outermost function."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def in_function() -> bool:

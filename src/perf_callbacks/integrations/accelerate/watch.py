@@ -249,14 +249,13 @@ class AcceleratedWatch(LoopWatch):
             except Exception as error:  # noqa: BLE001 as above
                 self.fail(error)
 
-    def begins_backward(self, root: object = None) -> bool:
+    def begins_backward(self, root: object = None) -> None:
         """Handle the beginning of a backward that the loop calls without the accelerator."""
-        if not self.in_backward and get_ident() == self.thread:
-            try:
-                self._count(root)
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self.fail(error)
-        return super().begins_backward(root)
+        try:
+            self._count(root)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+        super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
         """Queue a batch.

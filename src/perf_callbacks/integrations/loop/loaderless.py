@@ -60,7 +60,7 @@ class LoaderlessWatch(LoopWatch):
             return
         if not self._reported:
             self._reported = True
-            self.recorder.batches.clear()
+            self.recorder.engine.batches.clear()
         self.first_batch.see(batch)
         found = self.recorder.reader.read(batch)
         early, self._amounts = self._amounts, (None, None)
@@ -71,7 +71,7 @@ class LoaderlessWatch(LoopWatch):
         self.recorder.add(found._replace(samples=samples, tokens=tokens))
 
     def _report_amounts(self, samples: int | None, tokens: int | None) -> None:
-        batches = self.recorder.batches
+        batches = self.recorder.engine.batches
         if batches:
             last = batches[-1]
             batches[-1] = last._replace(samples=_more(last.samples, samples), tokens=_more(last.tokens, tokens))

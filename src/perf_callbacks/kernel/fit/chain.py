@@ -16,8 +16,6 @@ from perf_callbacks.kernel.records.fit_records import Run
 
 _processes: set[int] = set()  # the process ids whose first fit has begun: a fork has another id
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
@@ -99,7 +97,7 @@ def process_seconds() -> float | None:
     return processes.age() if first and not by_hand else None
 
 
-def uptime(boot_id: Path = _BOOT_ID) -> dict[str, Any]:
+def uptime(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> dict[str, Any]:
     """Return the fields of `Run` about the machine's boot. Return no fields if the system doesn't show the boot."""
     with suppress(OSError, ValueError, AttributeError):
         return {"boot_id": boot_id.read_text(encoding="ascii").strip(), "uptime_seconds": seconds_since_boot()}

@@ -69,6 +69,8 @@ def read(
     device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = max(1, int(local)) if local.isdecimal() else 1
+    mask = processes.cpu_mask()
+    of_the_job = len(mask | (topology.mask_of(root, os.getppid()) or mask))  # 0: unknown
     found = None
     with guard() as attempt:  # other items of the checklist need no CPU facts
         found = cpu_facts.read(
@@ -87,8 +89,8 @@ def read(
         gc_generational=generational(),
         accelerator=None if device is None else device.kind,
         pinned_copies=None if device is None else device.pinned_copies,
-        cpus=_cpus(ranks, root),
-        processes_on_cpus=_processes_on_cpus(ranks, root),
+        cpus=_cpus(ranks, of_the_job, root),
+        processes_on_cpus=max(1, round(ranks * len(mask) / of_the_job)) if of_the_job else ranks,  # spread evenly
         memory_available=memory_available(root),
         local_world_size=ranks,
         loaders_pin=loaders_pin,
@@ -98,34 +100,16 @@ def read(
     )
 
 
-def _cpus(ranks: int, root: Path) -> int | None:
+def _cpus(ranks: int, of_the_job: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
-    The ranks together may use the CPUs in the affinity mask of their parent process, such as torchrun. A quota of the
-    control group may allow fewer CPUs. Each rank gets an equal share. The result is never larger than the number of
-    CPUs in this process's own affinity mask.
+    The ranks together may use `of_the_job` CPUs: those in the affinity masks of this process and of its parent process,
+    such as torchrun. A quota of the control group may allow fewer CPUs. Each rank gets an equal share. The result is
+    never larger than the number of CPUs in this process's own affinity mask.
     """
     own = processes.allowed_cpus()
     if own is None:
         return None
-    quota, together = topology.quota(root), float(_of_the_job(root) or own)
+    quota, together = topology.quota(root), float(of_the_job or own)
     together = together if quota is None else min(together, quota)
     return max(1, min(own, int(together / ranks)))
-
-
-def _processes_on_cpus(ranks: int, root: Path) -> int:
-    """Return the number of ranks that share the CPUs in this process's affinity mask.
-
-    The function assumes that the ranks are spread evenly over the job's CPUs.
-    """
-    together = _of_the_job(root)
-    return max(1, round(ranks * len(processes.cpu_mask()) / together)) if together else ranks
-
-
-def _of_the_job(root: Path) -> int:
-    """Return the size of the union of two affinity masks: the mask of this process, and the mask of its parent.
-
-    Return 0 if the number is unknown.
-    """
-    mask = processes.cpu_mask()
-    return len(mask | (topology.mask_of(root, os.getppid()) or mask))

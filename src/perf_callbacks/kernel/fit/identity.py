@@ -101,13 +101,9 @@ def parameters(model: nn.Module) -> int | None:
     yet.
     """
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
-    total = 0
-    for one in model.parameters():
-        size = parameter_size(one, managed=managed)
-        if size is None:
-            return None
-        total += size
-    return total
+    sizes = [parameter_size(one, managed=managed) for one in model.parameters()]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
@@ -104,6 +104,7 @@ class ActiveItem(Observer):
 
     def keep(self, step: int) -> None:
         """Apply the item for good from the end of `step` on."""
+        self.turn(step, done=True)
 
     def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
         """Undo the item at the end of `step`, and never apply the item again in this fit."""
@@ -122,18 +123,12 @@ class ActiveItem(Observer):
         self._news.append(Checklist(item=self.slug, status=status, why=why, saved_seconds=saved_seconds))
 
 
-class Item(Protocol):
+class Item(NamedTuple):
     """An item of the startup checklist. Items don't know each other."""
 
-    @property
-    def slug(self) -> str:
-        """Name of the item, which never changes."""
-        ...
-
-    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Return the decision about the item. The decision depends only on the arguments."""
-        ...
-
-    def apply(self, fit: Fit) -> ActiveItem:
-        """Apply the item. The method `closed` of the returned object undoes the change."""
-        ...
+    slug: str
+    """Name of the item, which never changes."""
+    decide: Callable[[Environment, PerfConfig], Checklist]
+    """Function that returns the decision about the item. The decision depends only on the arguments."""
+    apply: Callable[[Fit], ActiveItem]
+    """Function that applies the item. The method `closed` of the returned object undoes the change."""

@@ -1,5 +1,6 @@
 """Use the device meshes of a model's parameters to count the groups of ranks that process the same samples."""
 
+from collections.abc import Collection
 from math import prod
 from typing import Any
 
@@ -29,7 +30,7 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     """
     own = _sharded_as_data(model)
     sizes: dict[str, int] = {}
-    for mesh in {id(mesh): mesh for mesh in map(_mesh, model.parameters()) if mesh is not None}.values():
+    for mesh in _meshes(model):
         sizes |= _dimensions(mesh, own=own)
     if not sizes:
         return None
@@ -41,16 +42,16 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
     """Return this rank's coordinate in each named dimension of the device meshes of a model's parameters."""
-    meshes = {} if model is None else {id(mesh): mesh for mesh in map(_mesh, model.parameters()) if mesh is not None}
     found: dict[str, int] = {}
-    for mesh in meshes.values():
+    for mesh in () if model is None else _meshes(model):
         place = mesh.get_coordinate() or ()
         found |= dict(zip(mesh.mesh_dim_names or (), place, strict=False))
     return found
 
 
-def _mesh(parameter: torch.Tensor) -> Any:
-    return getattr(parameter, "device_mesh", None)
+def _meshes(model: torch.nn.Module) -> Collection[Any]:
+    found = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
+    return {id(mesh): mesh for mesh in found if mesh is not None}.values()
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:

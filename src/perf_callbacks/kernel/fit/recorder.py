@@ -22,11 +22,11 @@ from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
-from perf_callbacks.kernel.failures import describe, exit_reason, fails_open, guard
+from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit import chain, meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
 from perf_callbacks.kernel.fit.place import Place, earlier, last_sign, new_journal, opening, output_directory
-from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.process.patches import Patches
@@ -126,8 +126,7 @@ class Recorder:
             if self.run.world_size > 1:
                 self.patches.add(WAITS.watch(self, self.tape if self.engine.waits_timed else None, clock))
             if self.config.journal:
-                with suppress(RuntimeError):  # no thread can be started: steps are written only when a step ends
-                    WATCHDOG.watch(self)
+                WATCHDOG.watch(self)
             if self.config.gc != "off":
                 self._observer.install()
 
@@ -246,11 +245,6 @@ class Recorder:
         ranks = self.ranks
         return ranks is not None and (ranks.job_settings is None or ranks.job_settings.window is not None)
 
-    @property
-    def batches(self) -> list[Batch]:
-        """Batches of the current step so far."""
-        return self.engine.batches
-
     def write(self, record: Record) -> None:
         """Write a record to the journal, and pass the record to the observers."""
         self._journal.write(record)
@@ -361,7 +355,8 @@ class Recorder:
         self._summary = self.engine.stop(self.clock(), self.failure)
 
     def _interpreter_exits(self) -> None:
-        self.close(exit_reason())
+        error = getattr(sys, "last_value", None)  # the exception that ended the program
+        self.close("the interpreter exited" + (f" after {describe(error)}" if error is not None else ""))
 
     def _progress(self) -> tuple[int, float] | None:
         return (self.step, self.engine.step_reader.longest_step) if self.active else None

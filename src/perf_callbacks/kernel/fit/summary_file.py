@@ -29,8 +29,7 @@ def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
     if not recorder.config.journal:
         return None
     file = SummaryFile(recorder)
-    with suppress(RuntimeError):  # no thread available: the end of the fit writes the file
-        WATCHDOG.watch(file)
+    WATCHDOG.watch(file)
     return file
 
 
@@ -78,7 +77,8 @@ class SummaryFile(Observer):
             return
         try:
             if final or not self._final:
-                interim.write(journal, Entry(self._seconds(), summary))
+                seconds = self._recorder.clock() - self._recorder.engine.account.began
+                interim.write(journal, Entry(seconds, summary))
         except Exception as error:  # noqa: BLE001 a disk error as a rule; an observer never ends the measuring
             let_pass(error)
             self._failed = True
@@ -89,6 +89,3 @@ class SummaryFile(Observer):
             )
         finally:
             self._writing.release()
-
-    def _seconds(self) -> float:
-        return self._recorder.clock() - self._recorder.engine.account.began

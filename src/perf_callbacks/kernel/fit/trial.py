@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from perf_callbacks.kernel.engine.steps import Step
+from perf_callbacks.kernel.process.collector import FULL
 from perf_callbacks.kernel.records.fit_records import Gc
 
 TURN = 32
@@ -42,9 +43,6 @@ The limit applies to the time of the step without garbage collections in this pr
 
 LEAST = 0.001
 """Minimum saving that is worth keeping, as a share of the length of a step."""
-
-FULL = 2
-"""Number of the oldest generation. A collection of the oldest generation is a full garbage collection."""
 
 
 class Outcome(NamedTuple):

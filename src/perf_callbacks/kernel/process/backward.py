@@ -5,8 +5,9 @@ stored only in its wrapper, so that no interrupt can separate the original from 
 """
 
 import functools
+import inspect
 from collections.abc import Callable
-from inspect import CO_VARARGS, CO_VARKEYWORDS
+from functools import partial
 from threading import get_ident
 from typing import Any
 from weakref import ref
@@ -21,6 +22,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 _OURS = "_perf_callbacks"
 """Name of the attribute that identifies our wrapper: its value is the wrapper itself. If other code uses
@@ -30,28 +32,19 @@ _OURS = "_perf_callbacks"
 _CREATE_GRAPH = 4
 """Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
-_ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-"""Names of the arguments of `torch.autograd.backward`."""
-
-_DEFAULTS = (None, None, False, None, None)
-"""Default values of the arguments of `torch.autograd.backward`, except the first."""
+_ARGUMENTS = ["tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs"]
+_SIGNATURE: tuple[object, ...] = (_ARGUMENTS, None, None, (None, None, False, None, None), [])
+"""Arguments of `torch.autograd.backward`: names, `*args`, `**kwargs`, defaults, and keyword-only arguments."""
 
 # Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
 
 
 class Listener:
-    """Base class of objects that are told of each call of `torch.autograd.grad`. The methods never raise."""
-
-    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 subclasses need the loss
-        """Handle the beginning of a `grad` without `create_graph`. Return True if `ends_backward` must follow."""
-        return False
+    """Base class of objects that are told of each call of `torch.autograd.grad` with `create_graph`."""
 
     def builds_graph(self) -> None:
-        """Handle a `grad` with `create_graph`, which counts as part of the forward."""
-
-    def ends_backward(self) -> None:
-        """Handle the end of a `grad` for which `begins_gradients` returned True."""
+        """Handle a `grad` with `create_graph`, which counts as part of the forward. Never raise."""
 
 
 class Loop(Listener):
@@ -96,14 +89,11 @@ class Loop(Listener):
         """Handle a call of a model for which a mark may not be enough. Return True if the call is a forward."""
         raise NotImplementedError
 
-    def begins_backward(self, root: object = None) -> bool:
-        """Begin a backward. Return False if another thread calls, or if a backward is already running."""
-        if self.in_backward or get_ident() != self.thread:
-            return False
+    def begins_backward(self, root: object = None) -> None:
+        """Begin a backward in the loop's thread, while no other backward is running."""
         self.in_backward = True
         self.backpropagates(root)
         self.turn(_BACKWARD)
-        return True
 
     def takes(self, arguments: object) -> None:
         """Match the arguments of a model call to the waiting batches. Subclasses override this method."""
@@ -117,10 +107,6 @@ class Loop(Listener):
         """End a backward."""
         self.in_backward = False
         self._mark(_OPTIMIZER if self.optimizing else _UNDECIDED)
-
-    def begins_gradients(self, root: object = None) -> bool:
-        """Treat a call of `torch.autograd.grad` as a backward, except in an evaluation."""
-        return not self.evaluating and self.begins_backward(root)
 
     def builds_graph(self) -> None:
         """Mark a `grad` with `create_graph` as a second forward of zero duration.
@@ -149,12 +135,12 @@ class Backwards(Owner[bool]):
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Call the listener at each `grad`, until `release` is called for this listener.
+        """Call the listener at each `grad` with `create_graph`, until `release` is called for this listener.
 
-        Call a listener that is a `Loop` at each `backward` too.
+        Call a listener that is a `Loop` at each backward too.
         """
         self._claim(listener, isinstance(listener, Loop))
-        self._ask_for_ticks()
+        WATCHDOG.watch(self)
         self.reconcile()
 
     def _arrange(self) -> None:
@@ -177,14 +163,12 @@ class Backwards(Owner[bool]):
 
         If `backward` has another signature, from other code or a later torch, the wrapper takes `*args, **kwargs`.
         """
-        code = getattr(inner, "__code__", None)
-        names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]
-        open_ended = code is None or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
-        if names != _ARGUMENTS or open_ended or inner.__defaults__ != _DEFAULTS:
+        if not inspect.isfunction(inner) or inspect.getfullargspec(inner)[:5] != _SIGNATURE:
 
             @functools.wraps(inner)
             def other(*args: Any, **kwargs: Any) -> Any:
-                return self._in_several(inner, *args, **kwargs)
+                root = args[0] if args else kwargs.get("tensors")
+                return self._in_loops(root, partial(inner, *args, **kwargs))
 
             return _signed(other)
 
@@ -202,7 +186,7 @@ class Backwards(Owner[bool]):
                 return inner(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             if loop is None or loop.evaluating or loop.late or not loop.marks_backward:
                 arguments = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
-                return self._in_several(inner, *arguments)
+                return self._in_loops(tensors, partial(inner, *arguments))
             failed = False
             try:
                 loop.in_backward = True
@@ -227,43 +211,44 @@ class Backwards(Owner[bool]):
 
         return _signed(backward)
 
-    def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `backward` when there are several loops, or one loop for which writing marks is not enough."""
+    def _in_loops(self, root: object, call: Callable[[], Any], *, gradients: bool = False) -> Any:
+        """Call a backward within all loops of this thread. With `gradients=True`, evaluating loops are left out."""
         heard: list[Loop] = []
         try:
             for reference in self._loops:
                 loop = reference()
-                if loop is not None and not loop.in_backward and get_ident() == loop.thread:
-                    try:
-                        begun = loop.begins_backward(args[0] if args else kwargs.get("tensors"))
-                    except Exception as error:  # noqa: BLE001 an observer never ends the run
-                        loop.fail(error)
-                    else:
-                        heard += [loop] * begun
-            return inner(*args, **kwargs)
+                if loop is None or loop.in_backward or get_ident() != loop.thread or (gradients and loop.evaluating):
+                    continue
+                try:
+                    loop.begins_backward(root)
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    loop.fail(error)
+                else:
+                    heard.append(loop)
+            return call()
         finally:
             for loop in heard:
                 loop.ends_backward()
 
     def _grad(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `grad`. With `create_graph` the gradients are part of a loss, so the call belongs to the forward."""
+        """Wrap `grad`. With `create_graph` the gradients are part of a loss, so the call belongs to the forward.
+
+        Without `create_graph`, a call outside of an evaluation is a backward.
+        """
 
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:
             create_graph = args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph")
-            listeners = [] if _tracing() else [one for one in [one() for one in [*self._claims]] if one is not None]
-            if create_graph:
-                for listener in listeners:
+            # The compiler calls `grad` within a forward, to trace the backward.
+            tracing = TracingContext.try_get() is not None
+            if not (tracing or create_graph):
+                root = args[0] if args else kwargs.get("outputs")
+                return self._in_loops(root, partial(inner, *args, **kwargs), gradients=True)
+            for reference in [] if tracing else [*self._claims]:
+                listener = reference()
+                if listener is not None:
                     listener.builds_graph()
-                return inner(*args, **kwargs)
-            heard: list[Listener] = []
-            try:
-                for listener in listeners:
-                    heard += [listener] * listener.begins_gradients(args[0] if args else kwargs.get("outputs"))
-                return inner(*args, **kwargs)
-            finally:
-                for listener in heard:
-                    listener.ends_backward()
+            return inner(*args, **kwargs)
 
         return _signed(grad)
 
@@ -275,11 +260,6 @@ def _nobody() -> None:
 def _signed(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     setattr(wrapper, _OURS, wrapper)
     return wrapper
-
-
-def _tracing() -> bool:
-    """Return True if torch's compiler is tracing. The compiler calls `grad` within a forward to trace the backward."""
-    return TracingContext.try_get() is not None
 
 
 BACKWARDS = Backwards()

@@ -61,10 +61,10 @@ def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         process.returncode = 0  # else a `ResourceWarning`: nobody waits for this process
 
 
-def why_not(program: str, feature: str) -> str | None:
-    """Return the reason why our file `program` can't run in a side process. Return None if there is no reason."""
+def why_not(feature: str) -> str | None:
+    """Return the reason why a file of this package can't run in a side process. Return None if there is no reason."""
     if not (hasattr(os, "fork") and hasattr(os, "killpg")):
         return f"{feature} need a POSIX system"
-    if not sys.executable or getattr(sys, "frozen", False) or not Path(program).is_file():
+    if not sys.executable or getattr(sys, "frozen", False) or not Path(__file__).is_file():
         return "there is no Python interpreter to start"
     return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from perf_callbacks.kernel.process.owner import Owner
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import SCHEDULED
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def generational() -> bool:
 
 
 class Lease:
-    """Claim of one fit on the collector."""
+    """Claim of one fit on the collector. A new lease makes no claim yet."""
 
     def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
         self._owner = owner
@@ -100,15 +101,15 @@ class Lease:
         """Freeze all live objects, unless other code froze objects before."""
         self._owner.freeze(self)
 
-    def collect(self, generation: int, why: str = SCHEDULED) -> int:
+    def collect(self, generation: int, why: str = SCHEDULED) -> None:
         """Run a scheduled collection, unless another fit has run one since this fit's last collection."""
-        owner, found = self._owner, 0
-        if not self._behind(generation):
+        owner = self._owner
+        behind = owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
+        if not behind:
             owner.collections += 1
             owner.fulls += generation >= FULL
-            found = self.collect_now(generation, why)
+            self.collect_now(generation, why)
         self._catch_up(generation)
-        return found
 
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
         """Collect garbage, even if another fit has just collected. Return the number of garbage objects found.
@@ -125,10 +126,6 @@ class Lease:
             for end in ended:
                 end(found)
             return found
-
-    def _behind(self, generation: int) -> bool:
-        owner = self._owner
-        return owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
 
     def _catch_up(self, generation: int) -> None:
         self._seen = self._owner.collections
@@ -178,10 +175,6 @@ class Collector(Owner[Lease]):
         """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[GcObserver] = []
         """Observers that have a callback in `gc.callbacks`."""
-
-    def lease(self, progress: Progress | None = None) -> Lease:
-        """Create a lease for a fit. The lease makes no claim yet."""
-        return Lease(self, progress)
 
     @property
     def held(self) -> set[Lease]:
@@ -263,7 +256,7 @@ class Collector(Owner[Lease]):
         if lease not in self.held:
             lease.begin()
             self._claim(lease, lease)
-            self._ask_for_ticks()
+            WATCHDOG.watch(self)
 
     def _arrange(self) -> None:
         self.off &= self.held

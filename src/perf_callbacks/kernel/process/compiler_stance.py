@@ -8,10 +8,10 @@ for good. A single owner of the stance prevents overlapping calls.
 import re
 import sys
 import warnings
-from types import FrameType
 from typing import Any
 
 from perf_callbacks.kernel.process.owner import Owner
+from perf_callbacks.kernel.process.stacks import callers
 
 GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
 """Pattern of torch's warning that global module hooks don't affect compiled modules."""
@@ -77,14 +77,7 @@ def in_compiled_call() -> bool:
     call. If a mode was popped during the call, every operation fails after the call.
     """
     eval_frame = _eval_frame()
-    if eval_frame is None:
-        return False
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
-    while frame is not None:
-        if frame.f_code.co_filename == eval_frame.__file__:
-            return True
-        frame = frame.f_back
-    return False
+    return eval_frame is not None and any(frame.f_code.co_filename == eval_frame.__file__ for frame in callers())
 
 
 def anything_compiled() -> bool:

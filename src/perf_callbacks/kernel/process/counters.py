@@ -1,7 +1,6 @@
 """Hardware counters of a device, in one form for all vendors. Today only `nvml.py` reads such counters."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 BY_HAND, POWER_CAP, POWER_BRAKE = "clocks set by hand", "power cap", "power brake"
 HARDWARE_SLOWDOWN, SYNC_BOOST, DISPLAY = "hardware slowdown", "sync boost", "display clocks"
@@ -38,14 +37,3 @@ class DeviceUse:
     """Share of the time since the previous reading in which tensor cores worked, from 0 to 1."""
     bandwidth_activity: float | None = None
     """Share of the memory's bandwidth that was used since the previous reading, from 0 to 1."""
-
-
-class Counters(Protocol):
-    """Counters of one device. A side thread reads these counters."""
-
-    def read(self) -> DeviceUse:
-        """Read all values that the device supports, without waiting for the device."""
-        ...
-
-    def close(self) -> None:
-        """Release the counters. Idempotent."""

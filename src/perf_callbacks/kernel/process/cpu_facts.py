@@ -62,7 +62,7 @@ def read(
         gpu, unknown = _gpu(properties(), machine, root, size, inventory, exclusive=mode == "exclusive")
     elif accelerator is not None:
         unknown = f"the system does not report the NUMA node of {accelerator} devices"
-    parent = topology.mask_of(root, os.getppid())
+    parent, world = topology.mask_of(root, os.getppid()), environ.get("WORLD_SIZE", "")
     return CpuFacts(
         mask=mask,
         machine=machine,
@@ -70,7 +70,7 @@ def read(
         gpu_unknown=unknown,
         local_rank=rank,
         local_world_size=size,
-        ranks_unknown=local is None and _world_size(environ) > 1,
+        ranks_unknown=local is None and world.isdecimal() and int(world) > 1,
         workers=workers,
         bound=parent is not None and mask < parent,
     )
@@ -83,11 +83,6 @@ def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
             return int(words[0]), int(words[1])
     return None
-
-
-def _world_size(environ: Mapping[str, str]) -> int:
-    word = environ.get("WORLD_SIZE", "")
-    return int(word) if word.isdecimal() else 1
 
 
 def _gpu(

@@ -42,14 +42,13 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
     """Return the sum of the idle seconds of these CPUs since boot; None if unavailable."""
     found = []
-    if not hasattr(os, "sysconf"):  # Windows
-        return None
-    with suppress(OSError, ValueError, IndexError):
+    with suppress(OSError, ValueError, IndexError, AttributeError):  # Windows has no `sysconf`
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
             name, *ticks = line.split()
             if name != "cpu" and name.startswith("cpu") and int(name.removeprefix("cpu")) in cpus:
                 found.append(int(ticks[_IDLE]) + int(ticks[_WAITING]))
-    return sum(found) / os.sysconf("SC_CLK_TCK") if found and len(found) == len(cpus) else None
+        return sum(found) / os.sysconf("SC_CLK_TCK") if found and len(found) == len(cpus) else None
+    return None
 
 
 def throttled(root: Path = Path("/")) -> float | None:

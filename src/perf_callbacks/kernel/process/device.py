@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from perf_callbacks.kernel.failures import guard
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.cpu_facts import local_ranks
-from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing, Words
+from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing
 from perf_callbacks.kernel.process.event_timeline import Event, EventTimeline, recording_on, why_unusable
 from perf_callbacks.kernel.process.resident_memory import address_space_left, memory_available
 
@@ -25,7 +25,14 @@ EXPANDABLE = "expandable_segments:True"
 class Device:
     """Device of any kind. `Device` works for every accelerator with torch's usual functions and events."""
 
-    words = Words()
+    blocking_names: tuple[str, ...] = ()
+    """Variables of the vendor's that make the host wait for each kernel. Empty: no variable is known."""
+    uncached_names: tuple[str, ...] = ()
+    """Variables that turn off the cache of device memory."""
+    allocator_names: tuple[str, ...] = ()
+    """Variables that can turn on expandable segments of memory. Advice uses the first."""
+    clocks: str | None = None
+    """Command that shows clocks and throttling. None: no command is known."""
     pinned_copies: bool | None = None
     """True: copies from pinned memory overlap with the device's work. If the value is None, the checklist advises
     pinned memory, but doesn't turn it on."""
@@ -58,22 +65,22 @@ class Device:
 
     def timing(self) -> Timing:
         """Return the clock for a fit on this device. The call waits for the device, and may make a context."""
-        why = self.untimed
-        if why is None:
-            with guard() as attempt:
-                return self._tried()
-            why = f"{self.kind} can't be timed: {attempt.reason}"
-        return Timing(unstaged=why)
+        if self.untimed is not None:
+            return Timing(unstaged=self.untimed)
+        with guard() as attempt:
+            return self._tried()
+        return Timing(unstaged=f"{self.kind} can't be timed: {attempt.reason}")
 
     def _tried(self) -> Timing:
         make, place, current = self._maker(), self.place, getattr(self.module, "current_device", None)
         if self.index is None and current is not None:  # the program may turn to another device later
             place = torch.device(self.kind, current())
         record = recording_on(self.module, place)
-        why = None if self._capturing() else why_unusable(make, record, reliable=self.reliable_events)
+        capturing = getattr(self.module, "is_current_stream_capturing", bool)
+        why = None if capturing() else why_unusable(make, record, reliable=self.reliable_events)
         if why is not None:
             return Timing(unstaged=f"{self.kind} can't be timed: {why}")
-        return Timing(EventTimeline(make, record=record, capturing=self._capturing, stream=self._stream(place)))
+        return Timing(EventTimeline(make, record=record, capturing=capturing, stream=self._stream(place)))
 
     def _stream(self, place: torch.device) -> Callable[[], object]:
         """Return the function that returns the current stream, or a constant if streams can't be compared."""
@@ -88,15 +95,9 @@ class Device:
         own = getattr(self.module, "Event", None)
         return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
 
-    @property
-    def _capturing(self) -> Callable[[], bool]:
-        """Function that returns True while a graph is captured on the current stream."""
-        found: Callable[[], bool] = getattr(self.module, "is_current_stream_capturing", bool)
-        return found
-
     def allocator(self) -> Allocator | None:
         """Read the allocator's statistics without waiting for the device; None if there are none."""
-        try:
+        with suppress(Exception):  # an allocator that is not torch's, or none
             module = self.module
             if hasattr(module, "memory_stats_as_nested_dict"):  # seven times as fast as `memory_stats`
                 stats = module.memory_stats_as_nested_dict(self.place)
@@ -113,9 +114,7 @@ class Device:
                 retries=stats.get("num_alloc_retries", 0),
                 allocated_bytes=allocated["current"],
             )
-        except Exception as error:  # noqa: BLE001 an allocator that is not torch's, or none
-            let_pass(error)
-            return None
+        return None
 
     def headroom(self) -> int | None:
         """Return the bytes that this process can still allocate: free memory, and unused memory of its allocator.
@@ -161,17 +160,17 @@ class Device:
     @property
     def blocking(self) -> str | None:
         """Name of the variable in the environment that makes the host wait for each kernel; None if there is none."""
-        return next((name for name in self.words.blocking if os.environ.get(name, "0") not in {"", "0"}), None)
+        return next((name for name in self.blocking_names if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
         """Name of the variable in the environment that turns off the cache of device memory; None if there is none."""
-        return next((name for name in self.words.uncached if name in os.environ), None)
+        return next((name for name in self.uncached_names if name in os.environ), None)
 
     @property
     def expandable(self) -> str | None:
         """Environment setting that turns on expandable segments of memory; None if they are on or not available."""
-        names = self.words.allocator
+        names = self.allocator_names
         if not names or any(EXPANDABLE in os.environ.get(name, "") for name in names):
             return None
         return f"{names[0]}={EXPANDABLE}"
@@ -206,12 +205,10 @@ class Cuda(Device):
 
     pinned_copies = True
     reliable_events = True
-    words = Words(
-        blocking=("CUDA_LAUNCH_BLOCKING",),
-        uncached=("PYTORCH_NO_CUDA_MEMORY_CACHING",),
-        allocator=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
-        clocks="nvidia-smi -q -d PERFORMANCE",
-    )
+    blocking_names: tuple[str, ...] = ("CUDA_LAUNCH_BLOCKING",)
+    uncached_names: tuple[str, ...] = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
+    allocator_names: tuple[str, ...] = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    clocks = "nvidia-smi -q -d PERFORMANCE"
 
     def properties(self) -> Callable[[], Any]:
         """Return a function that returns torch's device properties. Calling this function makes a context."""
@@ -242,11 +239,10 @@ class Cuda(Device):
 class Rocm(Cuda):
     """An AMD GPU. torch calls it "cuda", like an NVIDIA GPU."""
 
-    words = Words(
-        blocking=("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
-        uncached=("PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
-        clocks="rocm-smi --showclocks",
-    )
+    blocking_names = ("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
+    uncached_names = ("PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+    allocator_names = ()
+    clocks = "rocm-smi --showclocks"
 
     def features(self) -> Features:
         """Derive the features from the architecture. MI100 has fp16, MI200 and later have bf16, and MI300 has TF32."""
@@ -283,12 +279,10 @@ class Npu(Device):
     """An Ascend NPU, which torch uses through `torch_npu`."""
 
     pinned_copies = True
-    words = Words(
-        blocking=("ASCEND_LAUNCH_BLOCKING",),
-        uncached=("PYTORCH_NO_NPU_MEMORY_CACHING",),
-        allocator=("PYTORCH_NPU_ALLOC_CONF",),
-        clocks="npu-smi info",
-    )
+    blocking_names = ("ASCEND_LAUNCH_BLOCKING",)
+    uncached_names = ("PYTORCH_NO_NPU_MEMORY_CACHING",)
+    allocator_names = ("PYTORCH_NPU_ALLOC_CONF",)
+    clocks = "npu-smi info"
 
 
 class Hpu(Device):

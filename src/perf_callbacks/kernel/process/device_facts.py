@@ -1,6 +1,5 @@
 """Facts about a device of any kind."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
@@ -29,20 +28,6 @@ class Timing(NamedTuple):
     unstaged: str | None = None
     """Reason why stages are not timed: the device computes asynchronously, and its events can't be used. None if stages
     are timed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """Names of the vendor's environment variables and commands, for advice. None or empty: no name is known."""
-
-    blocking: tuple[str, ...] = ()
-    """Variables that make the host wait for each kernel."""
-    uncached: tuple[str, ...] = ()
-    """Variables that turn off the cache of device memory."""
-    allocator: tuple[str, ...] = ()
-    """Variables that can turn on expandable segments of memory. Advice uses the first."""
-    clocks: str | None = None
-    """Command that shows clocks and throttling."""
 
 
 class Features(NamedTuple):

@@ -155,14 +155,14 @@ class EventTimeline:
         if event is None and len(self._open) > 1:  # the step is lost; an event of the lost step begins the next step
             event = self._open.pop()[1]
             self._broken = self._broken or LOST
-        if event is not None:
-            self._record(event)
-        self._close(LOST if event is None else event)
-        if event is not None:
-            self._open.append((END, event))
-            self._home = self._stream()
-        else:
+        if event is None:
+            self._close(LOST)
             self._broken = LOST
+            return
+        self._record(event)
+        self._close(event)
+        self._open.append((END, event))
+        self._home = self._stream()
 
     def _close(self, end: Event | str) -> None:
         finished, self._open = self._open, []
@@ -265,8 +265,6 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
         module: Module of torch for this kind of device.
         place: The `torch.device`.
     """
-    if place.index is None:
-        return lambda event: event.record()
     current, index = getattr(module, "current_device", None), place.index
 
     def record(event: Any) -> None:

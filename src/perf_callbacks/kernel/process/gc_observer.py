@@ -11,9 +11,6 @@ from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.process.collector import COLLECTOR
 from perf_callbacks.kernel.process.stacks import calling_line
 
-MOST_CALLS = 64
-"""Largest number of program lines with `gc.collect()` that are counted separately."""
-
 
 class GcObserver:
     """Times every garbage collection while installed, at no cost between collections.
@@ -82,7 +79,7 @@ class GcObserver:
         elif self._start is not None and os.getpid() == self._process:
             seconds = self._clock() - self._start
             here = threading.get_ident() == self._thread
-            if self._line is not None and (self._line in self.calls or len(self.calls) < MOST_CALLS):
+            if self._line is not None:
                 self.calls[self._line] = self.calls.get(self._line, 0.0) + seconds
             collected, automatic = info["collected"], self._automatic
             self._report(Pause(info["generation"], self._start, seconds, collected, automatic, here, self._ours))

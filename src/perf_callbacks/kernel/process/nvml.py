@@ -60,7 +60,6 @@ class Monitor:
 
     def __init__(self, uuid: str | None) -> None:
         self._nvml: Any = None
-        self._handle: Any = None
         self._activity: _Activity | None = None
         self._process = os.getpid()
         if uuid is None:
@@ -69,18 +68,16 @@ class Monitor:
             self._nvml = _started()
             for prefix in ("GPU-", "MIG-"):
                 with suppress(Exception):  # the GPU is of the other kind, or lost
-                    self._handle = self._handle or self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
-            if self._handle is not None:
-                self._activity = _Activity(self._nvml, self._handle)
+                    self._activity = _Activity(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid)))
 
     def read(self) -> DeviceUse:
         """Read all values that this GPU supports."""
-        nvml, handle, activity = self._nvml, self._handle, self._activity
-        if nvml is None or handle is None or activity is None:
+        nvml, activity = self._nvml, self._activity
+        if nvml is None or activity is None:
             return DeviceUse()
 
         def ask(name: str, *arguments: object) -> Any:
-            return _answer(lambda: getattr(nvml, name)(handle, *arguments))
+            return _answer(lambda: getattr(nvml, name)(activity.handle, *arguments))
 
         def thousandth(name: str) -> float | None:
             value = ask(name)
@@ -126,7 +123,7 @@ class _Activity:
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
+        self._nvml, self.handle = nvml, handle
         self._before: Any = None
         support = _answer(lambda: nvml.nvmlGpmQueryDeviceSupport(handle))
         self._supported = support is not None and bool(support.isSupportedDevice)
@@ -151,7 +148,7 @@ class _Activity:
     def _sample(self) -> Any:
         sample = self._nvml.nvmlGpmSampleAlloc()
         try:
-            return self._nvml.nvmlGpmSampleGet(self._handle, sample)
+            return self._nvml.nvmlGpmSampleGet(self.handle, sample)
         except Exception:
             self._free(sample)
             raise

@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 MOMENT_SECONDS = 0.5
 """Seconds that a finalizer may wait for the lock of an owner."""
@@ -22,7 +21,7 @@ class Owner(Generic[Wish]):
     Claims change first. `_arrange` sets the state that all claims together need, whatever the current state is. Fits
     may end in any order, because the state depends on the remaining claims only. If an interrupt stops a change of the
     state halfway, the next call of `_arrange` finishes this change. The watchdog calls `tick` once a second if the
-    owner has called `_ask_for_ticks`.
+    owner has called `WATCHDOG.watch`.
 
     Claims hold their fits by weak references. The callback of a weak reference drops the claim of a fit that was freed
     without being ended. Python swallows an interrupt that strikes in this callback, and never calls the callback again.
@@ -54,10 +53,6 @@ class Owner(Generic[Wish]):
         """Record the wish of a fit, replacing an earlier wish. The state changes at the next `reconcile`."""
         with self._lock:
             self._claims[ref(fit, self._freed)] = wish
-
-    def _ask_for_ticks(self) -> None:
-        with suppress(RuntimeError):  # no thread can be started: nothing cleans up after interrupted and lost fits then
-            WATCHDOG.watch(self)
 
     def reconcile(self) -> None:
         """Set the state that the claims need."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import seconds_since_boot
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
 """Beginning of the environment entry that holds the local rank of a process."""
@@ -48,26 +48,22 @@ def age() -> float | None:
 def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
     """Read the totals; None without Linux's `/proc`. This takes about 30 us per process and 10 us per thread."""
     proc = root / "proc"
-    try:
+    with suppress(OSError, ValueError, IndexError, AttributeError):
         own = os.getpid() if pid is None else pid
         ranks = {*_local_ranks(proc / str(own)), LOCAL_RANK + os.environ.get("LOCAL_RANK", "").encode()}
         pids = {*_tree(proc, own, ranks)}
         found = [one for one in (_stat(proc / str(one)) for one in pids) if one is not None]
+        reads = [entry(proc / str(one) / "io", "read_bytes") for one in pids]
+        known = [int(number) for number in reads if number is not None and number.isdecimal()]
+        resident, shared = [sum(pages) for pages in zip(*[pages for _, pages in found], strict=True)]
         ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError, AttributeError) as error:
-        let_pass(error)
-        return None
-    if not found:
-        return None
-    reads = [entry(proc / str(one) / "io", "read_bytes") for one in pids]
-    known = [int(number) for number in reads if number is not None and number.isdecimal()]
-    resident, shared = (sum(pages) for pages in zip(*[pages for _, pages in found], strict=True))
-    return Processes(
-        cpu_seconds=sum([ran for ran, _ in found]) / ticks,
-        resident_bytes=resident * page,
-        anonymous_bytes=(resident - shared) * page if shared else None,  # gVisor reports 0, which no process has
-        read_bytes=sum(known) if known else None,
-    )
+        return Processes(
+            cpu_seconds=sum([ran for ran, _ in found]) / ticks,
+            resident_bytes=resident * page,
+            anonymous_bytes=(resident - shared) * page if shared else None,  # gVisor reports 0, which no process has
+            read_bytes=sum(known) if known else None,
+        )
+    return None
 
 
 def cpu_mask() -> frozenset[int]:
@@ -128,10 +124,8 @@ def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:
 
     None: the process has just ended.
     """
-    try:
+    with suppress(OSError):
         values = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         _, resident, shared = map(int, (process / "statm").read_text().split()[:3])
-    except OSError as error:
-        let_pass(error)
-        return None
-    return sum([int(values[place]) for place in (UTIME, STIME, CUTIME, CSTIME)]), (resident, shared)
+        return sum([int(values[place]) for place in (UTIME, STIME, CUTIME, CSTIME)]), (resident, shared)
+    return None

@@ -24,14 +24,10 @@ def peak_bytes() -> int | None:
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
 
-def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return a function that reads the host's memory peak and, by `allocated`, the device's peak, in bytes."""
-
-    def read() -> Mapping[str, int]:
-        found = {"host": peak_bytes(), "device": allocated()}
-        return {kind: amount for kind, amount in found.items() if amount is not None}
-
-    return read
+def in_use(allocated: Callable[[], int | None] = lambda: None) -> Mapping[str, int]:
+    """Return the host's memory peak and, by `allocated`, the device's memory, in bytes. Unknown values are left out."""
+    found = {"host": peak_bytes(), "device": allocated()}
+    return {kind: amount for kind, amount in found.items() if amount is not None}
 
 
 def memory_available(root: Path = Path("/")) -> int | None:

@@ -12,9 +12,6 @@ from typing import NamedTuple
 MOST_FRAMES = 20
 """Largest number of frames that are stored for one stack. The innermost frames are stored."""
 
-DEEPEST = 1000
-"""Largest number of frames that a search through a stack visits."""
-
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
@@ -47,22 +44,22 @@ class Stack:
     """True: the thread runs code in which a rank waits for other ranks, such as a collective or a backward."""
 
 
-def callers() -> Iterator[FrameType]:
-    """Iterate over the calling frames, the innermost first, without the frame of the function that iterates."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the one way to the caller
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
+def callers() -> Iterator[FrameType]:
+    """Iterate over the calling frames, the innermost first, without the frame of the function that iterates."""
+    return outward(sys._getframe(2))  # noqa: SLF001 the one way to the caller
+
+
 def of_thread(thread: int) -> Stack | None:
     """Read the stack of a thread. None if the thread runs no Python code, waits at a prompt, or is in a debugger."""
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
-    frames: list[FrameType] = []
-    while frame is not None and len(frames) < DEEPEST:
-        if not frame.f_code.co_filename.startswith(_OURS):
-            frames.append(frame)
-        frame = frame.f_back
+    inmost = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
+    frames = [one for one in outward(inmost) if not one.f_code.co_filename.startswith(_OURS)]
     if not frames or _person([_module(one) for one in frames]):
         return None
     inner = frames[0]
@@ -126,33 +123,28 @@ def calling_line() -> str | None:
 
 def _position(frame: FrameType | None) -> Position | None:
     called = ""
-    for _ in range(DEEPEST):
-        if frame is None:
-            break
-        if _is_own(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_OURS):
+    for one in outward(frame):
+        if one.f_code.co_filename.startswith(_OURS):
+            continue
+        if _is_own(one.f_code.co_filename):
             if called.startswith(_LOOPS):
                 return None
             in_torch = called.startswith(_TORCH) and not called.startswith(_FUNCTIONS)
-            return Position(_line(frame), in_torch, _in_model(frame))
-        if not frame.f_code.co_filename.startswith(_OURS):
-            called = f"{_module(frame)}."
-        frame = frame.f_back
+            return Position(_line(one), in_torch, _in_model(one))
+        called = f"{_module(one)}."
     return None
 
 
-def _in_model(frame: FrameType | None) -> bool:
+def _in_model(frame: FrameType) -> bool:
     """Return True if a frame, or one of its callers, is a module's forward or an optimizer's own update."""
     updates = False
-    for _ in range(DEEPEST):
-        if frame is None:
-            break
-        name, module = frame.f_code.co_name, _module(frame)
+    for one in outward(frame):
+        name, module = one.f_code.co_name, _module(one)
         if module == _MODULES or (name == "forward" and not module.startswith(_TORCH)):
             return True
         updates = updates or (name == "step" and not module.startswith(_TORCH))
         if updates and module == _OPTIMIZERS:
             return True
-        frame = frame.f_back
     return False
 
 

@@ -23,9 +23,10 @@ from torch import distributed
 
 from perf_callbacks.kernel.engine.marks import BACK, WAIT
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.owner import MOMENT_SECONDS, Owner
 from perf_callbacks.kernel.process.patches import Patches
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 MOST_PAIRS = 1_000_000
 """Waits are no longer marked once a tape has this many entries. A mark takes two entries: the mark itself, and its
@@ -40,14 +41,17 @@ COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-"""Methods of a process group that may wait for other ranks. Since torch 2.8, a synchronous call with NCCL waits
-within the method, and returns no `Work`."""
+"""Methods of a process group, in any version of torch, that may wait for other ranks. Since torch 2.8, a synchronous
+call with NCCL waits within the method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
 """Text of a wait for other ranks in code that Inductor has generated."""
 
 Claim = tuple[int, Tape | None, Callable[[], float]]
 """Training thread of a fit, its tape, and its clock. Without a tape, waits are not timed."""
+
+Tapes = dict[int, tuple[tuple[Tape, Callable[[], float]], ...]]
+"""Tapes and clocks of the fits that time a thread, by thread."""
 
 
 class Waits(Owner[Claim]):
@@ -59,7 +63,7 @@ class Waits(Owner[Claim]):
         self._installed: set[tuple[Any, str]] = set()
         """Functions that are replaced now. If an interrupt stops `_arrange`, the next call of `_arrange` finishes the
         change."""
-        self._tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
+        self._tapes: Tapes = {}
         self.transfers = 0
         """Number of tensors that this process sent to a single rank, or received from one, while a fit lasted."""
 
@@ -70,29 +74,32 @@ class Waits(Owner[Claim]):
         """
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
-        self._ask_for_ticks()
+        WATCHDOG.watch(self)
         return functools.partial(self._drop, ref(fit), MOMENT_SECONDS)
 
     def _arrange(self) -> None:
         claims = [*self._claims.values()]
-        tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
+        tapes: Tapes = {}
         for thread, tape, clock in claims:
             if tape is not None:
                 tapes[thread] = (*tapes.get(thread, ()), (tape, clock))
         self._tapes.update(tapes)  # never empty in between: another thread may be about to wait
         for thread in self._tapes.keys() - tapes.keys():
             del self._tapes[thread]
-        if claims:
-            self._install(_transferring_functions(), self._counted)
+        if claims and distributed.is_available():
+            group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
+            self._install([(group, name) for name in TRANSFERS], self._counted)
             if tapes:
                 self._install(_waiting_functions(), functools.partial(_timed, self._tapes))
-                self._install(_collectives(), functools.partial(_timed_if_waiting, self._tapes))
-        elif self._installed:
+                self._install(
+                    [(group, name) for name in COLLECTIVES], functools.partial(_timed_if_waiting, self._tapes)
+                )
+        elif not claims and self._installed:
             self._patches.restore()
             self._installed.clear()
 
     def _install(self, functions: Iterable[tuple[Any, str]], make: Callable[[Any], object]) -> None:
-        for owner, name in [*functions]:
+        for owner, name in functions:
             if (owner, name) not in self._installed:
                 self._patches.replace(owner, name, make)
                 self._installed.add((owner, name))
@@ -119,8 +126,6 @@ class Waits(Owner[Claim]):
 
 def _waiting_functions() -> Iterator[tuple[Any, str]]:
     """Yield the owner and the name of each function in which threads wait for other ranks."""
-    if not distributed.is_available():
-        return
     c10d: Any = sys.modules["torch._C._distributed_c10d"]  # has the classes behind the public names
     yield c10d.Work, "wait"
     yield c10d.Work, "synchronize"
@@ -133,18 +138,6 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
         yield functional, "wait_tensor"  # tensor parallelism
 
 
-def _transferring_functions() -> Iterator[tuple[Any, str]]:
-    if distributed.is_available():
-        group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
-        yield from [(group, name) for name in TRANSFERS]
-
-
-def _collectives() -> Iterator[tuple[Any, str]]:
-    if distributed.is_available():
-        group: Any = sys.modules["torch._C._distributed_c10d"].ProcessGroup
-        yield from [(group, name) for name in COLLECTIVES if hasattr(group, name)]
-
-
 def in_compiled_code() -> bool:
     """Return True if code that Inductor has generated waits for other ranks: these waits can't be timed."""
     cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
@@ -153,14 +146,12 @@ def in_compiled_code() -> bool:
 
 @functools.lru_cache(1024)
 def _waits(path: str) -> bool:
-    try:
+    with suppress(OSError):  # the file was deleted
         return COMPILED_WAIT in Path(path).read_bytes()
-    except OSError as error:  # the file was deleted
-        let_pass(error)
-        return False
+    return False
 
 
-def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait: Any) -> Callable[..., Any]:
+def _timed(tapes: Tapes, wait: Any) -> Callable[..., Any]:
     """Return a function that calls `wait`. If a fit times the calling thread, both ends of the call are marked."""
     tracing, thread = torch.compiler.is_dynamo_compiling, get_ident
 
@@ -183,9 +174,7 @@ def _timed(tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], wait:
     return timed
 
 
-def _timed_if_waiting(
-    tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]], collective: Any
-) -> Callable[..., Any]:
+def _timed_if_waiting(tapes: Tapes, collective: Any) -> Callable[..., Any]:
     """Return a function that calls `collective`, and times synchronous calls that wait.
 
     A synchronous call that returned no `Work` has waited. A synchronous call is timed if the previous synchronous call

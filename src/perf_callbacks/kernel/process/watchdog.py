@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from perf_callbacks.kernel.clock import monotonic
-from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 PERIOD_SECONDS = 1.0
 """Seconds between two ticks."""
@@ -58,8 +58,11 @@ class Watchdog:
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Call `watched.tick` once a second until it returns False or the object is freed. Idempotent."""
-        with self._lock:
+        """Call `watched.tick` once a second until it returns False or the object is freed. Idempotent.
+
+        If no thread can be started, nothing calls `tick`.
+        """
+        with self._lock, suppress(RuntimeError):
             if not any(one() is watched for one in self._watched):
                 self._watched.append(weakref.ref(watched))
             if self._threaded and self._thread is None and not self._ended:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perf_callbacks.kernel.process import compilations
+from perf_callbacks.advice import compilations
 
 
 def compiled(begin, end, reason=None):
