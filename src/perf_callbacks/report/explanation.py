@@ -7,7 +7,6 @@ from typing import Any
 from perf_callbacks.kernel.records.term_table import TERMS
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.layout import clean
-from perf_callbacks.report.page_figure import PageFigure
 
 LONGEST = 300
 """Largest number of characters shown of a value from a journal."""
@@ -29,23 +28,20 @@ def explanation(
         values: The inputs of the figure in this run. Inputs with an empty text are left out.
         equation: Equation that gives the figure, such as "HFU 45% = MFU 40% x 1.13".
         uncounted: Work that was not counted in this run.
-        headings: The headings of a table's columns.
+        headings: The headings of a table's columns. The registry or else the glossary explains a column.
     """
     figure = BY_FIGURE[name]
     return {
         "meaning": without_links(figure.meaning),
         "equation": clean(equation, LONGEST),
         "values": [(name, clean(text, LONGEST)) for name, text in values if text],
-        "columns": [(heading, column(figure, heading)) for heading in headings],
+        "columns": [
+            (heading, without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))) for heading in headings
+        ],
         "source": without_links(figure.source),
         "left_out": without_links(figure.left_out),
         "uncounted": clean(uncounted, LONGEST),
     }
-
-
-def column(figure: PageFigure, heading: str) -> str:
-    """Return the explanation of a column from the registry of figures, or else from the glossary."""
-    return without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))
 
 
 def glossary() -> dict[str, str]:
