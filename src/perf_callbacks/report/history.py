@@ -183,6 +183,11 @@ def possible(value: float) -> bool:
     return 0 <= value <= MOST
 
 
+def finite(value: float | None) -> float | None:
+    """Return the value, or None if no run can have this value."""
+    return value if value is not None and possible(value) else None
+
+
 def gather(
     journals: Iterable[Iterable[Entry]], interim: Iterable[Callable[[Run], Entry | None]] = ()
 ) -> list[FitHistory]:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import RankPace
-from perf_callbacks.report.recorded_run import RecordedRun, State, finite, hangs, own_stall, sign
+from perf_callbacks.report.recorded_run import RecordedRun, State, hangs, own_stall, sign
 
 PREFIX = "perf_callbacks_"
 

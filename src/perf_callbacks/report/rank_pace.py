@@ -10,7 +10,8 @@ from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.report import events
 from perf_callbacks.report.events import JournalEvent
-from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.history import finite
+from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100

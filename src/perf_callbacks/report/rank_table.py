@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import COSTLY, RankPace, RecentLoss
-from perf_callbacks.report.recorded_run import RecordedRun, finite, own_stall, sign
+from perf_callbacks.report.recorded_run import RecordedRun, own_stall, sign
 from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left
 from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.kernel.records.rank_records import Stall
-from perf_callbacks.report.history import possible
+from perf_callbacks.report.history import finite
 
 FRESH_SECONDS = 30.0
 """A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
@@ -255,11 +255,6 @@ def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
 
 def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
     return HangingRank(stall.rank, stall.stage, stall.stack, None if ends.signs is None else ends.signs.pid)
-
-
-def finite(value: float | None) -> float | None:
-    """Return the value, or None if no run can have this value."""
-    return value if value is not None and possible(value) else None
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import TypeVar
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
 from perf_callbacks.kernel.records.interim import path_of
 from perf_callbacks.report import cards, run_title
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
-from perf_callbacks.report.recorded_run import RecordedRun, finite, where
+from perf_callbacks.report.recorded_run import RecordedRun, where
 from perf_callbacks.report.units import duration, long_duration, when
 
 T = TypeVar("T")

@@ -8,8 +8,9 @@ from typing import Any
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.report import recorded_run, run_card, run_title
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import aligned, clean
-from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.units import DASH, duration, percent, when
 
 MOST_LEVELS = 12

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from perf_callbacks.report import run_card, run_title
 from perf_callbacks.report.cards import STALL
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import INDENT, clean, joined, wrapped
 from perf_callbacks.report.rank_pace import RankPace, RecentLoss, recent_losses
 from perf_callbacks.report.rank_table import rank_table
-from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left
 from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
