@@ -22,6 +22,11 @@ class StyledText(NamedTuple):
 Line = tuple[StyledText, ...]
 
 
+def styled(text: str, style: Style = "") -> Line:
+    """Return a line in one style."""
+    return (StyledText(text, style),)
+
+
 def plain(line: Line) -> str:
     """Return the text of a line."""
     return "".join([span.text for span in line])
@@ -30,7 +35,7 @@ def plain(line: Line) -> str:
 def cut(line: Line, columns: int) -> Line:
     """Cut the end of a line that is longer than `columns` characters.
 
-    >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut((StyledText("rank 3"),), 10))
+    >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut(styled("rank 3"), 10))
     ('rank 3 is…', 'rank 3')
     """
     if sum([len(span.text) for span in line]) <= columns:
@@ -59,7 +64,7 @@ def cut_left(text: str, columns: int) -> str:
 def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
     """Replace the characters that an encoding can't represent.
 
-    >>> plain(encodable([(StyledText("data ██ 中"),)], "ascii")[0])
+    >>> plain(encodable([styled("data ██ 中")], "ascii")[0])
     'data ## ?'
     """
     if encoding.lower().replace("-", "") in {"utf8", "utf16"}:
