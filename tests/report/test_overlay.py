@@ -10,8 +10,7 @@ from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
-from perf_callbacks.report.payload import payload
-from perf_callbacks.report.point_names import PointNames
+from perf_callbacks.report.payload import payload, point_names
 
 
 def journal(*blocks, **run):
@@ -108,7 +107,7 @@ def test_the_command_lays_two_runs_over_each_other(tmp_path, capsys):
     ],
 )
 def test_a_band_is_named_by_what_it_spans(ranks, width, band, about):
-    names = PointNames(ranks, width)
+    names = point_names(ranks, width)
     assert names.times["band"] == band
     assert bool(names.rates["band"]) == bool(band)
     assert names.about.startswith(about)

@@ -5,7 +5,7 @@ from fakes import a_run
 from journals import a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.report import slow_steps
+from perf_callbacks.report import tables
 from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.series import medians, outliers, series
@@ -62,7 +62,7 @@ def test_a_slow_step_is_explained_by_the_rank_that_the_other_waited_for():
         step_time=(*[0.25] * 4, 1.1875, *[0.25] * 7),
     )
     fit = a_history(journal(steps(1, 12, slow=5), world_size=2, rank=1), journal(waiting, world_size=2))
-    found = slow_steps.table(fit, outliers(fit, usual(fit)), usual(fit))
+    found = tables.slow_steps(fit, outliers(fit, usual(fit)), usual(fit))
     assert found.rows == [("5", "1.19 s", "4.75x", "1", "data +938 ms", "")]
 
 

@@ -40,8 +40,7 @@ class ComparedRun:
         used = [size for size in uses if size is not None and possible(size)]
         memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
-        summaries = [rank.last(Summary) or rank.interim for rank in ranks]
-        loads = [Load.of(None if summary is None else summary.cpu) for summary in summaries]
+        loads = [Load.of(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
         return cls(
             columns=_columns(ranks),
             run=first.run,

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import profile_section, profile_text, units
@@ -42,7 +41,7 @@ class FigureInputs:
         """
         made = {
             "steps": self._steps,
-            "rate": self._rate,
+            "rate": self.work.values,
             "stages": self._stages,
             "marks": self._marks,
             "account": self._account,
@@ -88,9 +87,6 @@ class FigureInputs:
         most = ", the slowest" if len(self.slow) == OUTLIERS else ""
         yield "slow steps", f"{len(self.slow):,}{most}, longer than {duration(limit)}: {SLOW:g} x the median"
 
-    def _rate(self) -> Iterator[Value]:
-        yield from self.work.values()
-
     def _stages(self) -> Iterator[Value]:
         yield "time of all steps", duration(self.drawn.seconds)
         for name, seconds in self.drawn.stage_seconds.items():
@@ -101,10 +97,6 @@ class FigureInputs:
         for lane in dict.fromkeys(event.lane for event in found):
             number = sum(event.lane == lane for event in found)
             yield lane, f"{number:,}" + (", the longest" if number == MOST_EVENTS else "")
-
-    def _wall(self) -> tuple[Summary, float] | None:
-        summary = self.fit.hang or self.fit.summary
-        return None if summary is None else (summary, sum(summary.wall_seconds.values()))
 
     def _account(self) -> Iterator[Value]:
         summary = self.fit.summary
@@ -152,10 +144,10 @@ class FigureInputs:
             yield "records", f"{len(uses):,}, from step {uses[0].step:,} to {uses[-1].step:,}"
 
     def _findings(self) -> Iterator[Value]:
-        found = self._wall()
-        if found is None or found[1] <= 0:
+        summary = self.fit.hang or self.fit.summary
+        wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
+        if summary is None or wall <= 0:
             return
-        summary, wall = found
         after = wall - summary.wall_seconds.get("startup", 0.0)
         yield "wall time after startup", duration(after)
         yield "measured steps", f"{summary.included_steps:,} of {summary.steps:,}"

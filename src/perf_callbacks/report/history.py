@@ -8,6 +8,7 @@ from itertools import compress, pairwise, zip_longest
 from math import nan
 from typing import Any
 
+from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Run, Steps, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
@@ -48,7 +49,7 @@ class Attempt:
     excluded: dict[int, str] = field(default_factory=dict)
     """Number and reason of each step that is excluded from means and rates."""
     peak_tflops: float | None = None
-    """Peak TFLOPS of the device, from the last logged row that has a peak."""
+    """Peak TFLOPS of one device, from the last logged row that has a peak."""
     entries: list[Entry] = field(default_factory=list)
     """All records except `run`, steps and rows, in the order of the journal."""
     seconds: float = 0.0
@@ -57,6 +58,19 @@ class Attempt:
     """Unix time of the last write to the journal before the next attempt began. None means unknown."""
     interim: Summary | None = None
     """Last interim summary, if the attempt has no final summary because it was killed, hangs, or is still running."""
+
+    @property
+    def summary(self) -> Summary | None:
+        """Final summary, or else the interim summary. None means there is neither."""
+        found: Summary | None = self.last(Summary) or self.interim
+        return found
+
+    @property
+    def peak_flops_per_second(self) -> float | None:
+        """Peak of one device, from the summary or else from the last logged row. None means unknown."""
+        flops = None if self.summary is None else self.summary.flops
+        known = (flops.peak_flops_per_second if flops is not None else None, (self.peak_tflops or 0.0) * TERA)
+        return next((peak for peak in known if peak is not None and peak > 0), None)
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
@@ -144,9 +158,7 @@ class FitHistory:
     @property
     def summary(self) -> Summary | None:
         """Final summary of the lowest rank's last attempt, or else its interim summary. None means there is neither."""
-        attempt = self.first[-1]
-        found = attempt.last(Summary) or attempt.interim
-        return found if isinstance(found, Summary) else None
+        return self.first[-1].summary
 
     @property
     def hang(self) -> Summary | None:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
-from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ITSELF, OPTIMIZER, OTHERS, OUTSIDE
 from perf_callbacks.kernel.records.profile_record import Profile
@@ -92,15 +90,8 @@ def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
 
     The peak may come from another rank with the same type of device.
     """
-    for one in [fit, *fits]:
-        summary = one.last(Summary) or one.interim
-        if one.run.device == fit.run.device:
-            part = summary.flops if isinstance(summary, Summary) else None
-            known = None if part is None else part.peak_flops_per_second
-            found = known or (None if one.peak_tflops is None else one.peak_tflops * TERA)
-            if found and found > 0:
-                return found
-    return None
+    peaks = (one.peak_flops_per_second for one in (fit, *fits) if one.run.device == fit.run.device)
+    return next(filter(None, peaks), None)
 
 
 def _rows(

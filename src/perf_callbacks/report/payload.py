@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import (
@@ -12,7 +12,6 @@ from perf_callbacks.report import (
     overlay,
     profile_section,
     run_title,
-    slow_steps,
     tables,
 )
 from perf_callbacks.report.cards import verdict
@@ -23,7 +22,6 @@ from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
-from perf_callbacks.report.point_names import PointNames
 from perf_callbacks.report.series import (
     BUCKETS,
     Axis,
@@ -69,11 +67,11 @@ def payload(
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
     work = WorkRate.of(fit, drawn)
-    names = PointNames(len(fit.ranks), axis.width)
+    names = point_names(len(fit.ranks), axis.width)
     count, summary = work.count, fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
-        ("worst", lambda: slow_steps.table(fit, slow, usual)),
+        ("worst", lambda: tables.slow_steps(fit, slow, usual)),
         ("ranks", lambda: tables.ranks(usual)),
         ("phases", lambda: None if count is None else tables.phases(count)),
         ("modules", lambda: module_table.table(fit.first[-1])),
@@ -116,6 +114,36 @@ def payload(
     headings |= {name: [heading for heading, _ in one["columns"]] for name, one in shown}
     how = FigureInputs(fit, drawn, slow, usual, work).explained(headings)
     return content | {"how": how, "notes": notes}
+
+
+class PointNames(NamedTuple):
+    """Names for the points of a fit's charts. Without a band, the names of the band and of its edges are empty."""
+
+    times: dict[str, str]
+    """Names of the line, of the band and of its edges in the chart of step times."""
+    rates: dict[str, str]
+    """Names of the band and of its edges in the chart of rates."""
+    about: str
+    """Sentence that says what a point of the chart shows."""
+
+
+def point_names(ranks: int, width: int) -> PointNames:
+    """Return the names for the charts of a fit with `ranks` ranks, in which a point stands for `width` steps."""
+    if ranks == width == 1:
+        edges = {"band": "", "least": "", "most": ""}
+        return PointNames({"line": "step time"} | edges, edges, "Each point is one step.")
+    if width == 1:
+        of, line, ends = "rank", "mean of the ranks", ("fastest", "slowest")
+        about = "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank."
+    else:
+        of, line, ends = "step", "mean of the steps", ("shortest", "longest")
+        whose = "" if ranks == 1 else " of all ranks"
+        about = f"Each point is {width:,} steps{whose}: their mean, and a band from the shortest to the longest step."
+    times, rates = (
+        {"band": f"{least} to {most} {of}", "least": f"{least} {of}", "most": f"{most} {of}"}
+        for least, most in (ends, ("lowest", "highest"))
+    )
+    return PointNames({"line": line} | times, rates, about)
 
 
 def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: range | None) -> Iterable[str]:
@@ -178,7 +206,8 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
     slowest = max(slow, key=lambda one: one.seconds, default=None)
     first, last = drawn.ends
     text = f"Step time over {last - first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
-    text += f", {duration(min(means))} to {duration(max(means))} for {names.point}."
+    point = "the mean of a point" if names.times["band"] else "a single step"
+    text += f", {duration(min(means))} to {duration(max(means))} for {point}."
     if slowest is not None:
         text += f" The slowest step is {slowest.step:,} on rank {slowest.rank} with {duration(slowest.seconds)}."
     return {

@@ -61,7 +61,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
     if work.per_second is None:
         return
     if work.mfu is not None:
-        note = f"of the {work.peak_name}"
+        note = f"of the {'measured peak' if work.summary.peak_measured else 'peak'}, {work.peak_value}"
         note += "; a lower bound: some work is uncounted" if work.at_least else ""
         how = explanation("mfu", work.values(), equation=work.equation, uncounted=work.uncounted)
         yield "mfu", "MFU", f"{work.at_least}{percent(work.mfu)}", note, how

@@ -21,13 +21,7 @@ MOST_NAMES = 5
 class WorkRate:
     """Model FLOPs in the drawn steps of all ranks, and one device's peak."""
 
-    flops: float
-    seconds: float
-    """Time of the drawn steps whose FLOPs are known."""
-    steps: int
-    """Number of drawn steps whose FLOPs are known."""
-    unknown_steps: int
-    """Number of drawn steps whose FLOPs are unknown."""
+    drawn: StepSeries
     devices: int
     """Number of devices that a rank drives."""
     peak: float | None
@@ -42,12 +36,9 @@ class WorkRate:
         """Collect the FLOPs, the times and the peak of a fit."""
         summary = fit.summary
         return cls(
-            flops=drawn.flops,
-            seconds=drawn.flops_seconds,
-            steps=drawn.flops_steps,
-            unknown_steps=drawn.steps - drawn.flops_steps,
+            drawn=drawn,
             devices=max(1, fit.run.devices),
-            peak=_peak(fit),
+            peak=fit.first[-1].peak_flops_per_second,
             count=_count(fit),
             summary=(None if summary is None else summary.flops) or FlopsSummary(),
         )
@@ -55,7 +46,7 @@ class WorkRate:
     @property
     def per_second(self) -> float | None:
         """Model FLOPs per second and device. None means unknown."""
-        return self.flops / self.seconds / self.devices if self.seconds > 0 else None
+        return self.drawn.flops / self.drawn.flops_seconds / self.devices if self.drawn.flops_seconds > 0 else None
 
     @property
     def mfu(self) -> float | None:
@@ -77,11 +68,10 @@ class WorkRate:
         return (self.peak or TERA) * self.devices
 
     @property
-    def peak_name(self) -> str:
+    def peak_value(self) -> str:
         """Text with the peak, and with the number format for which the peak holds."""
-        kind = "measured peak" if self.summary.peak_measured else "peak"
         dtype = f", {clean(self.summary.dtype)}" if self.summary.dtype else ""
-        return f"{kind}, {speed(self.peak)}{dtype}" if self.peak else ""
+        return f"{speed(self.peak)}{dtype}" if self.peak else ""
 
     @property
     def peak_source(self) -> str:
@@ -110,7 +100,7 @@ class WorkRate:
     def work_and_time(self) -> str:
         """Text of the division that gives the FLOPs per second and device."""
         devices = f" / {self.devices} devices" if self.devices > 1 else ""
-        return f"{units.count(self.flops)} FLOPs / {duration(self.seconds)}{devices}"
+        return f"{units.count(self.drawn.flops)} FLOPs / {duration(self.drawn.flops_seconds)}{devices}"
 
     @property
     def uncounted(self) -> str:
@@ -125,34 +115,22 @@ class WorkRate:
         """Yield the inputs of MFU and TFLOPS."""
         if self.per_second is None:
             return
-        yield "model FLOPs", f"{units.count(self.flops)} FLOPs in {self.steps:,} steps of all ranks"
-        yield "time of these steps", duration(self.seconds)
+        yield "model FLOPs", f"{units.count(self.drawn.flops)} FLOPs in {self.drawn.flops_steps:,} steps of all ranks"
+        yield "time of these steps", duration(self.drawn.flops_seconds)
         if self.devices > 1:
             yield "devices of a rank", f"{self.devices:,}"
-        if self.unknown_steps:
-            yield "steps with unknown FLOPs", f"{self.unknown_steps:,}, not counted"
+        unknown_steps = self.drawn.steps - self.drawn.flops_steps
+        if unknown_steps:
+            yield "steps with unknown FLOPs", f"{unknown_steps:,}, not counted"
         if self.count is not None:
-            yield "FLOPs of a step", self._counted(self.count)
+            source = clean(self.summary.source or self.count.source)
+            each = f"{units.count(self.count.model_flops)} FLOPs, {source} in step {self.count.step:,}"
+            yield "FLOPs of a step", f"{each}; in other steps by the shapes of their batches"
         if self.peak:
-            yield "peak", f"{self.peak_name.partition(', ')[2]}"
+            yield "peak", self.peak_value
             yield "source of the peak", self.peak_source
-
-    def _counted(self, count: Flops) -> str:
-        source = clean(self.summary.source or count.source)
-        each = f"{units.count(count.model_flops)} FLOPs, {source} in step {count.step:,}"
-        return f"{each}; in other steps by the shapes of their batches"
 
 
 def _count(fit: FitHistory) -> Flops | None:
     counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
     return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
-
-
-def _peak(fit: FitHistory) -> float | None:
-    """Return a device's peak in FLOPs per second, from the summary or else from the latest logged row."""
-    summary = fit.summary
-    peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second
-    if peak is not None and peak > 0:
-        return peak
-    logged = fit.first[-1].peak_tflops
-    return logged * TERA if logged and logged > 0 else None
