@@ -1,7 +1,8 @@
-"""Card of a recorded run: its state first, then its title and the table of its summary."""
+"""Card of a recorded run: its state first, then its title and the table of its summary. Card of a notebook."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from html import escape
 from typing import TypeVar
 
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
@@ -22,6 +23,10 @@ MOST_FRAMES = 20
 
 LONGEST_TEXT = 2000
 """A longer text in a record is cut to this many characters."""
+
+_HTML = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
+"""HTML of the verdict and the other lines. The style is inside the element, because a style sheet would change the
+whole notebook."""
 
 
 def render(run: RecordedRun, columns: int = COLUMNS) -> str:
@@ -140,6 +145,15 @@ def verdict(run: RecordedRun) -> str:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
     except (ArithmeticError, LookupError, ValueError):
         return ""
+
+
+def html(summary: Summary) -> str | None:
+    """Render a summary as HTML for notebooks. Return None if values of the summary contradict each other."""
+    try:
+        first, *others = cards.lines(cleaned(summary))
+    except (ArithmeticError, LookupError, ValueError):
+        return None
+    return _HTML.format(escape(first), escape("\n".join(others)))
 
 
 def cleaned(value: T) -> T:
