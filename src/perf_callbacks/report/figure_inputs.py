@@ -6,7 +6,7 @@ from typing import Any
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.rank_records import Stall
-from perf_callbacks.report import profile_section, profile_text, units
+from perf_callbacks.report import charts, profile_section, profile_text, units
 from perf_callbacks.report.events import MOST as MOST_EVENTS, events
 from perf_callbacks.report.explanation import Value, explanation
 from perf_callbacks.report.heat_map import CELLS
@@ -99,12 +99,9 @@ class FigureInputs:
             yield lane, f"{number:,}" + (", the longest" if number == MOST_EVENTS else "")
 
     def _account(self) -> Iterator[Value]:
-        summary = self.fit.summary
-        wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
-        for name, seconds in summary.wall_seconds.items() if summary is not None and wall > 0 else ():
-            if seconds > 0:
-                part = clean(name).replace("_", " ").replace("flop", "FLOP")
-                yield part, f"{duration(seconds)}, {percent(seconds / wall)}"
+        parts = charts.wall_parts(self.fit.summary)
+        wall = sum(seconds for _, seconds, _ in parts)
+        yield from [(name, f"{took}, {percent(seconds / wall)}") for name, seconds, took in parts]
 
     def _hfu(self) -> str:
         count, mfu = self.work.count, self.work.mfu

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import (
-    attempt_bars,
-    machine,
+    charts,
     module_table,
     overlay,
     profile_section,
@@ -91,11 +90,11 @@ def payload(
         "rate": guarded("MFU", lambda: _rate(drawn, work, names)),
         "stages": guarded("Stages", lambda: _stages(drawn)),
         "marks": guarded("Events", lambda: marks(fit, within)),
-        "account": guarded("Wall time", lambda: _account(fit)),
-        "goodput": guarded("Attempts", lambda: attempt_bars.bars(fit)),
-        "peak": guarded("Peak", lambda: _of_peak(work)),
-        "memory": guarded("Memory", lambda: machine.memory(fit.first[-1].last(Memory))),
-        "use": guarded("Use", lambda: machine.use(fit)),
+        "account": guarded("Wall time", lambda: charts.account(fit)),
+        "goodput": guarded("Attempts", lambda: charts.attempts(fit)),
+        "peak": guarded("Peak", lambda: charts.peak(work)),
+        "memory": guarded("Memory", lambda: charts.memory(fit.first[-1].last(Memory))),
+        "use": guarded("Use", lambda: charts.use(fit)),
         "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
@@ -103,10 +102,9 @@ def payload(
     }
     if other is not None:
         guarded("Run B", lambda: overlay.add(content, notes, fit, other, axis))
-    charts = [name for name, part in content.items() if part is not None and name in BY_FIGURE]
-    headings: dict[str, list[str]] = {
-        name: [] for name in (*charts, *[chart["title"] for chart in content["use"] or ()])
-    }
+    headings: dict[str, list[str]]
+    headings = {name: [] for name, part in content.items() if part is not None and name in BY_FIGURE}
+    headings |= {chart["title"]: [] for chart in content["use"] or ()}
     shown = [*content["tables"].items()]
     for part in content["profiles"] or ():
         headings |= {name: [] for name in profile_section.BARS if part[name] is not None}
@@ -250,29 +248,3 @@ def _stages(drawn: StepSeries) -> dict[str, Any] | None:
         "shares": [short(values) for values in drawn.shares.values()],
         "text": f"{text}.",
     }
-
-
-def _account(fit: FitHistory) -> dict[str, Any] | None:
-    summary = fit.summary
-    wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
-    if summary is None or wall <= 0:
-        return None
-    parts = [
-        (name.replace("_", " ").replace("flop", "FLOP"), seconds, duration(seconds))
-        for name, seconds in summary.wall_seconds.items()
-        if seconds > 0
-    ]
-    attempt = f" of attempt {summary.attempt}" if summary.attempt > 1 else ""
-    return machine.bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
-
-
-def _of_peak(work: WorkRate) -> dict[str, Any] | None:
-    count, mfu, peak = work.count, work.mfu, work.peak
-    if mfu is None or peak is None or count is None or count.model_flops <= 0:
-        return None
-    extra = max(0.0, mfu * (count.hardware_flops / count.model_flops - 1))
-    parts = [("model FLOPs (MFU)", mfu, percent(mfu))]
-    if extra:
-        parts.append(("recomputation", extra, percent(extra)))
-    parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
-    return machine.bar(f"HFU {percent(mfu + extra)} of {speed(peak)}", parts, max(1.0, mfu + extra))

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import Profile
-from perf_callbacks.report import machine, module_times, profile_text, units
+from perf_callbacks.report import charts, module_table, profile_text, units
 from perf_callbacks.report.history import Attempt, FitHistory, possible
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
@@ -87,7 +87,7 @@ def _bar(title: str, pieces: Iterable[tuple[str, float]], whole: float) -> dict[
     if whole <= 0:
         return None
     shown = [(name, seconds, f"{duration(seconds)}, {percent(seconds / whole)}") for name, seconds in pieces]
-    return machine.bar(title, [one for one in shown if one[1] > 0], whole)
+    return charts.bar(title, [one for one in shown if one[1] > 0], whole)
 
 
 def _operations(profile: Profile) -> Table | None:
@@ -109,8 +109,8 @@ def _operations(profile: Profile) -> Table | None:
 
 
 def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | None:
-    peak = module_times.peak(attempt, [one for _, one in fit.attempts])
-    rows = module_times.table(module_times.of_run(profile, attempt, peak), profile)
+    peak = module_table.peak(attempt, [one for _, one in fit.attempts])
+    rows = module_table.time_table(module_table.of_run(profile, attempt, peak), profile)
     if not rows:
         return None
     headings, *cells = rows
