@@ -50,7 +50,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
         other: The second run.
         axis: An axis that covers the steps of both runs.
     """
-    drawn = series(other, within=axis.within, axis=axis)
+    drawn = series(other, axis)
     beside = {
         one["key"]: f"{one['value']} {_unit(one)}".strip() for one in tiles(other, drawn, WorkRate.of(other, drawn))
     }

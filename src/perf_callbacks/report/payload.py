@@ -5,14 +5,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
-from perf_callbacks.report import (
-    charts,
-    module_table,
-    overlay,
-    profile_section,
-    run_title,
-    tables,
-)
+from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.explanation import glossary
@@ -62,7 +55,7 @@ def payload(
             return None
 
     axis = Axis([fit] if other is None else [fit, other], BUCKETS, within)
-    drawn = series(fit, within=within, axis=axis)
+    drawn = series(fit, axis)
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
     work = WorkRate.of(fit, drawn)
