@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import ceil, isfinite, isnan
+from operator import truediv
 from statistics import median
 
 from perf_callbacks.report.history import TIMES, Attempt, FitHistory
@@ -90,6 +91,8 @@ def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, At
 def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
     """Return the indices of measured steps in `range(lower, upper)`, without excluded steps."""
     times = attempt.columns["step_time"]
+    if not attempt.excluded:
+        return [place for place in range(lower, upper) if times[place] > 0]
     return [place for place in range(lower, upper) if times[place] > 0 and attempt.step[place] not in attempt.excluded]
 
 
@@ -118,7 +121,7 @@ class Band:
 
     def add(self, bucket: int, above: Sequence[float], below: Sequence[float]) -> None:
         """Add the numerator and the denominator of each step to a bucket."""
-        ratios = [one / other for one, other in zip(above, below, strict=True)]
+        ratios = [*map(truediv, above, below)]
         least, most = self.least[bucket], self.most[bucket]
         self.least[bucket] = min(ratios) if least is None else min(least, *ratios)
         self.most[bucket] = max(ratios) if most is None else max(most, *ratios)
