@@ -96,17 +96,12 @@ def of_profile(profile: Profile, rank: int) -> JournalEvent:
 
 def of_collection(pause: Gc, rank: int) -> JournalEvent:
     """Return the event of a garbage collection."""
+    automatic = "automatic" if pause.automatic else "by a call of gc.collect()"
+    cause = automatic if pause.ours is None else "by the checklist"
     text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
-    return JournalEvent(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
+    return JournalEvent(pause.step, "collection", f"{text}, {cause}", rank, pause.seconds)
 
 
 def of_span(span: Span, rank: int) -> JournalEvent:
     """Return the event of an evaluation or a checkpoint."""
     return JournalEvent(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", rank, span.seconds)
-
-
-def _collector(pause: Gc) -> str:
-    """Return words that say what started a garbage collection."""
-    if pause.ours is not None:
-        return "by the checklist"
-    return "automatic" if pause.automatic else "by a call of gc.collect()"

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import RankPace
-from perf_callbacks.report.recorded_run import RecordedRun, State, hangs, own_stall, sign
+from perf_callbacks.report.recorded_run import RecordedRun, State, hangs, sign, stalled_seconds
 
 PREFIX = "perf_callbacks_"
 
@@ -122,9 +122,9 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFam
 
 def _stalled(ends: FitEnds) -> float | None:
     """Return the seconds without a step in the current stall, or 0 without a stall. None means no stall detection."""
-    found = own_stall(ends) if hangs(ends) else None
-    if found is not None:
-        return found[1].since_seconds + max(0.0, ends.seconds - found[0])
+    seconds = stalled_seconds(ends) if hangs(ends) else None
+    if seconds is not None:
+        return seconds
     return None if ends.so_far is not None and ends.so_far.stalls is None else 0.0
 
 

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import COSTLY, RankPace, RecentLoss
-from perf_callbacks.report.recorded_run import RecordedRun, own_stall, sign
+from perf_callbacks.report.recorded_run import RecordedRun, own_stall, sign, stalled_seconds
 from perf_callbacks.report.series import STAGES
 from perf_callbacks.report.styled_lines import NARROW, Line, Style, cut_left, styled
 from perf_callbacks.report.units import DASH, duration, long_duration
@@ -55,9 +55,8 @@ def _places(run: RecordedRun, columns: int) -> list[Line]:
         rank, found = ends.run.rank, own_stall(ends)
         stage, since, place = DASH, DASH, _state(run, ends)
         if found is not None:
-            noticed, stall = found
-            seconds = finite(stall.since_seconds + max(0.0, ends.seconds - noticed))
-            stage, since = clean(stall.stage, 10), long_duration(seconds)
+            stall = found[1]
+            stage, since = clean(stall.stage, 10), long_duration(finite(stalled_seconds(ends)))
             place = clean(stall.stack[-1], 500) if stall.stack else place
         hangs = rank in hanging
         text = f"{MARK if hangs else '  '}{rank:>4}  {stage:<10}" + ("" if narrow else f"{_GAP}{since:>7}")

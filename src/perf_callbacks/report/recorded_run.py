@@ -4,7 +4,7 @@ Nothing here reads a clock or a file: the time and the records are arguments.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -96,12 +96,7 @@ class RecordedRun:
     @property
     def hung_seconds(self) -> float | None:
         """Seconds without a step, up to the hanging rank's last record. None means no hang, or an unknown duration."""
-        ends = self.hang
-        found = None if ends is None else own_stall(ends)
-        if ends is None or found is None:
-            return None
-        noticed, stall = found
-        return stall.since_seconds + max(0.0, ends.seconds - noticed)
+        return None if self.hang is None else stalled_seconds(self.hang)
 
     @cached_property
     def hanging(self) -> list[HangingRank]:
@@ -131,11 +126,6 @@ class RecordedRun:
         """
         hung = None if self.hang is None else self.hang.so_far
         return hung or self.lead.final or self.lead.so_far
-
-    @property
-    def last_step(self) -> int:
-        """Number of the lowest rank's most recent step."""
-        return self.lead.last_step
 
     @property
     def step_seconds(self) -> float | None:
@@ -253,6 +243,12 @@ def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
     return None
 
 
+def stalled_seconds(ends: FitEnds) -> float | None:
+    """Return the seconds without a step in the stall that began after a rank's last step. None: no such stall."""
+    found = own_stall(ends)
+    return None if found is None else found[1].since_seconds + max(0.0, ends.seconds - found[0])
+
+
 def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
     return HangingRank(stall.rank, stall.stage, stall.stack, None if ends.signs is None else ends.signs.pid)
 
@@ -261,22 +257,18 @@ def facts(run: RecordedRun) -> dict[str, Any]:
     """Return the state, the pace and the stall of a run as values for JSON."""
     hung = run.hang
     summary = run.summary
-    stall = None
-    if hung is not None:
-        stall = {
-            "seconds": finite(run.hung_seconds),
-            "where": where(hung),
-            "ranks": [
-                {"rank": one.rank, "stage": one.stage, "stack": list(one.stack), "pid": one.pid} for one in run.hanging
-            ],
-        }
+    stall = hung and {
+        "seconds": finite(run.hung_seconds),
+        "where": where(hung),
+        "ranks": [asdict(one) | {"stack": [*one.stack]} for one in run.hanging],
+    }
     return {
         "state": run.state,
         "reason": run.failure,
         "directory": str(run.directory),
         "last_sign_unix": finite(run.last_sign),
         "pid": None if run.lead.signs is None else run.lead.signs.pid,
-        "step": run.last_step,
+        "step": run.lead.last_step,
         "step_seconds": finite(run.step_seconds),
         "mfu": None if summary is None else finite(summary.mfu),
         "mfu_is_lower_bound": run.lower_bound,

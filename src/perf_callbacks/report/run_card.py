@@ -41,7 +41,7 @@ def render(run: RecordedRun, columns: int = COLUMNS) -> str:
 
 def state(run: RecordedRun) -> str:
     """Describe the state of a run: it ended, failed, goes on, hangs, or gives no sign of life."""
-    step = f"step {run.last_step:,}"
+    step = f"step {run.lead.last_step:,}"
     lasted = long_duration(finite(run.lead.seconds))
     ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
     pid = None if run.lead.signs is None else run.lead.signs.pid
@@ -63,7 +63,7 @@ def _hang(run: RecordedRun) -> str:
     said = None if run.hang is None else where(run.hang)
     places = [f"rank {one.rank} is in {one.stage}" for one in run.hanging]
     found = _text(said or ", ".join(places)).rstrip(".")
-    return f"{seconds}after step {run.last_step:,}" + (f": {found}" if found else "")
+    return f"{seconds}after step {run.lead.last_step:,}" + (f": {found}" if found else "")
 
 
 def _silence(run: RecordedRun) -> str:
@@ -79,7 +79,7 @@ def _silence(run: RecordedRun) -> str:
         why = "killed, or its machine or its disk is gone"
     if run.hang is not None:
         return f"{why}. The run hung {_hang(run)}"
-    return f"{why}, at step {run.last_step:,} after {long_duration(finite(run.lead.seconds))}"
+    return f"{why}, at step {run.lead.last_step:,} after {long_duration(finite(run.lead.seconds))}"
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:

@@ -67,7 +67,7 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
     return (
         when(record.started_unix).removesuffix(" UTC"),
         run.state,
-        f"{run.last_step:,}",
+        f"{run.lead.last_step:,}",
         duration(step_seconds),
         f"≥ {percent(mfu)}" if mfu is not None and run.lower_bound else percent(mfu),
         clean(record.job_id, 20),

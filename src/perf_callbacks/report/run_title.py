@@ -49,9 +49,10 @@ def heading(fit: FitHistory) -> dict[str, Any]:
     """Return the title of the page, and the facts about a run below the title."""
     run = fit.run
     several = f"{fit.world_size:,}" if fit.world_size > 1 else "1 process"
+    size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
     devices = f"{run.devices:,} of " if run.devices > 1 else ""
     facts = [
-        ("model", facts_of_model(run)),
+        ("model", ", ".join(filter(None, [run.model, size]))),
         ("host", hosts(fit)),
         ("device", devices + run.device),
         ("ranks", several),
@@ -70,12 +71,6 @@ def heading(fit: FitHistory) -> dict[str, Any]:
         "facts": [(name, clean(text, MOST_FACT)) for name, text in facts if text],
         "version": f"perf_callbacks {run.versions.get('perf_callbacks', '')}".strip(),
     }
-
-
-def facts_of_model(run: Run) -> str:
-    """Return class and size of a model."""
-    size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
-    return ", ".join(filter(None, [run.model or "", size]))
 
 
 def hosts(fit: FitHistory) -> str:
