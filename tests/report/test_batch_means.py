@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from perf_callbacks.report.batch_means import Estimate, quick, ratio
+from perf_callbacks.report.batch_means import Estimate, change_between_runs, quick, ratio
 
 
 def a_run(seed, *, length=640, correlation=0.0, spread=0.1, factor=1.0):
