@@ -83,11 +83,6 @@ class Attempt:
         elif not isinstance(record, Run):
             self.entries.append(entry)
 
-    def add_interim(self, entry: Entry | None) -> None:
-        """Store the interim summary that the entry holds. Do nothing if the entry is None."""
-        if entry is not None and isinstance(entry.record, Summary):
-            self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
-
     def _add_steps(self, record: Steps) -> None:
         """Add a block of steps. Drop a step if an earlier step has the same number or a larger number."""
         last = self.step[-1] if self.step else -1
@@ -220,7 +215,9 @@ def gather(
             if current is not None:
                 current.add(entry)
         if current is not None and so_far is not None and current.last(Summary) is None:
-            current.add_interim(so_far(current.run))
+            beside = so_far(current.run)
+            if beside is not None and isinstance(beside.record, Summary):
+                current.interim, current.seconds = beside.record, max(current.seconds, beside.t)
     return sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix)
 
 

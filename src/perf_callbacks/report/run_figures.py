@@ -92,15 +92,15 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         return figures
     load = Load.of(summary.cpu)
     seconds, steps = finite(summary.included_seconds), summary.included_steps
-    per_step = {name: _per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
+    per_step = {name: per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
     return replace(
         figures,
         failure=summary.failure,
         steps=steps,
-        step_seconds=_per(seconds, steps),
+        step_seconds=per(seconds, steps),
         stage_seconds={name: one for name, one in per_step.items() if one is not None},
-        samples_per_second=_per(finite(summary.included_samples), seconds),
-        tokens_per_second=_per(finite(summary.included_tokens), seconds),
+        samples_per_second=per(finite(summary.included_samples), seconds),
+        tokens_per_second=per(finite(summary.included_tokens), seconds),
         mfu=finite(summary.mfu),
         hfu=finite(summary.hfu),
         no_cpu_share=load.no_cpu,
@@ -108,26 +108,6 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         idle_share=load.idle,
         load_average=load.load_average,
         cause=summary.findings[0].cause if summary.findings else None,
-    )
-
-
-def early(
-    figures: RunFigures,
-    *,
-    steps: int,
-    seconds: float,
-    stages: Mapping[str, float],
-    samples: float | None,
-    tokens: float | None,
-) -> RunFigures:
-    """Return a copy of the figures, in which steps, times and rates cover only a part of the run."""
-    return replace(
-        figures,
-        steps=steps,
-        step_seconds=_per(seconds, steps),
-        stage_seconds={name: spent / steps for name, spent in stages.items()},
-        samples_per_second=_per(samples, seconds),
-        tokens_per_second=_per(tokens, seconds),
     )
 
 
@@ -142,5 +122,6 @@ def flat(figures: RunFigures) -> dict[str, Any]:
     }
 
 
-def _per(amount: float | None, whole: float | None) -> float | None:
+def per(amount: float | None, whole: float | None) -> float | None:
+    """Return the quotient, or None if the quotient is unknown or impossible."""
     return None if amount is None or not whole else finite(amount / whole)
