@@ -1,6 +1,6 @@
 """A second run, B, in the report of a run: B's step times and figures, and the differences between the two runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +9,7 @@ from perf_callbacks.report import comparison_text, run_title
 from perf_callbacks.report.comparison import Comparison, compare
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
+from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.series import Axis, series, short
 from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, Table
 from perf_callbacks.report.tiles import tiles
@@ -37,8 +38,6 @@ DECISIVE = {
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
 """Words that replace a field's name in the table of differences, because the name says too little."""
 
-Differences = Mapping[str, tuple[Any, Any]]
-
 
 def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHistory, axis: Axis) -> None:
     """Add a second run to the content of a page.
@@ -51,8 +50,9 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
         axis: An axis that covers the steps of both runs.
     """
     drawn = series(other, axis)
-    beside = {
-        one["key"]: f"{one['value']} {_unit(one)}".strip() for one in tiles(other, drawn, WorkRate.of(other, drawn))
+    beside = {  # the name of a tile that shows TFLOPS is the unit
+        one["key"]: f"{one['value']} {one['name']}" if one["key"] == "tflops" else one["value"]
+        for one in tiles(other, drawn, WorkRate.of(other, drawn))
     }
     for one in content["figures"] or ():
         one["other"] = beside.get(one["key"])
@@ -71,11 +71,6 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
     }
     content["tables"] |= {name: asdict(table) for name, table in made.items() if table is not None}
     notes += _notes(other, differences)
-
-
-def _unit(tile: Mapping[str, Any]) -> str:
-    """Return the unit of a tile that shows TFLOPS. For all other tiles, return an empty text."""
-    return str(tile["name"]) if tile["key"] == "tflops" else ""
 
 
 def _compared(fit: FitHistory, other: FitHistory) -> Comparison | None:
@@ -117,7 +112,7 @@ def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any,
         yield "host", hosts
 
 
-def _table(differences: Differences) -> Table | None:
+def _table(differences: Values) -> Table | None:
     rows = [
         (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST), clean(b, LONGEST))
         for name, (a, b) in differences.items()
@@ -127,7 +122,7 @@ def _table(differences: Differences) -> Table | None:
     return Table("Differences", columns, rows[:MOST_ROWS], more) if rows else None
 
 
-def _notes(other: FitHistory, differences: Differences) -> Iterator[str]:
+def _notes(other: FitHistory, differences: Values) -> Iterator[str]:
     run: Run = other.run
     yield f"Run B is {run_title.title(run)}, run {clean(run.run_id)}. This run is A."
     decisive = [words for name, words in DECISIVE.items() if name in differences]

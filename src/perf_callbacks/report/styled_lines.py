@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from perf_callbacks.report.layout import ends
+
 Style = Literal["", "dim", "strong", "good", "warning", "bad"]
 
 _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
@@ -58,7 +60,7 @@ def cut_left(text: str, columns: int) -> str:
     """
     bare = text.lstrip(" ")
     indent = len(text) - len(bare)
-    return text if len(text) <= columns else " " * indent + "…" + bare[len(text) - columns + 1 :]
+    return " " * indent + ends(bare, columns - indent)
 
 
 def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:

@@ -69,7 +69,7 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
         shown = nlargest(MOST_ROWS, shown, key=excess)
         note = f"The ranks that exceed the median most outside of backward; {len(usual) - len(shown):,} are not shown."
     rows = [(str(rank), *[duration(usual[rank].get(name)) for name in names]) for rank in shown]
-    columns = [("rank", NUMBER), *[(_stage(name), NUMBER) for name in names]]
+    columns = [("rank", NUMBER), *[(name.removesuffix("_time"), NUMBER) for name in names]]
     return Table("Median times by rank", columns, rows, note)
 
 
@@ -150,7 +150,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
     return Table("Heaviest products", columns, rows, note) if rows else None
 
 
-def uncounted(count: Flops, summary: Summary | None) -> Table | None:
+def uncounted(count: Flops, summary: Summary | None) -> Table:
     """Tabulate the work that the FLOP count leaves out, and the copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
@@ -168,12 +168,9 @@ def uncounted(count: Flops, summary: Summary | None) -> Table | None:
     covered = "" if count.coverage is None else f"{count.coverage:.1%} of the weights were seen in counted products. "
     low = "FLOPs and MFU are lower bounds." if count.lower_bound else ""
     columns = [("what", TEXT), ("where", CODE), ("how much", NUMBER)]
-    if not rows:
-        note = f"Nothing was left out of the count. {covered}{low}".strip()
-        return Table("Uncounted work", columns, [], note)
-    return Table(
-        "Uncounted work, unknown figures, copies and reads", columns, rows[:MOST_ROWS], f"{covered}{low}".strip()
-    )
+    title = "Uncounted work, unknown figures, copies and reads" if rows else "Uncounted work"
+    nothing = "" if rows else "Nothing was left out of the count. "
+    return Table(title, columns, rows[:MOST_ROWS], f"{nothing}{covered}{low}".strip())
 
 
 def phases(count: Flops) -> Table | None:
@@ -243,11 +240,8 @@ def stragglers(summary: Summary) -> Table | None:
     if found.backward_waiting is not None:
         parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
-    return (
-        Table("Stragglers" if several else "Steps that took unusually long", columns, rows[:MOST_ROWS], " ".join(parts))
-        if rows
-        else None
-    )
+    title = "Stragglers" if several else "Steps that took unusually long"
+    return Table(title, columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
 
 
 def stalls(fit: FitHistory) -> Table | None:
@@ -321,7 +315,3 @@ def environment(fit: FitHistory) -> Table:
 
 def _value(value: object, most: int = 200) -> str:
     return re.sub(r"\s+", " ", str(value))[:most]
-
-
-def _stage(name: str) -> str:
-    return name.removesuffix("_time")

@@ -36,13 +36,9 @@ Tile = tuple[str, str, str, str, dict[str, Any]]
 """A number at the top of the page: its key in the registry, name, value, note and explanation."""
 
 
-def _ranks(fit: FitHistory) -> str:
-    return f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else ""
-
-
 def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
-    value, several = duration(drawn.mean_seconds), _ranks(fit)
-    number = f"{drawn.steps:,} steps{several}"
+    value = duration(drawn.mean_seconds)
+    number = f"{drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
     first, last = drawn.ends
     values = [("steps", f"{number}, between step {first:,} and {last:,}"), excluded(fit, drawn)]
     equation = f"{value} = {duration(drawn.seconds)} / {drawn.steps:,} steps" if drawn.steps else ""
