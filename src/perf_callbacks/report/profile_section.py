@@ -130,8 +130,7 @@ def _copies(profile: Profile) -> Table | None:
             duration(one.seconds),
             _share(one.seconds, profile.busy_seconds),
         )
-        for one in profile.copies
-        if one.seconds >= profile_text.LEAST_ROW * profile.busy_seconds
+        for one in profile_text.large_copies(profile)
     ]
     columns = [("copy", CODE), ("kind", TEXT), ("line", CODE), ("calls", NUMBER), ("time", NUMBER), ("share", NUMBER)]
     return Table("Copies", columns, rows, "Share: of the busy time.") if rows else None
