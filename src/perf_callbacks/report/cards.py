@@ -14,7 +14,7 @@ from perf_callbacks.kernel.records.fit_records import (
 )
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import profile_text
-from perf_callbacks.report.layout import COLUMNS, card, joined
+from perf_callbacks.report.layout import COLUMNS, card, few, joined
 from perf_callbacks.report.units import DASH, duration, energy, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text
 
@@ -288,8 +288,7 @@ def _uncounted(flops: FlopsSummary) -> Iterable[str]:
     """Yield the reasons why FLOPs are a lower bound."""
     names, coverage = flops.uncounted, flops.coverage
     if names:
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        yield f"not counted: {', '.join(names[:MOST_NAMES])}{more}"
+        yield f"not counted: {few(names, MOST_NAMES)}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
     elif flops.source in {COPY, CLOSED_FORM}:

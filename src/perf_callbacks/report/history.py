@@ -10,7 +10,7 @@ from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Run, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Row, Run, Steps, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
 
 TIMES = (
@@ -168,12 +168,6 @@ class FitHistory:
         ]
         hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
         return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
-
-    @property
-    def newer(self) -> int | None:
-        """Schema number of the journal if the journal is newer than this package, and None otherwise."""
-        schema = max(attempt.run.schema for _, attempt in self.attempts)
-        return schema if schema > SCHEMA else None
 
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
         """Return pairs: an attempt of the rank, and the number of steps that no later attempt repeated."""

@@ -36,10 +36,7 @@ def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
     return [
         {
             "rank": fit.run.rank,
-            "step": None if count is None else count.step,
-            "source": None if count is None else count.source,
-            "model_flops": None if count is None else count.model_flops,
-            "hardware_flops": None if count is None else count.hardware_flops,
+            **{name: getattr(count, name, None) for name in ("step", "source", "model_flops", "hardware_flops")},
             "modules": [] if count is None else [asdict(line) for line in count.modules],
         }
         for fit in fits

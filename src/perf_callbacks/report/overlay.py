@@ -58,7 +58,6 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
         one["other"] = beside.get(one["key"])
     pace = f"{duration(drawn.mean_seconds)} on average over {drawn.steps:,} steps" if drawn.steps else "no steps here"
     content["other"] = {
-        "name": run_title.title(other.run),
         "run": clean(other.run_id),
         "mean": short(drawn.times.mean),
         "text": f"B: {pace}.",

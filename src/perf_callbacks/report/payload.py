@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from perf_callbacks.kernel.records.fit_records import SCHEMA
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
@@ -143,8 +144,9 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     if fit.missing:
         missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
         yield f"Ranks without a journal here: {missing}. No figure on this page includes them."
-    if fit.newer is not None:
-        yield f"A newer version wrote the journal (schema {fit.newer}): this page doesn't show what that version added."
+    schema = max(attempt.run.schema for _, attempt in fit.attempts)
+    if schema > SCHEMA:
+        yield f"A newer version wrote the journal (schema {schema}): this page doesn't show what that version added."
     if within is not None:
         yield (
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "

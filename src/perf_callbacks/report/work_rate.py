@@ -9,7 +9,7 @@ from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.explanation import Value
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.layout import clean
+from perf_callbacks.report.layout import clean, few
 from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
@@ -107,9 +107,7 @@ class WorkRate:
         """Names of the operations of this run that have no FLOP formula, as one text."""
         if self.count is None or not self.at_least:
             return ""
-        names = [*self.count.uncounted]
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        return ", ".join(clean(name) for name in names[:MOST_NAMES]) + more
+        return few([clean(name) for name in self.count.uncounted], MOST_NAMES)
 
     def values(self) -> Iterator[Value]:
         """Yield the inputs of MFU and TFLOPS."""
