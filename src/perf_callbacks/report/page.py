@@ -33,7 +33,8 @@ def render(content: Mapping[str, Any]) -> str:
     """
     folder = resources.files("perf_callbacks.report") / "page"
     parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}
-    hashes = {place: _hash(text) for place, text in parts.items()}
+    digests = {place: hashlib.sha256(text.encode()).digest() for place, text in parts.items()}
+    hashes = {place: f"'sha256-{base64.b64encode(digest).decode()}'" for place, digest in digests.items()}
     parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "parts", "script"))
     parts["style hashes"] = " ".join(hashes[place] for place in ("plot style", "style"))
     # an unescaped "<" could end the script element
@@ -52,7 +53,3 @@ def visible(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {visible(name): visible(one) for name, one in value.items()}
     return [visible(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,8 +1,9 @@
 """Figures of a run in Prometheus's text format, for the textfile collector of node_exporter."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
+from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
@@ -15,7 +16,9 @@ LONGEST_LABEL = 200
 
 Labels = Mapping[str, str]
 
-Family = tuple[str, str, Iterable[tuple[Labels, float | None]]]
+Samples = Sequence[tuple[Labels, float | None]]
+
+Family = tuple[str, str, Samples]
 """Name, help and samples of a metric. The name of a counter ends in `_total`. All other metrics are gauges."""
 
 
@@ -96,11 +99,7 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
     yield (
         "stage_time_seconds",
         "Mean time of a stage in the last optimizer steps on disk, up to 256.",
-        [
-            ({**labels, "stage": name.removesuffix("_time")}, seconds)
-            for labels, one in by_rank
-            for name, seconds in one.stages.items()
-        ],
+        _by_part("stage", [(labels, one.stages) for labels, one in by_rank]),
     )
     yield (
         "stall_seconds",
@@ -120,45 +119,44 @@ def _stalled(ends: FitEnds) -> float | None:
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
     """Yield counters, and ratios over the whole attempt."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
+
+    def each(value: Callable[[Summary], float | None]) -> Samples:
+        return [(labels, value(one)) for labels, one in known]
+
     steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
     yield "steps_total", "Optimizer steps by the count of the trainer.", steps
-    amounts = [(labels, one.total_samples) for labels, one in known]
-    yield "samples_total", "Samples of all attempts, of this rank.", amounts
-    amounts = [(labels, one.total_tokens) for labels, one in known]
-    yield "tokens_total", "Tokens of all attempts, of this rank.", amounts
+    yield "samples_total", "Samples of all attempts, of this rank.", each(lambda one: one.total_samples)
+    yield "tokens_total", "Tokens of all attempts, of this rank.", each(lambda one: one.total_tokens)
     yield (
         "stage_seconds_total",
         "Seconds of each stage in the measured steps. Stage data: waiting for data.",
-        [
-            ({**labels, "stage": clean(name.removesuffix("_time"))}, seconds)
-            for labels, one in known
-            for name, seconds in one.stage_seconds.items()
-        ],
+        _by_part("stage", [(labels, one.stage_seconds) for labels, one in known]),
     )
     yield (
         "wall_seconds_total",
         "Seconds of each part of the wall time of the attempt.",
-        [
-            ({**labels, "part": clean(part)}, seconds)
-            for labels, one in known
-            for part, seconds in one.wall_seconds.items()
-        ],
+        _by_part("part", [(labels, one.wall_seconds) for labels, one in known]),
     )
-    at_least = " A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
-    ratios = [(labels, one.mfu) for labels, one in known]
-    yield "mfu_ratio", f"Model FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios
-    ratios = [(labels, one.hfu) for labels, one in known]
-    yield "hfu_ratio", f"Hardware FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios
-    bounds = [(labels, float(one.flops.lower_bound)) for labels, one in known if one.flops is not None]
+    over = "over the attempt, from 0 to 1. A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
+    yield "mfu_ratio", f"Model FLOPs utilization {over}", each(lambda one: one.mfu)
+    yield "hfu_ratio", f"Hardware FLOPs utilization {over}", each(lambda one: one.hfu)
+    bounds = each(lambda one: one.flops.lower_bound if one.flops else None)
     yield "mfu_is_lower_bound", "1 if a step has more FLOPs than were counted.", bounds
-    pauses = [(labels, one.gc.seconds) for labels, one in known if one.gc is not None]
+    pauses = each(lambda one: one.gc.seconds if one.gc else None)
     yield "gc_seconds_total", "Seconds of all garbage collections.", pauses
-    counts = [(labels, float(sum(one.gc.collections))) for labels, one in known if one.gc is not None]
-    yield "gc_collections_total", "Garbage collections.", counts
-    counts = [(labels, float(one.stalls.count)) for labels, one in known if one.stalls is not None]
-    yield "stalls_total", "Stalls that were reported.", counts
-    seconds = [(labels, one.stalls.seconds) for labels, one in known if one.stalls is not None]
+    collections = each(lambda one: sum(one.gc.collections) if one.gc else None)
+    yield "gc_collections_total", "Garbage collections.", collections
+    yield "stalls_total", "Stalls that were reported.", each(lambda one: one.stalls.count if one.stalls else None)
+    seconds = each(lambda one: one.stalls.seconds if one.stalls else None)
     yield "stalled_seconds_total", "Seconds without a step in these stalls.", seconds
+
+
+def _by_part(label: str, known: Iterable[tuple[Labels, Mapping[str, float]]]) -> Samples:
+    return [
+        ({**labels, label: clean(name.removesuffix("_time"))}, seconds)
+        for labels, parts in known
+        for name, seconds in parts.items()
+    ]
 
 
 def _stragglers(run: RecordedRun) -> Iterator[Family]:

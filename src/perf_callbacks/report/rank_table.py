@@ -46,7 +46,7 @@ def rank_table(
 
 def _places(run: RecordedRun, columns: int) -> list[Line]:
     """Render the table of ranks in a hang. A row shows a rank's stage and its innermost line of Python."""
-    hanging = {one.rank for one in run.hanging}
+    hanging = {stall.rank for stall, _ in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
     heading = f"  rank  {'stage':<10}" + ("" if narrow else f"{_GAP}{'for':>7}")

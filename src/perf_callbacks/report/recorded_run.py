@@ -4,7 +4,7 @@ Nothing here reads a clock or a file: the time and the records are arguments.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -26,17 +26,6 @@ journal's last sign of life is the time of its last record, because the file's t
 State = Literal["ended", "failed", "running", "hangs", "silent"]
 """States of a run. "ended" means that there is a final summary. "failed" means that the final summary gives a reason
 why measuring stopped early. "silent" means that there is neither a final summary nor a sign of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangingRank:
-    """A rank that hangs, and the place where it hangs."""
-
-    rank: int
-    stage: str
-    stack: tuple[str, ...]
-    pid: int | None
-    """Process id of the rank. None if the id is unknown, or if the process is on another machine."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +88,10 @@ class RecordedRun:
         return None if self.hang is None else stalled_seconds(self.hang)
 
     @cached_property
-    def hanging(self) -> list[HangingRank]:
-        """The ranks that cause a hang, with their stacks.
+    def hanging(self) -> list[tuple[Stall, int | None]]:
+        """The stalls of the ranks that cause a hang, each with the process id of the rank.
 
+        The id is None if it is unknown, or if the process is on another machine.
         The rank that logs a stall writes a record for itself, and a record for each other rank that causes the stall.
         If no stack of a causing rank is known, the list holds only the rank of `hang`.
         """
@@ -115,8 +105,8 @@ class RecordedRun:
         for other in self.ranks:
             stalled = own_stall(other)
             if other is not ends and other.run.rank in named and stalled is not None and stalled[1].stack:
-                causes.append(_hanging(other, stalled[1]))
-        return causes or [_hanging(ends, own)]
+                causes.append((other, stalled[1]))
+        return [(stall, None if rank.signs is None else rank.signs.pid) for rank, stall in causes or [(ends, own)]]
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -249,10 +239,6 @@ def stalled_seconds(ends: FitEnds) -> float | None:
     return None if found is None else found[1].since_seconds + max(0.0, ends.seconds - found[0])
 
 
-def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
-    return HangingRank(stall.rank, stall.stage, stall.stack, None if ends.signs is None else ends.signs.pid)
-
-
 def facts(run: RecordedRun) -> dict[str, Any]:
     """Return the state, the pace and the stall of a run as values for JSON."""
     hung = run.hang
@@ -260,7 +246,9 @@ def facts(run: RecordedRun) -> dict[str, Any]:
     stall = hung and {
         "seconds": finite(run.hung_seconds),
         "where": where(hung),
-        "ranks": [asdict(one) | {"stack": [*one.stack]} for one in run.hanging],
+        "ranks": [
+            {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
+        ],
     }
     return {
         "state": run.state,

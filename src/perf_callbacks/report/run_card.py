@@ -61,7 +61,7 @@ def _hang(run: RecordedRun) -> str:
     """Describe a hang: its duration, the last step before it, and its place."""
     seconds = "" if run.hung_seconds is None else f"for {long_duration(finite(run.hung_seconds))} "
     said = None if run.hang is None else where(run.hang)
-    places = [f"rank {one.rank} is in {one.stage}" for one in run.hanging]
+    places = [f"rank {stall.rank} is in {stall.stage}" for stall, _ in run.hanging]
     found = _text(said or ", ".join(places)).rstrip(".")
     return f"{seconds}after step {run.lead.last_step:,}" + (f": {found}" if found else "")
 
@@ -84,14 +84,13 @@ def _silence(run: RecordedRun) -> str:
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
     """Yield the innermost stack lines of the ranks that cause a hang."""
-    shown = run.hanging[:MOST_STACKS]
-    for one in shown:
+    for one, pid in run.hanging[:MOST_STACKS]:
         if one.stack:
             who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
-            process = "" if one.pid is None else f" (process {one.pid})"
+            process = "" if pid is None else f" (process {pid})"
             yield f"stack of {who}{process}, innermost line last:"
             yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-most_frames:])
-    others = [one.rank for one in run.hanging[MOST_STACKS:]]
+    others = [one.rank for one, _ in run.hanging[MOST_STACKS:]]
     if others:
         yield f"stacks of ranks {listed(others)} are in their journals"
 

@@ -46,14 +46,6 @@ LONGEST_BAR = 60
 LEAST_SHARE = 0.005
 """Stages with a smaller share of the step have no bar."""
 
-STATE_STYLES: dict[str, Style] = {
-    "ended": "good",
-    "running": "good",
-    "failed": "bad",
-    "hangs": "bad",
-    "silent": "bad",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalSize:
@@ -143,8 +135,9 @@ def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
 
 def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
     """Yield the lines of the sentence about the run's state."""
-    style = STATE_STYLES[run.state]
-    rest: Style = "strong" if style == "bad" else ""
+    good = run.state in {"ended", "running"}
+    style: Style = "good" if good else "bad"
+    rest: Style = "" if good else "strong"
     first, *others = wrapped(f"{run_card.state(run)}.", width=columns)
     word = "no sign of life" if run.state == "silent" else first.split(" ")[0]
     yield StyledText(word, style), StyledText(first[len(word) :], rest)
