@@ -13,8 +13,8 @@ from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.signs_of_life import Signs
 from perf_callbacks.kernel.records.summary_parts import StallSummary
-from perf_callbacks.report.recorded_run import RecordedRun, facts, gather, merge
-from perf_callbacks.report.run_card import notes, render, state
+from perf_callbacks.report.recorded_run import RecordedRun, gather, merge
+from perf_callbacks.report.run_card import facts, notes, render, state
 
 BEGAN = 1_000_000.0
 

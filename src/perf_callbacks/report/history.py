@@ -90,7 +90,8 @@ class Attempt:
         self.step.extend(compress(record.step, new))
         for name, column in self.columns.items():
             values = getattr(record, name) or (None,) * len(new)
-            column.extend([_float(value) for value in compress(values, new)])
+            kept = compress(values, new)
+            column.extend([nan if value is None or not possible(value) else value for value in kept])
         if any(record.excluded):
             reasons = zip(record.step, record.excluded, new, strict=True)
             self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
@@ -233,7 +234,3 @@ def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:
     for step in steps:
         yield last < step < LARGEST
         last = max(last, step) if step < LARGEST else last
-
-
-def _float(value: float | None) -> float:
-    return nan if value is None or not possible(value) else value

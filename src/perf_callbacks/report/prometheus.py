@@ -34,16 +34,13 @@ def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
         for labels, value in samples:
             known = finite(value)
             if known is not None:  # Prometheus refuses two samples with the same labels
-                shown.setdefault(_labels({**own, **labels}), float(known))
+                text_of_labels = ",".join([f'{label}="{_escaped(said)}"' for label, said in {**own, **labels}.items()])
+                shown.setdefault(text_of_labels, float(known))
         if shown:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
             lines += [f"{PREFIX}{name}{{{labels}}} {value!r}" for labels, value in shown.items()]
     return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Labels) -> str:
-    return ",".join([f'{label}="{_escaped(text)}"' for label, text in labels.items()])
 
 
 def _escaped(text: str) -> str:

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.kernel.records.rank_records import Stall
-from perf_callbacks.report.history import finite
 
 FRESH_SECONDS = 30.0
 """A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
@@ -237,28 +236,3 @@ def stalled_seconds(ends: FitEnds) -> float | None:
     """Return the seconds without a step in the stall that began after a rank's last step. None: no such stall."""
     found = own_stall(ends)
     return None if found is None else found[1].since_seconds + max(0.0, ends.seconds - found[0])
-
-
-def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the state, the pace and the stall of a run as values for JSON."""
-    hung = run.hang
-    summary = run.summary
-    stall = hung and {
-        "seconds": finite(run.hung_seconds),
-        "where": where(hung),
-        "ranks": [
-            {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
-        ],
-    }
-    return {
-        "state": run.state,
-        "reason": run.failure,
-        "directory": str(run.directory),
-        "last_sign_unix": finite(run.last_sign),
-        "pid": None if run.lead.signs is None else run.lead.signs.pid,
-        "step": run.lead.last_step,
-        "step_seconds": finite(run.step_seconds),
-        "mfu": None if summary is None else finite(summary.mfu),
-        "mfu_is_lower_bound": run.lower_bound,
-        "stall": stall,
-    }

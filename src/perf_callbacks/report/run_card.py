@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
 from perf_callbacks.kernel.records.interim import path_of
@@ -144,6 +144,33 @@ def verdict(run: RecordedRun) -> str:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
     except (ArithmeticError, LookupError, ValueError):
         return ""
+
+
+def facts(run: RecordedRun) -> dict[str, Any]:
+    """Return the state, the pace, the stall and the verdict of a run as values for JSON."""
+    hung = run.hang
+    summary = run.summary
+    stall = hung and {
+        "seconds": finite(run.hung_seconds),
+        "where": where(hung),
+        "ranks": [
+            {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
+        ],
+    }
+    return {
+        "title": run_title.title(run.lead.run),
+        "state": run.state,
+        "reason": run.failure,
+        "directory": str(run.directory),
+        "last_sign_unix": finite(run.last_sign),
+        "pid": None if run.lead.signs is None else run.lead.signs.pid,
+        "step": run.lead.last_step,
+        "step_seconds": finite(run.step_seconds),
+        "mfu": None if summary is None else finite(summary.mfu),
+        "mfu_is_lower_bound": run.lower_bound,
+        "stall": stall,
+        "verdict": verdict(run) or None,
+    }
 
 
 def html(summary: Summary) -> str | None:

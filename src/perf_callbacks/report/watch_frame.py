@@ -62,7 +62,8 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
     """
     size = replace(size, columns=max(LEAST_COLUMNS, size.columns))
     losses = recent_losses(run)
-    top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *_notes(run, size.columns)]
+    notes = [line for note in run_card.notes(run) for line in _wrapped(f"Note: {note}.", size.columns, "warning")]
+    top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *notes]
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
     stages, events = [*_stages(run, _shown(paces, losses), size.columns)], [*_events(run, paces, size.columns)]
@@ -163,11 +164,6 @@ def _loss(loss: RecentLoss) -> str:
     verb = "are" if len(loss.ranks) > 1 else "is"
     where = f"in {loss.steps:,} steps" if loss.steps > 1 else "in one step"
     return f"{who[0].upper()}{who[1:]} {verb} slow: {cause}. The job lost {duration(loss.seconds)} {where}."
-
-
-def _notes(run: RecordedRun, columns: int) -> Iterator[Line]:
-    for note in run_card.notes(run):
-        yield from _wrapped(f"Note: {note}.", columns, "warning")
 
 
 def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[Line]:

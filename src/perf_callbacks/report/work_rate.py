@@ -35,11 +35,12 @@ class WorkRate:
     def of(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
         """Collect the FLOPs, the times and the peak of a fit."""
         summary = fit.summary
+        counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
         return cls(
             drawn=drawn,
             devices=max(1, fit.run.devices),
             peak=fit.first[-1].peak_flops_per_second,
-            count=_count(fit),
+            count=next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None),
             summary=(None if summary is None else summary.flops) or FlopsSummary(),
         )
 
@@ -127,8 +128,3 @@ class WorkRate:
         if self.peak:
             yield "peak", self.peak_value
             yield "source of the peak", self.peak_source
-
-
-def _count(fit: FitHistory) -> Flops | None:
-    counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
-    return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
