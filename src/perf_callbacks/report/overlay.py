@@ -62,7 +62,11 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
         "mean": short(drawn.times.mean),
         "text": f"B: {pace}.",
     }
-    found = _compared(fit, other)
+    found: Comparison | None
+    try:
+        found = compare([fit.last], [other.last], fail_over=FAIL_OVER)
+    except (ArithmeticError, LookupError, ValueError):  # impossible values in a journal, or a run without steps
+        found = None
     differences = dict(_facts(fit, other)) | dict({} if found is None else found.differences)
     made = {
         "comparison": None if found is None else _comparison(found),
@@ -70,17 +74,6 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
     }
     content["tables"] |= {name: asdict(table) for name, table in made.items() if table is not None}
     notes += _notes(other, differences)
-
-
-def _compared(fit: FitHistory, other: FitHistory) -> Comparison | None:
-    """Compare the most recent attempt of one run with the most recent attempt of the other run.
-
-    None means impossible values in a journal, or a run without steps.
-    """
-    try:
-        return compare([fit.last], [other.last], fail_over=FAIL_OVER)
-    except (ArithmeticError, LookupError, ValueError):
-        return None
 
 
 def _comparison(found: Comparison) -> Table:

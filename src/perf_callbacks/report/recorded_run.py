@@ -81,11 +81,6 @@ class RecordedRun:
         hung = [ends for ends in self.ranks if hangs(ends)]
         return min(hung, key=lambda ends: where(ends) is None, default=None)
 
-    @property
-    def hung_seconds(self) -> float | None:
-        """Seconds without a step, up to the hanging rank's last record. None means no hang, or an unknown duration."""
-        return None if self.hang is None else stalled_seconds(self.hang)
-
     @cached_property
     def hanging(self) -> list[tuple[Stall, int | None]]:
         """The stalls of the ranks that cause a hang, each with the process id of the rank.

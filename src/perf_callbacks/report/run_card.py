@@ -10,7 +10,7 @@ from perf_callbacks.kernel.records.interim import path_of
 from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
-from perf_callbacks.report.recorded_run import RecordedRun, where
+from perf_callbacks.report.recorded_run import RecordedRun, stalled_seconds, where
 from perf_callbacks.report.units import duration, long_duration, when
 
 T = TypeVar("T")
@@ -59,7 +59,8 @@ def state(run: RecordedRun) -> str:
 
 def _hang(run: RecordedRun) -> str:
     """Describe a hang: its duration, the last step before it, and its place."""
-    seconds = "" if run.hung_seconds is None else f"for {long_duration(finite(run.hung_seconds))} "
+    lasted = None if run.hang is None else stalled_seconds(run.hang)
+    seconds = "" if lasted is None else f"for {long_duration(finite(lasted))} "
     said = None if run.hang is None else where(run.hang)
     places = [f"rank {stall.rank} is in {stall.stage}" for stall, _ in run.hanging]
     found = _text(said or ", ".join(places)).rstrip(".")
@@ -151,7 +152,7 @@ def facts(run: RecordedRun) -> dict[str, Any]:
     hung = run.hang
     summary = run.summary
     stall = hung and {
-        "seconds": finite(run.hung_seconds),
+        "seconds": finite(stalled_seconds(hung)),
         "where": where(hung),
         "ranks": [
             {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging

@@ -146,9 +146,7 @@ def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
             continue
         now, end = placed.ends[place] - seconds, placed.ends[place]
         reason = attempt.excluded.get(step)
-        yield _slice(
-            "step", (rank, STEPS), now, end, {"step": step} if reason is None else {"step": step, "no row": reason}
-        )
+        yield _slice("step", (rank, STEPS), now, end, {"step": step} | ({"no row": reason} if reason else {}))
         for name in STAGES:
             took = columns[name][place]
             if took > 0:

@@ -66,7 +66,9 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
     top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *notes]
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
-    stages, events = [*_stages(run, _shown(paces, losses), size.columns)], [*_events(run, paces, size.columns)]
+    slow = losses[0].ranks if losses else ()
+    slowest = next((one for one in paces if one.rank in slow and one.stages), paces[0])
+    stages, events = [*_stages(run, slowest, size.columns)], [*_events(run, paces, size.columns)]
     free = None if size.rows is None else max(0, size.rows - len(top) - bool(footer))
     stacks = [*_stacks(run, size, free)]
     table = _Block(ranks, 6, counted="ranks")
@@ -214,12 +216,6 @@ def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
         if amount and summary.included_seconds > 0:
             yield f"{rate(amount / summary.included_seconds)} {unit}{per_rank}"
             return
-
-
-def _shown(paces: Sequence[RankPace], losses: Sequence[RecentLoss]) -> RankPace:
-    """Return the rank whose stages are shown: the slowest rank, or the lowest if no rank is slow."""
-    slow = losses[0].ranks if losses else ()
-    return next((one for one in paces if one.rank in slow and one.stages), paces[0])
 
 
 def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
