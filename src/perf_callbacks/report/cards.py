@@ -98,11 +98,8 @@ def verdict(summary: Summary) -> str:
 
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
-    return [
-        found
-        for found in summary.findings[:1]
-        if found.cause == THREADS or _sure(found) >= (0 if hangs else WORTH_SAYING)
-    ]
+    least = 0 if hangs else WORTH_SAYING
+    return [found for found in summary.findings[:1] if found.cause == THREADS or _sure(found) >= least]
 
 
 def _sure(found: Finding) -> float:

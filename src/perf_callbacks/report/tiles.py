@@ -101,13 +101,11 @@ def _gc(summary: Summary | None) -> Iterator[Tile]:
     attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
     note = f"{sum(found.collections):,} collections, longest {duration(found.longest)}{attempt}"
     wall = sum(summary.wall_seconds.values())
+    first = f"{duration(found.startup_seconds)}, not in the sum" if found.startup_seconds else ""
     values = [
         ("collections", "young/middle/full " + "/".join(f"{number:,}" for number in found.collections)),
         ("by the checklist's schedule", duration(found.scheduled_seconds) if found.scheduled_seconds else ""),
-        (
-            "first full collection",
-            f"{duration(found.startup_seconds)}, not in the sum" if found.startup_seconds else "",
-        ),
+        ("first full collection", first),
         ("share of the wall time", percent(found.seconds / wall) if wall > 0 else ""),
     ]
     yield "gc", "garbage collection", duration(found.seconds), note, explanation("gc", values)

@@ -82,9 +82,9 @@ class WorkRate:
             return ""
         if not source:
             return "the last row that a logger got; no summary names the source"
-        if self.summary.peak_measured or source.startswith("peak_tflops="):
-            return source if self.summary.peak_measured else f"set as {source}"
-        return f"table of peaks, dense: {source}"
+        if self.summary.peak_measured:
+            return source
+        return f"{'set as' if source.startswith('peak_tflops=') else 'table of peaks, dense:'} {source}"
 
     @property
     def equation(self) -> str:
