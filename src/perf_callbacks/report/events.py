@@ -20,8 +20,6 @@ MOST = 300
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
 """Kinds of events. The report draws one lane for each kind of event, in this order."""
 
-COUNTS = {"counted", "recounted"}
-
 
 class JournalEvent(NamedTuple):
     """An event of a fit, with the step at which the event happened."""
@@ -67,7 +65,7 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
         for span in attempt.of(Span):
             yield of_span(span, lowest)
         for step, reason in attempt.excluded.items():
-            if reason in COUNTS:
+            if reason in {"counted", "recounted"}:
                 yield JournalEvent(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
         yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]

@@ -22,21 +22,21 @@ FAIL_OVER = 0.05
 LONGEST = 200
 """Largest number of characters of a value in the table of differences."""
 
-DECISIVE = {
-    "program": "program",
-    "model": "model",
-    "parameters": "parameters",
-    "host": "host",
-    "device": "device",
-    "world_size": "number of ranks",
-    "batch": "samples per batch",
-    "samples per step": "samples per step",
-    "tokens per step": "tokens per step",
-}
-"""Words in the note at the top of the page, for each difference that the note mentions."""
+DECISIVE = (
+    "program",
+    "model",
+    "parameters",
+    "host",
+    "device",
+    "world_size",
+    "batch",
+    "samples per step",
+    "tokens per step",
+)
+"""Differences that the note at the top of the page mentions."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
-"""Words that replace a field's name in the table of differences, because the name says too little."""
+"""Words that replace a field's name, because the name says too little."""
 
 
 def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHistory, axis: Axis) -> None:
@@ -117,7 +117,7 @@ def _table(differences: Values) -> Table | None:
 def _notes(other: FitHistory, differences: Values) -> Iterator[str]:
     run: Run = other.run
     yield f"Run B is {run_title.title(run)}, run {clean(run.run_id)}. This run is A."
-    decisive = [words for name, words in DECISIVE.items() if name in differences]
+    decisive = [WORDS.get(name, name) for name in DECISIVE if name in differences]
     if decisive:
         yield f"A and B differ in {', '.join(decisive)}: a change of a figure may come from there."
     if other.missing:

@@ -12,9 +12,6 @@ from perf_callbacks.report.series import StepSeries, left_out
 from perf_callbacks.report.units import duration, long_duration, percent, rate, speed
 from perf_callbacks.report.work_rate import WorkRate
 
-RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
-"""Name of the metric that gives each amount per second."""
-
 REASONS = {
     "counted": "FLOP count",
     "recounted": "another FLOP count",
@@ -71,7 +68,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
 def _rates(fit: FitHistory) -> Iterator[Tile]:
     """Yield the rates of the whole job. If there is no `window` record, yield the rates of a single rank."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
-    for name, key in RATES.items():
+    for name in ("tokens", "samples"):
         known = [(getattr(window, name), window.seconds, window) for window in windows]
         known = [one for one in known if one[0] and possible(one[0]) and one[1] > 0 and possible(one[1])]
         if known:
@@ -91,6 +88,7 @@ def _rates(fit: FitHistory) -> Iterator[Tile]:
         if amount:
             value = rate(amount / seconds)
             equation = f"{value} {name}/s = {amount:,} {name} / {duration(seconds)}"
+            key = f"{name}_per_second"
             yield key, f"{name}/s", value, note, explanation(key, values, equation=equation)
 
 
