@@ -70,7 +70,11 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
     for rank, attempt in fit.attempts:
         yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]
         yield from map(of_straggler, attempt.of(Straggler))
-        yield from [of_profile(one, rank) for one in attempt.of(Profile) if one.first_step is not None]
+        for one in attempt.of(Profile):
+            if one.first_step is not None:
+                trace = "" if one.trace is None else f", trace {clean(one.trace)}"
+                text = f"profile of {profile_text.title(rank, one)}{trace}"
+                yield JournalEvent(one.first_step, "profile", text, rank, one.span_seconds)
     for stall in distinct_stalls(fit):
         seconds = stalled_seconds(fit, stall)
         text = f"rank {stall.rank} in {stall.stage} for {duration(seconds)}"
@@ -83,13 +87,6 @@ def of_straggler(slow: Straggler) -> JournalEvent:
     who = rank_names(slow.ranks or (slow.rank,))
     text = f"{who} cost {duration(slow.seconds_lost)}{steps}: {NAMES.get(slow.cause, slow.cause)}"
     return JournalEvent(slow.step, "straggler", text, slow.rank, slow.seconds_lost)
-
-
-def of_profile(profile: Profile, rank: int) -> JournalEvent:
-    """Return the event of profiled steps, placed at the first profiled step."""
-    trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
-    text = f"profile of {profile_text.title(rank, profile)}{trace}"
-    return JournalEvent(profile.first_step or 0, "profile", text, rank, profile.span_seconds)
 
 
 def of_collection(pause: Gc, rank: int) -> JournalEvent:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import SCHEMA
 from perf_callbacks.kernel.records.machine_records import Memory
@@ -59,7 +59,7 @@ def payload(
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
     work = WorkRate.of(fit, drawn)
-    names = point_names(len(fit.ranks), axis.width)
+    names, rate_names, about = point_names(len(fit.ranks), axis.width)
     count, summary = work.count, fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
@@ -79,8 +79,8 @@ def payload(
         "title": run_title.heading(fit),
         "verdict": guarded("The verdict", lambda: _verdict(fit, drawn)),
         "figures": guarded("The figures", lambda: tiles(fit, drawn, work)),
-        "steps": guarded("Steps", lambda: _steps(drawn, slow, names)),
-        "rate": guarded("MFU", lambda: _rate(drawn, work, names)),
+        "steps": guarded("Steps", lambda: _steps(drawn, slow, names, about)),
+        "rate": guarded("MFU", lambda: _rate(drawn, work, rate_names)),
         "stages": guarded("Stages", lambda: _stages(drawn)),
         "marks": guarded("Events", lambda: marks(fit, within)),
         "account": guarded("Wall time", lambda: charts.account(fit)),
@@ -107,22 +107,15 @@ def payload(
     return content | {"how": how, "notes": notes}
 
 
-class PointNames(NamedTuple):
-    """Names for the points of a fit's charts. Without a band, the names of the band and of its edges are empty."""
+def point_names(ranks: int, width: int) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return names for the charts of a fit with `ranks` ranks, in which a point stands for `width` steps.
 
-    times: dict[str, str]
-    """Names of the line, of the band and of its edges in the chart of step times."""
-    rates: dict[str, str]
-    """Names of the band and of its edges in the chart of rates."""
-    about: str
-    """Sentence that says what a point of the chart shows."""
-
-
-def point_names(ranks: int, width: int) -> PointNames:
-    """Return the names for the charts of a fit with `ranks` ranks, in which a point stands for `width` steps."""
+    The names are those of the line, of the band and of its edges in the chart of step times, and then those of the
+    chart of rates. Without a band, they are empty. The last text is a sentence that says what a point shows.
+    """
     if ranks == width == 1:
         edges = {"band": "", "least": "", "most": ""}
-        return PointNames({"line": "step time"} | edges, edges, "Each point is one step.")
+        return {"line": "step time"} | edges, edges, "Each point is one step."
     if width == 1:
         of, line, ends = "rank", "mean of the ranks", ("fastest", "slowest")
         about = "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank."
@@ -134,7 +127,7 @@ def point_names(ranks: int, width: int) -> PointNames:
         {"band": f"{least} to {most} {of}", "least": f"{least} {of}", "most": f"{most} {of}"}
         for least, most in (ends, ("lowest", "highest"))
     )
-    return PointNames({"line": line} | times, rates, about)
+    return {"line": line} | times, rates, about
 
 
 def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: range | None) -> Iterable[str]:
@@ -190,7 +183,7 @@ def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
     return f"The training hangs after step {stall.step:,}: rank {stall.rank} in {stall.stage}{line}, for {seconds}."
 
 
-def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dict[str, Any] | None:
+def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: dict[str, str], about: str) -> dict[str, Any] | None:
     if not drawn.steps:
         return None
     axis = drawn.axis
@@ -198,7 +191,7 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
     slowest = max(slow, key=lambda one: one.seconds, default=None)
     first, last = drawn.ends
     text = f"Step time over {last - first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
-    point = "the mean of a point" if names.times["band"] else "a single step"
+    point = "the mean of a point" if names["band"] else "a single step"
     text += f", {duration(min(means))} to {duration(max(means))} for {point}."
     if slowest is not None:
         text += f" The slowest step is {slowest.step:,} on rank {slowest.rank} with {duration(slowest.seconds)}."
@@ -208,8 +201,8 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
         "first": axis.first,
         "last": axis.last,
         **_band(drawn.times),
-        "names": names.times,
-        "about": names.about,
+        "names": names,
+        "about": about,
         "outliers": [[one.step, rounded(one.seconds), one.rank, one.reason] for one in slow],
         "text": text,
     }
@@ -222,13 +215,13 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     }
 
 
-def _rate(drawn: StepSeries, work: WorkRate, names: PointNames) -> dict[str, Any] | None:
+def _rate(drawn: StepSeries, work: WorkRate, names: dict[str, str]) -> dict[str, Any] | None:
     if work.per_second is None:
         return None
     said = speed(work.per_second) if work.mfu is None else percent(work.mfu)
     text = f"{'Model TFLOPS' if work.mfu is None else 'MFU'} over the steps: {said} on average."
     unit = "TFLOPS" if work.mfu is None else "share"
-    return {"unit": unit, **_band(drawn.flops_per_second, work.scale), "names": names.rates, "text": text}
+    return {"unit": unit, **_band(drawn.flops_per_second, work.scale), "names": names, "text": text}
 
 
 def _stages(drawn: StepSeries) -> dict[str, Any] | None:
