@@ -29,8 +29,6 @@ TIMES = (
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Names of the columns that a history keeps of each step. Values are floats, and NaN means unknown."""
 
-PEAK_KEY = KEYS["row"]["peak_tflops"]
-
 LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
 
@@ -79,7 +77,7 @@ class Attempt:
         if isinstance(record, Steps):
             self._add_steps(record)
         elif isinstance(record, Row):
-            self.peak_tflops = record.metrics.get(PEAK_KEY, self.peak_tflops)
+            self.peak_tflops = record.metrics.get(KEYS["row"]["peak_tflops"], self.peak_tflops)
         elif not isinstance(record, Run):
             self.entries.append(entry)
 

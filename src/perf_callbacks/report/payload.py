@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import SCHEMA
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
@@ -221,7 +222,8 @@ def _rate(drawn: StepSeries, work: WorkRate, names: dict[str, str]) -> dict[str,
     said = speed(work.per_second) if work.mfu is None else percent(work.mfu)
     text = f"{'Model TFLOPS' if work.mfu is None else 'MFU'} over the steps: {said} on average."
     unit = "TFLOPS" if work.mfu is None else "share"
-    return {"unit": unit, **_band(drawn.flops_per_second, work.scale), "names": names, "text": text}
+    one = (work.peak or TERA) * work.devices  # an MFU of 100 %, or 1 TFLOPS per device
+    return {"unit": unit, **_band(drawn.flops_per_second, one), "names": names, "text": text}
 
 
 def _stages(drawn: StepSeries) -> dict[str, Any] | None:

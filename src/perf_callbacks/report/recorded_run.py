@@ -125,11 +125,6 @@ class RecordedRun:
         """True if MFU is a lower bound, because a step has more FLOPs than were counted."""
         return self.summary is not None and self.summary.flops is not None and self.summary.flops.lower_bound
 
-    @cached_property
-    def silent_ranks(self) -> list[int]:
-        """Ranks without a summary and without a sign of life."""
-        return [ends.run.rank for ends in self.ranks if ends.final is None and not self.lives(ends)]
-
     @property
     def last_sign(self) -> float:
         """Unix time of the last sign of life of any rank."""

@@ -108,8 +108,9 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 def notes(run: RecordedRun) -> Iterator[str]:
     """Yield remarks on ranks that are missing or silent, and on files that can't be read."""
-    if run.state != "silent" and run.silent_ranks:
-        yield f"ranks without a summary and without a sign of life: {listed(run.silent_ranks)}"
+    silent = [ends.run.rank for ends in run.ranks if ends.final is None and not run.lives(ends)]
+    if run.state != "silent" and silent:
+        yield f"ranks without a summary and without a sign of life: {listed(silent)}"
     if run.missing:
         yield f"ranks without a journal: {listed(run.missing)}"
     damaged = [ends for ends in run.ranks if ends.damaged_summary]

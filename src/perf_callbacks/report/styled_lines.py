@@ -71,8 +71,8 @@ def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
     """
     if encoding.lower().replace("-", "") in {"utf8", "utf16"}:
         return lines
-    texts = [[span.text.translate(_ASCII).encode(encoding, errors="replace") for span in line] for line in lines]
-    return [
-        tuple([StyledText(text.decode(encoding), span.style) for span, text in zip(line, encoded, strict=True)])
-        for line, encoded in zip(lines, texts, strict=True)
-    ]
+
+    def shown(text: str) -> str:
+        return text.translate(_ASCII).encode(encoding, errors="replace").decode(encoding)
+
+    return [tuple([StyledText(shown(text), style) for text, style in line]) for line in lines]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import units
@@ -58,15 +57,6 @@ class WorkRate:
     def at_least(self) -> str:
         """The sign "≥ " if FLOPs are a lower bound, and an empty text otherwise."""
         return "≥ " if self.count is not None and self.count.lower_bound else ""
-
-    @property
-    def scale(self) -> float:
-        """Model FLOPs per second of a rank that the chart shows as the value 1.
-
-        If the peak is known, the value 1 is an MFU of 100 %. If the peak is unknown, the value 1 is 1 TFLOPS per
-        device.
-        """
-        return (self.peak or TERA) * self.devices
 
     @property
     def peak_value(self) -> str:
