@@ -11,7 +11,17 @@ from perf_callbacks.report.layout import clean
 LONGEST = 300
 """Largest number of characters shown of a value from a journal."""
 
-MEANINGS = {form: term.meaning for term in TERMS for form in (term.name, *term.forms)}
+
+def without_links(markdown: str) -> str:
+    """Replace each link in a Markdown text by the link's words.
+
+    >>> without_links("[tokens](#what-is-a-token) of `batch`")
+    'tokens of `batch`'
+    """
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
+
+
+MEANINGS = {form: without_links(term.meaning) for term in TERMS for form in (term.name, *term.forms)}
 """Maps every form of a glossary word to the word's meaning."""
 
 Value = tuple[str, str]
@@ -42,17 +52,3 @@ def explanation(
         "left_out": without_links(figure.left_out),
         "uncounted": clean(uncounted, LONGEST),
     }
-
-
-def glossary() -> dict[str, str]:
-    """Return a dict that maps every form of a glossary word to the word's meaning."""
-    return {form: without_links(meaning) for form, meaning in MEANINGS.items()}
-
-
-def without_links(markdown: str) -> str:
-    """Replace each link in a Markdown text by the link's words.
-
-    >>> without_links("[tokens](#what-is-a-token) of `batch`")
-    'tokens of `batch`'
-    """
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)

@@ -46,14 +46,12 @@ def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
 
 def render(fits: Sequence[Attempt], columns: int = COLUMNS) -> str:
     """Render the FLOPs by module as text. Ranks with equal FLOPs share a table."""
-    alike: dict[tuple[ModuleWork, ...], list[int]] = {}
-    counts: dict[tuple[ModuleWork, ...], Flops | None] = {}
+    alike: dict[tuple[ModuleWork, ...], tuple[list[int], Flops | None]] = {}
     for fit in fits:
         count = last_count(fit)
-        lines = () if count is None else count.modules
-        alike.setdefault(lines, []).append(fit.run.rank)
-        counts.setdefault(lines, count)
-    return "\n".join([_part(ranks, counts[lines], columns) for lines, ranks in alike.items()])
+        ranks, _ = alike.setdefault(() if count is None else count.modules, ([], count))
+        ranks.append(fit.run.rank)
+    return "\n".join([_part(ranks, count, columns) for ranks, count in alike.values()])
 
 
 def table(fit: Attempt) -> Table | None:

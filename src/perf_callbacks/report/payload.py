@@ -10,7 +10,7 @@ from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks
-from perf_callbacks.report.explanation import glossary
+from perf_callbacks.report.explanation import MEANINGS
 from perf_callbacks.report.figure_inputs import FigureInputs
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.history import FitHistory
@@ -92,7 +92,7 @@ def payload(
         "heat": guarded("Ranks", lambda: charts.heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
-        "glossary": glossary(),
+        "glossary": MEANINGS,
     }
     if other is not None:
         guarded("Run B", lambda: overlay.add(content, notes, fit, other, axis))

@@ -63,6 +63,7 @@ def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
 
 def _row(run: RecordedRun, top: Path) -> Sequence[str]:
     record, summary = run.lead.run, run.summary
+    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
     step_seconds, mfu = finite(run.step_seconds), None if summary is None else finite(summary.mfu)
     return (
         when(record.started_unix).removesuffix(" UTC"),
@@ -74,14 +75,8 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
         clean(record.host, 20),
         clean(run_title.subject(record)),
         clean(run.directory.relative_to(top) if run.directory.is_relative_to(top) else run.directory, 200),
-        clean(said(run) or None, 300),
+        clean(state or run_card.verdict(run) or None, 300),
     )
-
-
-def said(run: RecordedRun) -> str:
-    """Return the state of a run that failed, hangs or is silent. For other runs, return the verdict."""
-    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
-    return state or run_card.verdict(run)
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
