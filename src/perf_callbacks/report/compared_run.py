@@ -77,9 +77,6 @@ class ComparedRun:
         return ratio([one for one, _ in rows], [other for _, other in rows])
 
 
-Estimator = Callable[[ComparedRun], Estimate | None]
-
-
 def _tflops(run: ComparedRun) -> Estimate | None:
     found = run.estimate("model_flops", "step_time")
     return found and found._replace(value=found.value / TERA)
@@ -98,7 +95,7 @@ def _of_peak(run: ComparedRun, name: str) -> Estimate | None:
     return found._replace(value=found.value * share / (flops.model_flops / flops.seconds))
 
 
-ESTIMATORS: Mapping[str, Estimator] = {
+ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
     "step_time": partial(ComparedRun.estimate, above="step_time"),
     QUICK: lambda run: quick(run.columns["step_time"]),
     "samples/s": partial(ComparedRun.estimate, above="samples", below="step_time"),

@@ -112,8 +112,8 @@ class FigureInputs:
 
     def _peak(self) -> Iterator[Value]:
         yield from self.work.values()
-        if self.work.count is not None:
-            count = self.work.count
+        count = self.work.count
+        if count is not None:
             yield "executed FLOPs of a step", f"{units.count(count.hardware_flops)} FLOPs, in step {count.step:,}"
 
     def _heat(self) -> Iterator[Value]:

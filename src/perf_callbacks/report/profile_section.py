@@ -94,10 +94,9 @@ def _operations(profile: Profile) -> Table | None:
     busy = profile.busy_seconds
     rows = []
     for one in profile.operations:
-        work = ("", "")
-        if profile.flops:
-            share = None if one.flops is None else one.flops / profile.flops
-            work = (DASH if one.flops is None else units.count(one.flops), percent(share))
+        work = (DASH, DASH) if profile.flops else ("", "")
+        if profile.flops and one.flops is not None:
+            work = (units.count(one.flops), percent(one.flops / profile.flops))
         cells = (clean(one.name, LONGEST), clean(one.shapes or "", LONGEST), clean(one.kind))
         rows.append((*cells, f"{one.calls:,}", duration(one.seconds), _share(one.seconds, busy), *work))
     columns = [("operation", CODE), ("shapes", CODE), ("class", TEXT), ("calls", NUMBER), ("time", NUMBER)]

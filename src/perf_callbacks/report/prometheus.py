@@ -59,8 +59,7 @@ def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
     states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
     yield "run_state", "1 for the state of the run.", states
     yield "run_info", "Always 1. The labels say what runs where.", [(_about(run), 1.0)]
-    started = run.lead.run.started_unix
-    yield "start_timestamp_seconds", "Unix time of the start of the attempt.", [({}, started)]
+    yield "start_timestamp_seconds", "Unix time of the start of the attempt.", [({}, run.lead.run.started_unix)]
     yield (
         "last_sign_of_life_timestamp_seconds",
         "Unix time of the last write to the journal of a rank or to the summary beside the journal.",
