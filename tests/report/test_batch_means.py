@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from perf_callbacks.report.batch_means import Estimate, change, quick, ratio
+from perf_callbacks.report.batch_means import Estimate, change_between_runs, quick, ratio
 
 
 def a_run(seed, *, length=640, correlation=0.0, spread=0.1, factor=1.0):
@@ -16,6 +16,10 @@ def a_run(seed, *, length=640, correlation=0.0, spread=0.1, factor=1.0):
         state = correlation * state + math.sqrt(1 - correlation**2) * rng.gauss(0.0, spread)
         times.append(factor * math.exp(state))
     return times
+
+
+def change(before, after):
+    return change_between_runs([before], [after])
 
 
 def interval(seed, *, factor=1.0, **options):

@@ -9,11 +9,11 @@ from journals import COUNT, a_fit, a_summary, steps
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.records.metric_table import BY_NAME
-from perf_callbacks.report.explanation import MEANINGS, glossary, without_links
+from perf_callbacks.report.explanation import MEANINGS, without_links
 from perf_callbacks.report.figure_table import BY_FIGURE, FIGURES
 from perf_callbacks.report.history import gather
-from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
+from perf_callbacks.report.report_file import render
 
 
 def content(*journals, **options):
@@ -113,7 +113,7 @@ def test_a_share_that_could_be_saved_is_given_in_seconds():
 
 
 def test_the_glossary_has_the_meanings_of_the_metrics():
-    words = glossary()
+    words = MEANINGS
     assert words["MFU"] == BY_NAME["mfu"].meaning
     assert words["data"] == BY_NAME["data_time"].meaning
     assert {"stage", "window", "straggler", "HFU", "peak", "stall"} <= {*words}

@@ -6,7 +6,7 @@ from fakes import a_run
 from journals import a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Steps
+from perf_callbacks.kernel.records.fit_records import Row, Steps
 from perf_callbacks.report.history import gather
 
 
@@ -57,8 +57,3 @@ def test_the_peak_of_the_last_row_is_kept():
     rows = [Row(step=2, metrics={"perf/peak_tflops": 3.5}), Row(step=3, metrics={"perf/mfu": 0.5})]
     [fit] = gather([entries(a_run(), *rows)])
     assert fit.first[0].peak_tflops == 3.5
-
-
-def test_a_newer_schema_is_noticed():
-    assert gather([entries(a_run(schema=SCHEMA + 1))])[0].newer == SCHEMA + 1
-    assert gather([entries(a_run())])[0].newer is None

@@ -13,8 +13,8 @@ from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.signs_of_life import Signs
 from perf_callbacks.kernel.records.summary_parts import StallSummary
-from perf_callbacks.report.recorded_run import RecordedRun, facts, gather, merge
-from perf_callbacks.report.run_card import notes, render, state
+from perf_callbacks.report.recorded_run import RecordedRun, gather, merge
+from perf_callbacks.report.run_card import facts, notes, render, state
 
 BEGAN = 1_000_000.0
 
@@ -135,7 +135,7 @@ def test_the_stack_is_that_of_the_rank_that_is_blamed():
     waits = stalled(0, "backward", stack=("train.py:9 main",))
     first = ends(waits, stalled(1, stack=()), so_far=in_stall(said), world_size=2)
     run = at(first, ends(stalled(1, step=20), so_far=in_stall(), rank=1, world_size=2, pid=8))
-    assert [(one.rank, one.stage, one.stack[-1]) for one in run.hanging] == [(1, "data", "loader.py:41 next")]
+    assert [(one.rank, one.stage, one.stack[-1]) for one, _ in run.hanging] == [(1, "data", "loader.py:41 next")]
     shown = render(run)
     assert said.rstrip(".") in " ".join(shown.split())
     assert (
@@ -143,7 +143,7 @@ def test_the_stack_is_that_of_the_rank_that_is_blamed():
         in shown
     )
     alone = at(first)  # without the journal of rank 1
-    assert [(one.rank, one.stack) for one in alone.hanging] == [(0, ("train.py:9 main",))]
+    assert [(one.rank, one.stack) for one, _ in alone.hanging] == [(0, ("train.py:9 main",))]
     assert facts(alone)["stall"] == {
         "seconds": 15.0,
         "where": said,
@@ -179,7 +179,7 @@ def test_without_a_summary_the_last_steps_give_the_pace():
 
 def test_a_summary_so_far_says_up_to_which_step():
     run = at(ends(so_far=a_summary(step=15)))
-    assert run.last_step == 20
+    assert run.lead.last_step == 20
     assert render(run).endswith("\n  so far, up to step 15")
 
 

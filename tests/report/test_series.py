@@ -5,10 +5,10 @@ from fakes import a_run
 from journals import a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.report import slow_steps
-from perf_callbacks.report.heat_map import heat_map
+from perf_callbacks.report import tables
+from perf_callbacks.report.charts import heat_map
 from perf_callbacks.report.history import gather
-from perf_callbacks.report.series import medians, outliers, series
+from perf_callbacks.report.series import BUCKETS, Axis, medians, outliers, series
 
 
 def a_history(*journals):
@@ -26,7 +26,7 @@ def usual(fit):
 
 def test_a_bucket_has_the_least_the_mean_and_the_greatest_of_its_steps():
     fit = a_history(journal(steps(1, 8, slow=2)))
-    drawn = series(fit, most=4)
+    drawn = series(fit, Axis([fit], 4))
     assert drawn.axis.middles == [1.5, 3.5, 5.5, 7.5]
     assert drawn.times.least == [0.25] * 4
     assert drawn.times.most == [1.1875, 0.25, 0.25, 0.25]
@@ -39,13 +39,14 @@ def test_a_bucket_has_the_least_the_mean_and_the_greatest_of_its_steps():
 def test_steps_in_no_row_are_in_no_bucket_and_a_lost_one_neither():
     lost = steps(1, 4, excluded=("first", None, None, None))
     fit = a_history(journal(lost, steps(9, 9)))
-    assert series(fit).times.mean == [None, 0.25, 0.25, 0.25, None, None, None, None, 0.25]
+    assert series(fit, Axis([fit], BUCKETS)).times.mean == [None, 0.25, 0.25, 0.25, None, None, None, None, 0.25]
 
 
 def test_some_steps_alone_can_be_drawn():
-    drawn = series(a_history(journal(steps(1, 20))), within=range(5, 8))
+    fit = a_history(journal(steps(1, 20)))
+    drawn = series(fit, Axis([fit], BUCKETS, range(5, 8)))
     assert (drawn.axis.first, drawn.axis.last, drawn.steps) == (5, 7, 3)
-    nothing = series(a_history(journal(steps(1, 20))), within=range(50, 80))
+    nothing = series(fit, Axis([fit], BUCKETS, range(50, 80)))
     assert (nothing.steps, nothing.axis.middles) == (0, [])
 
 
@@ -62,7 +63,7 @@ def test_a_slow_step_is_explained_by_the_rank_that_the_other_waited_for():
         step_time=(*[0.25] * 4, 1.1875, *[0.25] * 7),
     )
     fit = a_history(journal(steps(1, 12, slow=5), world_size=2, rank=1), journal(waiting, world_size=2))
-    found = slow_steps.table(fit, outliers(fit, usual(fit)), usual(fit))
+    found = tables.slow_steps(fit, outliers(fit, usual(fit)), usual(fit))
     assert found.rows == [("5", "1.19 s", "4.75x", "1", "data +938 ms", "")]
 
 

@@ -1,6 +1,7 @@
 """Baseline from a directory of recorded runs. The journal of each run provides the run's first steps."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import isnan
 from pathlib import Path
@@ -12,7 +13,7 @@ from perf_callbacks.kernel.records.journal_file import files, read as entries
 from perf_callbacks.report import machine_load, run_figures, run_list
 from perf_callbacks.report.batch_means import Estimate, mean_of_runs
 from perf_callbacks.report.history import Attempt
-from perf_callbacks.report.run_figures import RunFigures
+from perf_callbacks.report.run_figures import RunFigures, per
 from perf_callbacks.report.series import STAGES, included
 
 MOST_RUNS = 20
@@ -89,12 +90,11 @@ def _figures(attempt: Attempt, places: Sequence[int], path: Path) -> RunFigures 
         return None
     beside = interim.read(path, attempt.run)
     summary = beside.record if beside is not None and isinstance(beside.record, Summary) else None
-    figures = run_figures.of(attempt.run, summary)  # the load of the whole run
-    return run_figures.early(
-        figures,
+    return replace(
+        run_figures.of(attempt.run, summary),  # the load of the whole run
         steps=len(places),
-        seconds=seconds,
-        stages={name: spent for name in STAGES if (spent := total(name)) is not None},
-        samples=total("samples"),
-        tokens=total("tokens"),
+        step_seconds=per(seconds, len(places)),
+        stage_seconds={name: spent / len(places) for name in STAGES if (spent := total(name)) is not None},
+        samples_per_second=per(total("samples"), seconds),
+        tokens_per_second=per(total("tokens"), seconds),
     )

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings import config_file
-from perf_callbacks.report import bindings_table, opening_card
-from perf_callbacks.report.layout import wrapped
-from perf_callbacks.report.units import speed
+from perf_callbacks.report import opening_card
+from perf_callbacks.report.layout import aligned, wrapped
+from perf_callbacks.report.units import DASH, speed
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,17 @@ LEFT_TO_DO = 1
 """Exit status if something is left to do by hand."""
 
 ITEM = "affinity"
+
+_COLUMNS = {
+    "rank": "rank",
+    "gpu": "GPU",
+    "numa_nodes": "NUMA",
+    "cpus": "CPUs",
+    "cpus_in_training": "in a training",
+    "threads": "threads",
+    "status": "affinity",
+}
+"""Heading of each field of a rank."""
 
 LATER = (
     "A training would measure the peak for MFU; `perf-callbacks check --measure` measures it now, and keeps the device "
@@ -116,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         without = status.no_effect()
         remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]
         lines = [line for note in notes for line in wrapped(note, indent="  ", width=terminal.columns())]
-        print("\n".join([card, *lines, *remarks, bindings_table.render(bindings)]))
+        print("\n".join([card, *lines, *remarks, bindings_table(bindings)]))
     statuses = {row.status for row in rows} | {rank["status"] for rank in bindings}
     unknown = peak is None and not off and not later
     return LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
@@ -178,6 +189,17 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
         "threads": None if cpus is None else sum([mask == cpus for _, mask in AFFINITY.now]),
         "status": status,
     }
+
+
+def bindings_table(ranks: Sequence[Mapping[str, object]]) -> str:
+    """Render the GPU and the CPUs of each rank. A field that is missing or None shows as a dash.
+
+    >>> print(bindings_table([{"rank": 0, "cpus": "0-7", "cpus_in_training": "0-3", "status": "to be applied"}]))
+    rank  GPU  NUMA  CPUs  in a training  threads  affinity
+       0  —    —     0-7   0-3            —        to be applied
+    """
+    rows = [[DASH if rank.get(field) is None else str(rank[field]) for field in _COLUMNS] for rank in ranks]
+    return "\n".join(aligned([[*_COLUMNS.values()], *rows], right={0}))
 
 
 def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:

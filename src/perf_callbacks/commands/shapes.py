@@ -1,19 +1,22 @@
 """`perf-callbacks shapes`: find sizes of an untrained model that tensor cores can't use well."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from perf_callbacks.commands.flops import read_config
 from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.flops.calculator.product_shapes import products, sizes, uneven
+from perf_callbacks.flops.calculator.product_shapes import ProductSize, Uneven, products, sizes, uneven
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report import shape_table
+from perf_callbacks.report.layout import aligned
 
 NAME: str = "shapes"
 SUMMARY: str = "find sizes of a model that tensor cores can't use well, and suggest better sizes"
 
 TO_CHANGE = 1
 """Exit status if a size should change."""
+
+_HEADINGS = (" " * 8, "size", "take", "weights with it")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,5 +42,30 @@ def run(arguments: argparse.Namespace) -> int:
     waves = []
     if arguments.multiprocessors is not None:
         waves = uneven(products(model, arguments.tokens), arguments.multiprocessors)
-    print(shape_table.render(found, waves, arguments.multiprocessors))
+    print(table(found, waves, arguments.multiprocessors))
     return TO_CHANGE if waves or any(size.better != size.size for size in found) else 0
+
+
+def table(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
+    """Render the table of sizes. Below the table, list matrix products that leave many multiprocessors idle.
+
+    >>> print(table([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
+    ...              ProductSize("head", 128, 128)], [], None))
+                size  take    weights with it
+    MLP       10,922  10,944  134,209,536 -> 134,479,872
+    head         128  as is
+    """
+    lines = aligned([_HEADINGS, *map(_cells, sizes)], right={1})
+    lines += [
+        f"{one.rows:,} tokens are {one.waves.tiles:,} tiles in a product, for {multiprocessors} multiprocessors:\n"
+        f"  {one.waves.waves} waves, {one.waves.busy:.1%} busy; {one.better_rows:,} tokens take one wave less"
+        for one in waves
+    ]
+    return "\n".join(lines)
+
+
+def _cells(one: ProductSize) -> tuple[str, str, str, str]:
+    before, after = one.weights
+    if one.better == one.size:
+        return one.name, f"{one.size:,}", "as is", ""
+    return one.name, f"{one.size:,}", f"{one.better:,}", f"{before:,} -> {after:,}" if before else ""

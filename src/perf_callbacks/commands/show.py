@@ -9,7 +9,7 @@ from perf_callbacks.commands.run_reader import RunReader, to_stderr
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import printable
-from perf_callbacks.report import recorded_run, run_card, run_title
+from perf_callbacks.report import run_card
 from perf_callbacks.report.recorded_run import RecordedRun
 
 NAME: str = "show"
@@ -67,9 +67,7 @@ def _facts(found: RecordedRun) -> dict[str, Any]:
     summary = found.summary
     return {
         "schema": JSON_SCHEMA,
-        "title": run_title.title(found.lead.run),
-        **recorded_run.facts(found),
-        "verdict": run_card.verdict(found) or None,
+        **run_card.facts(found),
         "notes": [*run_card.notes(found)],
         "run": json.loads(pack(found.lead.run)),
         "summary": None if summary is None else json.loads(pack(summary)),

@@ -106,11 +106,6 @@ def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate 
     return found._replace(error=found.value * found.error) if any(above) else found._replace(value=0.0)
 
 
-def change(before: Estimate, after: Estimate) -> Change:
-    """Return the relative change between two single runs, with the interval of Welch's t-test on logarithms."""
-    return change_between_runs([before], [after])
-
-
 def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
     """Return the geometric mean of the runs' values, or None if there are no runs. All runs have the same weight."""
     if len(runs) == 1:
@@ -125,7 +120,7 @@ def change_between_runs(
 
     With several runs on a side, the interval comes from Student's t-test on the logarithms of the runs' values. The
     test assumes that both sides are equally noisy. One of the sides may have a single run. With one run on each side,
-    the interval comes from the standard errors of both runs.
+    the interval comes from Welch's t-test.
 
     >>> [round(end, 2) for end in change_between_runs(*[[Estimate(one, 0.0, 16) for one in (1.0, 1.02, 0.98)]] * 2)]
     [0.0, -0.07, 0.08]

@@ -15,7 +15,7 @@ from perf_callbacks.kernel.records.fit_records import (
 )
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import profile_text
-from perf_callbacks.report.layout import COLUMNS, card, joined
+from perf_callbacks.report.layout import COLUMNS, card, few, joined
 from perf_callbacks.report.units import DASH, duration, energy, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text
 
@@ -99,11 +99,8 @@ def verdict(summary: Summary) -> str:
 
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
-    return [
-        found
-        for found in summary.findings[:1]
-        if found.cause == THREADS or _sure(found) >= (0 if hangs else WORTH_SAYING)
-    ]
+    least = 0 if hangs else WORTH_SAYING
+    return [found for found in summary.findings[:1] if found.cause == THREADS or _sure(found) >= least]
 
 
 def _sure(found: Finding) -> float:
@@ -289,8 +286,7 @@ def _uncounted(flops: FlopsSummary) -> Iterable[str]:
     """Yield the reasons why FLOPs are a lower bound."""
     names, coverage = flops.uncounted, flops.coverage
     if names:
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        yield f"not counted: {', '.join(names[:MOST_NAMES])}{more}"
+        yield f"not counted: {few(names, MOST_NAMES)}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
     elif flops.source in {COPY, CLOSED_FORM}:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isnan
 from statistics import fmean
 
@@ -40,8 +41,7 @@ class ComparedRun:
         used = [size for size in uses if size is not None and possible(size)]
         memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
-        summaries = [rank.last(Summary) or rank.interim for rank in ranks]
-        loads = [Load.of(None if summary is None else summary.cpu) for summary in summaries]
+        loads = [Load.of(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
         return cls(
             columns=_columns(ranks),
             run=first.run,
@@ -66,65 +66,44 @@ class ComparedRun:
         values = [value for value in self.columns[name] if not isnan(value)]
         return fmean(values) if values else None
 
-    def estimate(self, above: str | None, below: str | None) -> Estimate | None:
+    def estimate(self, above: str, below: str | None = None) -> Estimate | None:
         """Estimate a ratio: the sum of one column, divided by the sum of another column.
 
-        A step with an unknown value in one of the two columns is left out. If `above` or `below` is None, its column
-        has the value 1 in each step.
+        A step with an unknown value in one of the two columns is left out. If `below` is None, the sum of the column
+        `above` is divided by the number of steps.
         """
-        ones = [1.0] * self.steps
-        columns = [ones if name is None else self.columns[name] for name in (above, below)]
-        rows = [(one, other) for one, other in zip(*columns, strict=True) if not isnan(one + other)]
+        others = [1.0] * self.steps if below is None else self.columns[below]
+        rows = [(one, other) for one, other in zip(self.columns[above], others, strict=True) if not isnan(one + other)]
         return ratio([one for one, _ in rows], [other for _, other in rows])
 
 
-Estimator = Callable[[ComparedRun], Estimate | None]
-
-
-def _rate(column: str) -> Estimator:
-    return lambda run: run.estimate(column, "step_time")
-
-
-def _time(column: str) -> Estimator:
-    return lambda run: run.estimate(column, None)
-
-
-def _scaled(found: Estimate | None, factor: float | None) -> Estimate | None:
-    return None if found is None or not factor else found._replace(value=found.value * factor)
-
-
 def _tflops(run: ComparedRun) -> Estimate | None:
-    return _scaled(run.estimate("model_flops", "step_time"), 1 / TERA)
+    found = run.estimate("model_flops", "step_time")
+    return found and found._replace(value=found.value / TERA)
 
 
-def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
-    """Return an estimator of MFU or HFU for the compared steps.
+def _of_peak(run: ComparedRun, name: str) -> Estimate | None:
+    """Estimate MFU or HFU of the compared steps.
 
-    The estimator scales the MFU or HFU of the summary. If the compared steps had twice the summary's FLOPs per second,
+    The estimate scales the MFU or HFU of the summary. If the compared steps had twice the summary's FLOPs per second,
     the result is twice the summary's MFU or HFU.
     """
-
-    def estimate(run: ComparedRun) -> Estimate | None:
-        flops, found = run.flops, _tflops(run)
-        if flops is None or found is None:
-            return None
-        value = share(flops)
-        if not value or not flops.model_flops or not flops.seconds:
-            return None
-        return _scaled(found, value / (flops.model_flops / flops.seconds / TERA))
-
-    return estimate
+    flops, found = run.flops, run.estimate("model_flops", "step_time")
+    share = getattr(flops, name, None)
+    if flops is None or found is None or not share or not flops.model_flops or not flops.seconds:
+        return None
+    return found._replace(value=found.value * share / (flops.model_flops / flops.seconds))
 
 
-ESTIMATORS: Mapping[str, Estimator] = {
-    "step_time": _time("step_time"),
+ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
+    "step_time": partial(ComparedRun.estimate, above="step_time"),
     QUICK: lambda run: quick(run.columns["step_time"]),
-    "samples/s": _rate("samples"),
-    "tokens/s": _rate("tokens"),
+    "samples/s": partial(ComparedRun.estimate, above="samples", below="step_time"),
+    "tokens/s": partial(ComparedRun.estimate, above="tokens", below="step_time"),
     "tflops": _tflops,
-    "mfu": _of_peak(lambda flops: flops.mfu),
-    "hfu": _of_peak(lambda flops: flops.hfu),
-    **{name: _time(name) for name in STAGES},
+    "mfu": partial(_of_peak, name="mfu"),
+    "hfu": partial(_of_peak, name="hfu"),
+    **{name: partial(ComparedRun.estimate, above=name) for name in STAGES},
 }
 """The estimator of each metric, by the metric's name. Rates are per rank."""
 

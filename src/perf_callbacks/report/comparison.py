@@ -96,12 +96,9 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
     chosen = machine_load.undisturbed(loads)
     a, b = [[side[place] for place in places] for side, places in zip(every, chosen, strict=True)]
     metrics = [_metric(name, a, b, fail_over) for name in ESTIMATORS]
-    not_compared = {}
-    for place, metric in enumerate(metrics):
-        reason = _incomparable(metric.name, a, b)
-        if reason is not None and metric.a is not None and metric.b is not None:
-            not_compared[metric.name] = reason
-            metrics[place] = ComparedMetric(name=metric.name, a=metric.a, b=metric.b)
+    known = [one.name for one in metrics if one.a is not None and one.b is not None]
+    not_compared = {name: reason for name in known if (reason := _incomparable(name, a, b)) is not None}
+    metrics = [replace(one, change=None, verdict=None) if one.name in not_compared else one for one in metrics]
     sizes = [_size(name, a, b, fail_over) for name in distinct(name for run in [*a, *b] for name in run.memory)]
     metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
     shown = [one for one in metrics if one.a is not None or one.b is not None]

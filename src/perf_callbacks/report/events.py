@@ -20,8 +20,6 @@ MOST = 300
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
 """Kinds of events. The report draws one lane for each kind of event, in this order."""
 
-COUNTS = {"counted", "recounted"}
-
 
 class JournalEvent(NamedTuple):
     """An event of a fit, with the step at which the event happened."""
@@ -67,12 +65,16 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
         for span in attempt.of(Span):
             yield of_span(span, lowest)
         for step, reason in attempt.excluded.items():
-            if reason in COUNTS:
+            if reason in {"counted", "recounted"}:
                 yield JournalEvent(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
         yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]
         yield from map(of_straggler, attempt.of(Straggler))
-        yield from [of_profile(one, rank) for one in attempt.of(Profile) if one.first_step is not None]
+        for one in attempt.of(Profile):
+            if one.first_step is not None:
+                trace = "" if one.trace is None else f", trace {clean(one.trace)}"
+                text = f"profile of {profile_text.title(rank, one)}{trace}"
+                yield JournalEvent(one.first_step, "profile", text, rank, one.span_seconds)
     for stall in distinct_stalls(fit):
         seconds = stalled_seconds(fit, stall)
         text = f"rank {stall.rank} in {stall.stage} for {duration(seconds)}"
@@ -87,26 +89,14 @@ def of_straggler(slow: Straggler) -> JournalEvent:
     return JournalEvent(slow.step, "straggler", text, slow.rank, slow.seconds_lost)
 
 
-def of_profile(profile: Profile, rank: int) -> JournalEvent:
-    """Return the event of profiled steps, placed at the first profiled step."""
-    trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
-    text = f"profile of {profile_text.title(rank, profile)}{trace}"
-    return JournalEvent(profile.first_step or 0, "profile", text, rank, profile.span_seconds)
-
-
 def of_collection(pause: Gc, rank: int) -> JournalEvent:
     """Return the event of a garbage collection."""
+    automatic = "automatic" if pause.automatic else "by a call of gc.collect()"
+    cause = automatic if pause.ours is None else "by the checklist"
     text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
-    return JournalEvent(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
+    return JournalEvent(pause.step, "collection", f"{text}, {cause}", rank, pause.seconds)
 
 
 def of_span(span: Span, rank: int) -> JournalEvent:
     """Return the event of an evaluation or a checkpoint."""
     return JournalEvent(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", rank, span.seconds)
-
-
-def _collector(pause: Gc) -> str:
-    """Return words that say what started a garbage collection."""
-    if pause.ours is not None:
-        return "by the checklist"
-    return "automatic" if pause.automatic else "by a call of gc.collect()"

@@ -7,12 +7,21 @@ from typing import Any
 from perf_callbacks.kernel.records.term_table import TERMS
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.layout import clean
-from perf_callbacks.report.page_figure import PageFigure
 
 LONGEST = 300
 """Largest number of characters shown of a value from a journal."""
 
-MEANINGS = {form: term.meaning for term in TERMS for form in (term.name, *term.forms)}
+
+def without_links(markdown: str) -> str:
+    """Replace each link in a Markdown text by the link's words.
+
+    >>> without_links("[tokens](#what-is-a-token) of `batch`")
+    'tokens of `batch`'
+    """
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
+
+
+MEANINGS = {form: without_links(term.meaning) for term in TERMS for form in (term.name, *term.forms)}
 """Maps every form of a glossary word to the word's meaning."""
 
 Value = tuple[str, str]
@@ -29,34 +38,17 @@ def explanation(
         values: The inputs of the figure in this run. Inputs with an empty text are left out.
         equation: Equation that gives the figure, such as "HFU 45% = MFU 40% x 1.13".
         uncounted: Work that was not counted in this run.
-        headings: The headings of a table's columns.
+        headings: The headings of a table's columns. The registry or else the glossary explains a column.
     """
     figure = BY_FIGURE[name]
     return {
         "meaning": without_links(figure.meaning),
         "equation": clean(equation, LONGEST),
         "values": [(name, clean(text, LONGEST)) for name, text in values if text],
-        "columns": [(heading, column(figure, heading)) for heading in headings],
+        "columns": [
+            (heading, without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))) for heading in headings
+        ],
         "source": without_links(figure.source),
         "left_out": without_links(figure.left_out),
         "uncounted": clean(uncounted, LONGEST),
     }
-
-
-def column(figure: PageFigure, heading: str) -> str:
-    """Return the explanation of a column from the registry of figures, or else from the glossary."""
-    return without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))
-
-
-def glossary() -> dict[str, str]:
-    """Return a dict that maps every form of a glossary word to the word's meaning."""
-    return {form: without_links(meaning) for form, meaning in MEANINGS.items()}
-
-
-def without_links(markdown: str) -> str:
-    """Replace each link in a Markdown text by the link's words.
-
-    >>> without_links("[tokens](#what-is-a-token) of `batch`")
-    'tokens of `batch`'
-    """
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)

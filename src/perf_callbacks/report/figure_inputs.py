@@ -4,13 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.rank_records import Stall
-from perf_callbacks.report import profile_section, profile_text, units
+from perf_callbacks.report import charts, profile_section, profile_text, units
 from perf_callbacks.report.events import MOST as MOST_EVENTS, events
 from perf_callbacks.report.explanation import Value, explanation
-from perf_callbacks.report.heat_map import CELLS
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
 from perf_callbacks.report.series import OUTLIERS, SLOW, Axis, Outlier, StepSeries
@@ -42,7 +40,7 @@ class FigureInputs:
         """
         made = {
             "steps": self._steps,
-            "rate": self._rate,
+            "rate": self.work.values,
             "stages": self._stages,
             "marks": self._marks,
             "account": self._account,
@@ -88,9 +86,6 @@ class FigureInputs:
         most = ", the slowest" if len(self.slow) == OUTLIERS else ""
         yield "slow steps", f"{len(self.slow):,}{most}, longer than {duration(limit)}: {SLOW:g} x the median"
 
-    def _rate(self) -> Iterator[Value]:
-        yield from self.work.values()
-
     def _stages(self) -> Iterator[Value]:
         yield "time of all steps", duration(self.drawn.seconds)
         for name, seconds in self.drawn.stage_seconds.items():
@@ -102,17 +97,10 @@ class FigureInputs:
             number = sum(event.lane == lane for event in found)
             yield lane, f"{number:,}" + (", the longest" if number == MOST_EVENTS else "")
 
-    def _wall(self) -> tuple[Summary, float] | None:
-        summary = self.fit.hang or self.fit.summary
-        return None if summary is None else (summary, sum(summary.wall_seconds.values()))
-
     def _account(self) -> Iterator[Value]:
-        summary = self.fit.summary
-        wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
-        for name, seconds in summary.wall_seconds.items() if summary is not None and wall > 0 else ():
-            if seconds > 0:
-                part = clean(name).replace("_", " ").replace("flop", "FLOP")
-                yield part, f"{duration(seconds)}, {percent(seconds / wall)}"
+        parts = charts.wall_parts(self.fit.summary)
+        wall = sum(seconds for _, seconds, _ in parts)
+        yield from [(name, f"{took}, {percent(seconds / wall)}") for name, seconds, took in parts]
 
     def _hfu(self) -> str:
         count, mfu = self.work.count, self.work.mfu
@@ -124,12 +112,12 @@ class FigureInputs:
 
     def _peak(self) -> Iterator[Value]:
         yield from self.work.values()
-        if self.work.count is not None:
-            count = self.work.count
+        count = self.work.count
+        if count is not None:
             yield "executed FLOPs of a step", f"{units.count(count.hardware_flops)} FLOPs, in step {count.step:,}"
 
     def _heat(self) -> Iterator[Value]:
-        width = Axis([self.fit], CELLS, self.drawn.axis.within).width
+        width = Axis([self.fit], charts.CELLS, self.drawn.axis.within).width
         yield "ranks", self._ranks
         yield "a cell", f"{width:,} steps of a rank"
 
@@ -152,10 +140,10 @@ class FigureInputs:
             yield "records", f"{len(uses):,}, from step {uses[0].step:,} to {uses[-1].step:,}"
 
     def _findings(self) -> Iterator[Value]:
-        found = self._wall()
-        if found is None or found[1] <= 0:
+        summary = self.fit.hang or self.fit.summary
+        wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
+        if summary is None or wall <= 0:
             return
-        summary, wall = found
         after = wall - summary.wall_seconds.get("startup", 0.0)
         yield "wall time after startup", duration(after)
         yield "measured steps", f"{summary.included_steps:,} of {summary.steps:,}"

@@ -4,11 +4,27 @@
 A figure that is also a metric takes its texts from the registry of metrics.
 """
 
-from perf_callbacks.kernel.records.metric_table import BY_NAME
-from perf_callbacks.report.page_figure import PageFigure
-from perf_callbacks.report.profile_figures import PROFILE_FIGURES
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-MEDIAN = "median of the rank's steps"
+from perf_callbacks.kernel.records.metric_table import BY_NAME
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageFigure:
+    """One number, chart or table of the report. All texts are Markdown."""
+
+    name: str
+    """Key in the content of the page."""
+    title: str
+    meaning: str
+    """Text that says how the figure is computed."""
+    source: str
+    """Journal records that hold the inputs of the figure."""
+    left_out: str = ""
+    """Work, time or values that the figure doesn't count."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """For each column heading of a table: a text that says how the column is computed."""
 
 
 def _metric(name: str, title: str, source: str, more: str = "") -> PageFigure:
@@ -91,15 +107,13 @@ FIGURES = (
         "shortest to the longest of them. A dot is a step that took 1.5 times the median of its rank",
         source="`steps`: `step_time`",
         left_out="excluded steps, which are dots if they are slow. Steps that a later attempt repeated. Of more than "
-        "250 slow "
-        "steps, all but the slowest 250",
+        "250 slow steps, all but the slowest 250",
     ),
     PageFigure(
         name="marks",
         title="Events",
         meaning="each event at its step: evaluations, checkpoints, restarts and FLOP counts of rank 0, collections "
-        "and "
-        "stalls of all ranks, stragglers",
+        "and stalls of all ranks, stragglers",
         source="`span`, `run`, `steps`: `excluded`, `gc`, `straggler`, `stall`",
         left_out="of more than 300 events of a kind, all but the longest 300",
     ),
@@ -107,8 +121,7 @@ FIGURES = (
         name="rate",
         title="MFU over the steps",
         meaning="model FLOPs of the steps of a point, divided by their time and the peak; the band goes from the "
-        "lowest to "
-        "the highest step. Without a peak: TFLOPS",
+        "lowest to the highest step. Without a peak: TFLOPS",
         source=_FLOPS_SOURCE,
         left_out=BY_NAME["tflops"].left_out + ". Steps with unknown FLOPs",
     ),
@@ -138,9 +151,8 @@ FIGURES = (
     PageFigure(
         name="peak",
         title="Peak",
-        meaning="MFU; recomputation: MFU x (executed FLOPs / model FLOPs - 1), of the last counted step; and the "
-        "rest of the "
-        "peak. MFU and recomputation are HFU",
+        meaning="MFU; recomputation: MFU x (executed FLOPs / model FLOPs - 1), of the last counted step; and the rest "
+        "of the peak. MFU and recomputation are HFU",
         source=f"{_FLOPS_SOURCE}; `flops`: `hardware_flops`",
         left_out=BY_NAME["hardware_tflops"].left_out,
     ),
@@ -148,8 +160,7 @@ FIGURES = (
         name="heat",
         title="Ranks over the steps",
         meaning="a cell is the median time of a rank in some steps, minus that of the median rank. The colour is its "
-        "square "
-        "root, full at half a step",
+        "square root, full at half a step",
         source="`steps` of all ranks",
         left_out="excluded steps, and all but the 64 ranks that exceed the median rank most",
     ),
@@ -176,9 +187,87 @@ FIGURES = (
         source="`steps` of all ranks",
         left_out="excluded steps. In runs of more than 10,000 steps, some thousand steps spread over the run stand "
         "for all",
-        columns={"rank": "number of the rank", "step": MEDIAN},
+        columns={"rank": "number of the rank", "step": "median of the rank's steps"},
     ),
-    *PROFILE_FIGURES,
+    PageFigure(
+        name="profile_time",
+        title="Time of the profiled steps",
+        meaning="the time of the profiled steps: busy, and idle by its cause. Busy: a kernel, a copy or a collective "
+        "ran on the device. Exposed communication: only collectives ran. "
+        "[docs/profile.md](profile.md#why-does-a-device-idle) explains the causes",
+        source="`profile` of all ranks: `span_seconds`, `busy_seconds`, `idle_seconds`, "
+        "`exposed_communication_seconds`",
+        left_out="all other steps. The profiler slows these steps down, mostly the host",
+    ),
+    PageFigure(
+        name="profile_classes",
+        title="Busy time by class",
+        meaning="busy time of the profiled steps by the class of the kernel, or on a CPU of the operation. "
+        "[docs/profile.md](profile.md#what-are-the-classes) lists the classes. They sum to the busy time",
+        source="`profile`: `class_seconds`",
+    ),
+    PageFigure(
+        name="profiled_modules",
+        title="Time by module",
+        meaning="busy time of what the module's forward launched, and of its gradients in the backward, by module "
+        "path of at most three levels. A row does not include the time of longer paths that have a row",
+        source="`profile`: `module_seconds`, `module_backward_seconds`; `flops.modules`; `steps`: `model_flops`; the "
+        "peak",
+        left_out="modules in compiled code, which count for the module around them. Sums of gradients over "
+        "micro-batches, which belong to no module. Rows beyond the tenth: `perf-callbacks profile DIR` shows up to 100",
+        columns={
+            "module": "path in the model; a star stands for the layers of a list",
+            "forward": "busy time in the forward; — for the optimizer, and for work outside of modules",
+            "backward": "busy time in the backward, with recomputation",
+            "share": "of the busy time",
+            "MFU": "model FLOPs of the module in the profiled steps, divided by its busy time and the peak. The FLOPs "
+            "of a step are divided among the modules as in the counted step",
+        },
+    ),
+    PageFigure(
+        name="operations",
+        title="Heaviest operations",
+        meaning="the ten operations with the most busy time in the profiled steps, by name and input shapes",
+        source="`profile`: `operations`, `flops`",
+        left_out="lighter operations. FLOPs of operations without a known formula, and of compiled code",
+        columns={
+            "operation": "torch's operation; without a link from kernel to operation, the kernel",
+            "shapes": "sizes of its inputs",
+            "class": "class of its kernels",
+            "calls": "number of its kernels; on a CPU, of its calls",
+            "time": "busy time of its kernels",
+            "share": "of the busy time",
+            "FLOPs": "of matrix products, convolutions and fused attention, 2 per multiplication and addition",
+            "share of FLOPs": "of the FLOPs of all operations in the trace",
+        },
+    ),
+    PageFigure(
+        name="copies",
+        title="Copies",
+        meaning="the ten kinds of copies with the most busy time in the profiled steps",
+        source="`profile`: `copies`",
+        left_out="copies of less than 0.1 % of the busy time",
+        columns={
+            "copy": "operation that the program called",
+            "kind": "layout, a change of number format, or a direction between host and device",
+            "line": "innermost Python function outside of torch, if the trace has stacks",
+            "calls": "number of copies",
+            "time": "busy time of the copies",
+            "share": "of the busy time",
+        },
+    ),
+    PageFigure(
+        name="waits",
+        title="Idle time after waits for the device",
+        meaning="idle time of the device because the host had waited for the device, by the place of the wait",
+        source="`profile`: `sync_seconds`",
+        left_out="waits that cost less than 0.1 % of the time",
+        columns={
+            "place": "innermost Python function outside of torch, or the operation that waits",
+            "time": "idle time after the waits",
+            "share": "of the time of the profiled steps",
+        },
+    ),
     PageFigure(
         name="products",
         title="Heaviest products",
@@ -211,8 +300,7 @@ FIGURES = (
         name="uncounted",
         title="Uncounted work",
         meaning="work of the counted step that has no formula, large copies, and reads for which the host waits or "
-        "that "
-        "Python makes",
+        "that Python makes",
         source="`flops`: `uncounted`, `errors`, `copies`, `reads`, `values_read`, `coverage`; `summary.flops`",
         left_out="small copies. Rows beyond the fiftieth",
         columns={
@@ -225,8 +313,7 @@ FIGURES = (
         name="modules",
         title="FLOPs by module",
         meaning="each product belongs to the innermost module whose forward ran it, and its gradients to the same "
-        "module. "
-        "Layers of a list share a row",
+        "module. Layers of a list share a row",
         source="`flops.modules` of rank 0",
         left_out="work of later steps. Rows beyond the tenth: `perf-callbacks profile DIR` shows up to 40",
         columns={
@@ -242,8 +329,7 @@ FIGURES = (
         name="memory",
         title="Memory of a step",
         meaning="each part of the memory of one step at its largest. The parts are largest at different moments, so "
-        "their "
-        "sum may exceed the peak",
+        "their sum may exceed the peak",
         source="`memory` of rank 0",
         left_out="tensors on other devices, such as offloaded ones; on a CPU also loaded batches and buckets of DDP",
     ),
@@ -251,8 +337,7 @@ FIGURES = (
         name="Load",
         title="Load over the steps",
         meaning="CPU time of rank 0 and the processes that it started, divided by the time of the CPUs that it may "
-        "use; and "
-        "the share of time in which a kernel ran on its GPU",
+        "use; and the share of time in which a kernel ran on its GPU",
         source="`use` of rank 0: `cpu_load`, `gpu_utilization`, every ten seconds",
         left_out="how much of the GPU a kernel used",
     ),

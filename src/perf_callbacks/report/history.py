@@ -8,8 +8,9 @@ from itertools import compress, pairwise, zip_longest
 from math import nan
 from typing import Any
 
+from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Run, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Row, Run, Steps, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
 
 TIMES = (
@@ -27,8 +28,6 @@ TIMES = (
 
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Names of the columns that a history keeps of each step. Values are floats, and NaN means unknown."""
-
-PEAK_KEY = KEYS["row"]["peak_tflops"]
 
 LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
@@ -48,7 +47,7 @@ class Attempt:
     excluded: dict[int, str] = field(default_factory=dict)
     """Number and reason of each step that is excluded from means and rates."""
     peak_tflops: float | None = None
-    """Peak TFLOPS of the device, from the last logged row that has a peak."""
+    """Peak TFLOPS of one device, from the last logged row that has a peak."""
     entries: list[Entry] = field(default_factory=list)
     """All records except `run`, steps and rows, in the order of the journal."""
     seconds: float = 0.0
@@ -58,6 +57,19 @@ class Attempt:
     interim: Summary | None = None
     """Last interim summary, if the attempt has no final summary because it was killed, hangs, or is still running."""
 
+    @property
+    def summary(self) -> Summary | None:
+        """Final summary, or else the interim summary. None means there is neither."""
+        found: Summary | None = self.last(Summary) or self.interim
+        return found
+
+    @property
+    def peak_flops_per_second(self) -> float | None:
+        """Peak of one device, from the summary or else from the last logged row. None means unknown."""
+        flops = None if self.summary is None else self.summary.flops
+        known = (flops.peak_flops_per_second if flops is not None else None, (self.peak_tflops or 0.0) * TERA)
+        return next((peak for peak in known if peak is not None and peak > 0), None)
+
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
         record = entry.record
@@ -65,14 +77,9 @@ class Attempt:
         if isinstance(record, Steps):
             self._add_steps(record)
         elif isinstance(record, Row):
-            self.peak_tflops = record.metrics.get(PEAK_KEY, self.peak_tflops)
+            self.peak_tflops = record.metrics.get(KEYS["row"]["peak_tflops"], self.peak_tflops)
         elif not isinstance(record, Run):
             self.entries.append(entry)
-
-    def add_interim(self, entry: Entry | None) -> None:
-        """Store the interim summary that the entry holds. Do nothing if the entry is None."""
-        if entry is not None and isinstance(entry.record, Summary):
-            self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
 
     def _add_steps(self, record: Steps) -> None:
         """Add a block of steps. Drop a step if an earlier step has the same number or a larger number."""
@@ -81,7 +88,8 @@ class Attempt:
         self.step.extend(compress(record.step, new))
         for name, column in self.columns.items():
             values = getattr(record, name) or (None,) * len(new)
-            column.extend([_float(value) for value in compress(values, new)])
+            kept = compress(values, new)
+            column.extend([nan if value is None or not possible(value) else value for value in kept])
         if any(record.excluded):
             reasons = zip(record.step, record.excluded, new, strict=True)
             self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
@@ -144,9 +152,7 @@ class FitHistory:
     @property
     def summary(self) -> Summary | None:
         """Final summary of the lowest rank's last attempt, or else its interim summary. None means there is neither."""
-        attempt = self.first[-1]
-        found = attempt.last(Summary) or attempt.interim
-        return found if isinstance(found, Summary) else None
+        return self.first[-1].summary
 
     @property
     def hang(self) -> Summary | None:
@@ -162,12 +168,6 @@ class FitHistory:
         hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
         return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
 
-    @property
-    def newer(self) -> int | None:
-        """Schema number of the journal if the journal is newer than this package, and None otherwise."""
-        schema = max(attempt.run.schema for _, attempt in self.attempts)
-        return schema if schema > SCHEMA else None
-
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
         """Return pairs: an attempt of the rank, and the number of steps that no later attempt repeated."""
         limit = LARGEST
@@ -181,6 +181,11 @@ class FitHistory:
 def possible(value: float) -> bool:
     """Return True if the value is a time or size that a run can have."""
     return 0 <= value <= MOST
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value, or None if no run can have this value."""
+    return value if value is not None and possible(value) else None
 
 
 def gather(
@@ -203,7 +208,9 @@ def gather(
             if current is not None:
                 current.add(entry)
         if current is not None and so_far is not None and current.last(Summary) is None:
-            current.add_interim(so_far(current.run))
+            beside = so_far(current.run)
+            if beside is not None and isinstance(beside.record, Summary):
+                current.interim, current.seconds = beside.record, max(current.seconds, beside.t)
     return sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix)
 
 
@@ -225,7 +232,3 @@ def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:
     for step in steps:
         yield last < step < LARGEST
         last = max(last, step) if step < LARGEST else last
-
-
-def _float(value: float | None) -> float:
-    return nan if value is None or not possible(value) else value

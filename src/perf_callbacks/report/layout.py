@@ -87,6 +87,16 @@ def ends(path: str, longest: int) -> str:
     return path if len(path) <= longest else "…" + path[1 - longest :]
 
 
+def few(names: Sequence[str], most: int) -> str:
+    """Return a text that lists at most the first `most` names.
+
+    >>> few(["a", "b"], 2), few(["a", "b", "c"], 2)
+    ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def listed(ranks: Sequence[int]) -> str:
     """Return a text that lists at most the first ten ranks.
 

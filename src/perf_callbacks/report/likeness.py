@@ -43,7 +43,8 @@ def unlike_fields(
     found: dict[str, tuple[Any, Any]] = {}
     known = all(run.run.parameters is not None for run in [*first, *second])
     for name in fields if known else ("model", *fields):
-        sides = [_known(getattr(run.run, name) for run in side) for side in (first, second)]
+        values = [[getattr(run.run, name) for run in side] for side in (first, second)]
+        sides = [distinct(value for value in side if value is not None) for side in values]
         if len({*sides[0], *sides[1]}) > 1:
             found[name] = (listed(sides[0]), listed(sides[1]))
     return found
@@ -61,10 +62,6 @@ def per_step(
         return None
     every = [*sides[0], *sides[1]]
     return None if max(every) - min(every) <= most * max(every) else (fmean(sides[0]), fmean(sides[1]))
-
-
-def _known(values: Iterable[Any]) -> list[Any]:
-    return distinct(value for value in values if value is not None)
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
-from perf_callbacks.report.history import possible
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.units import percent
 
 NO_CPU = 0.05
@@ -45,14 +45,13 @@ class Load(NamedTuple):
         """Read the CPU part of a summary. Values that no machine can have count as unknown."""
         if part is None:
             return cls()
-        cpus = part.cpus if part.cpus is not None and 0 < part.cpus <= MOST_CPUS else None
-        average = part.load_average
+        cpus = part.cpus if finite(part.cpus) else None
         return cls(
             no_cpu=_share(part.no_cpu_share, 1),
             others=_share(part.other_cpus, cpus),
             idle=_share(part.idle_cpus, cpus),
             cpus=cpus,
-            load_average=average if average is not None and possible(average) else None,
+            load_average=finite(part.load_average),
         )
 
     @property
@@ -72,9 +71,6 @@ class Load(NamedTuple):
         if self.idle is not None and self.idle < IDLE:
             taken = max(taken, others)
         return SHARED * others - math.log1p(-min(taken, MOST_SHARE))
-
-
-MOST_CPUS = 1_000_000
 
 
 def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
@@ -119,6 +115,5 @@ def _range(ends: Sequence[str]) -> str:
 
 def _share(value: float | None, whole: int | None) -> float | None:
     """Return a value as a share of a whole, at most 1. None means unknown or impossible."""
-    if value is None or whole is None or not possible(value):
-        return None
-    return min(1.0, value / whole)
+    known = finite(value)
+    return None if known is None or whole is None else min(1.0, known / whole)

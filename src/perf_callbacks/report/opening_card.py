@@ -1,6 +1,6 @@
 """The card at the start of training and the card of `perf-callbacks check`, as text."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding, Run
 from perf_callbacks.kernel.settings.config import printable
@@ -92,7 +92,6 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     return aligned(cells)
 
 
-def _advice(findings: Sequence[Finding]) -> Iterator[str]:
+def _advice(findings: Sequence[Finding]) -> list[str]:
     """Render advice that needs no measurement."""
-    for found in findings:
-        yield f"advice: {found.evidence}; try {found.remedy}"
+    return [f"advice: {found.evidence}; try {found.remedy}" for found in findings]

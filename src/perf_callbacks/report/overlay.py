@@ -1,6 +1,6 @@
 """A second run, B, in the report of a run: B's step times and figures, and the differences between the two runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +9,7 @@ from perf_callbacks.report import comparison_text, run_title
 from perf_callbacks.report.comparison import Comparison, compare
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
+from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.series import Axis, series, short
 from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, Table
 from perf_callbacks.report.tiles import tiles
@@ -21,23 +22,21 @@ FAIL_OVER = 0.05
 LONGEST = 200
 """Largest number of characters of a value in the table of differences."""
 
-DECISIVE = {
-    "program": "program",
-    "model": "model",
-    "parameters": "parameters",
-    "host": "host",
-    "device": "device",
-    "world_size": "number of ranks",
-    "batch": "samples per batch",
-    "samples per step": "samples per step",
-    "tokens per step": "tokens per step",
-}
-"""Words in the note at the top of the page, for each difference that the note mentions."""
+DECISIVE = (
+    "program",
+    "model",
+    "parameters",
+    "host",
+    "device",
+    "world_size",
+    "batch",
+    "samples per step",
+    "tokens per step",
+)
+"""Differences that the note at the top of the page mentions."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
-"""Words that replace a field's name in the table of differences, because the name says too little."""
-
-Differences = Mapping[str, tuple[Any, Any]]
+"""Words that replace a field's name, because the name says too little."""
 
 
 def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHistory, axis: Axis) -> None:
@@ -50,20 +49,24 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
         other: The second run.
         axis: An axis that covers the steps of both runs.
     """
-    drawn = series(other, within=axis.within, axis=axis)
-    beside = {
-        one["key"]: f"{one['value']} {_unit(one)}".strip() for one in tiles(other, drawn, WorkRate.of(other, drawn))
+    drawn = series(other, axis)
+    beside = {  # the name of a tile that shows TFLOPS is the unit
+        one["key"]: f"{one['value']} {one['name']}" if one["key"] == "tflops" else one["value"]
+        for one in tiles(other, drawn, WorkRate.of(other, drawn))
     }
     for one in content["figures"] or ():
         one["other"] = beside.get(one["key"])
     pace = f"{duration(drawn.mean_seconds)} on average over {drawn.steps:,} steps" if drawn.steps else "no steps here"
     content["other"] = {
-        "name": run_title.title(other.run),
         "run": clean(other.run_id),
         "mean": short(drawn.times.mean),
         "text": f"B: {pace}.",
     }
-    found = _compared(fit, other)
+    found: Comparison | None
+    try:
+        found = compare([fit.last], [other.last], fail_over=FAIL_OVER)
+    except (ArithmeticError, LookupError, ValueError):  # impossible values in a journal, or a run without steps
+        found = None
     differences = dict(_facts(fit, other)) | dict({} if found is None else found.differences)
     made = {
         "comparison": None if found is None else _comparison(found),
@@ -71,22 +74,6 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
     }
     content["tables"] |= {name: asdict(table) for name, table in made.items() if table is not None}
     notes += _notes(other, differences)
-
-
-def _unit(tile: Mapping[str, Any]) -> str:
-    """Return the unit of a tile that shows TFLOPS. For all other tiles, return an empty text."""
-    return str(tile["name"]) if tile["key"] == "tflops" else ""
-
-
-def _compared(fit: FitHistory, other: FitHistory) -> Comparison | None:
-    """Compare the most recent attempt of one run with the most recent attempt of the other run.
-
-    None means impossible values in a journal, or a run without steps.
-    """
-    try:
-        return compare([fit.last], [other.last], fail_over=FAIL_OVER)
-    except (ArithmeticError, LookupError, ValueError):
-        return None
 
 
 def _comparison(found: Comparison) -> Table:
@@ -117,7 +104,7 @@ def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any,
         yield "host", hosts
 
 
-def _table(differences: Differences) -> Table | None:
+def _table(differences: Values) -> Table | None:
     rows = [
         (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST), clean(b, LONGEST))
         for name, (a, b) in differences.items()
@@ -127,10 +114,10 @@ def _table(differences: Differences) -> Table | None:
     return Table("Differences", columns, rows[:MOST_ROWS], more) if rows else None
 
 
-def _notes(other: FitHistory, differences: Differences) -> Iterator[str]:
+def _notes(other: FitHistory, differences: Values) -> Iterator[str]:
     run: Run = other.run
     yield f"Run B is {run_title.title(run)}, run {clean(run.run_id)}. This run is A."
-    decisive = [words for name, words in DECISIVE.items() if name in differences]
+    decisive = [WORDS.get(name, name) for name in DECISIVE if name in differences]
     if decisive:
         yield f"A and B differ in {', '.join(decisive)}: a change of a figure may come from there."
     if other.missing:

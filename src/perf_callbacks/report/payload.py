@@ -4,26 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.records.fit_records import SCHEMA
 from perf_callbacks.kernel.records.machine_records import Memory
-from perf_callbacks.report import (
-    attempt_bars,
-    machine,
-    module_table,
-    overlay,
-    profile_section,
-    run_title,
-    slow_steps,
-    tables,
-)
+from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks
-from perf_callbacks.report.explanation import glossary
+from perf_callbacks.report.explanation import MEANINGS
 from perf_callbacks.report.figure_inputs import FigureInputs
 from perf_callbacks.report.figure_table import BY_FIGURE
-from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
-from perf_callbacks.report.point_names import PointNames
 from perf_callbacks.report.series import (
     BUCKETS,
     Axis,
@@ -65,15 +56,15 @@ def payload(
             return None
 
     axis = Axis([fit] if other is None else [fit, other], BUCKETS, within)
-    drawn = series(fit, within=within, axis=axis)
+    drawn = series(fit, axis)
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
     work = WorkRate.of(fit, drawn)
-    names = PointNames(len(fit.ranks), axis.width)
+    names, rate_names, about = point_names(len(fit.ranks), axis.width)
     count, summary = work.count, fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
-        ("worst", lambda: slow_steps.table(fit, slow, usual)),
+        ("worst", lambda: tables.slow_steps(fit, slow, usual)),
         ("ranks", lambda: tables.ranks(usual)),
         ("phases", lambda: None if count is None else tables.phases(count)),
         ("modules", lambda: module_table.table(fit.first[-1])),
@@ -89,26 +80,25 @@ def payload(
         "title": run_title.heading(fit),
         "verdict": guarded("The verdict", lambda: _verdict(fit, drawn)),
         "figures": guarded("The figures", lambda: tiles(fit, drawn, work)),
-        "steps": guarded("Steps", lambda: _steps(drawn, slow, names)),
-        "rate": guarded("MFU", lambda: _rate(drawn, work, names)),
+        "steps": guarded("Steps", lambda: _steps(drawn, slow, names, about)),
+        "rate": guarded("MFU", lambda: _rate(drawn, work, rate_names)),
         "stages": guarded("Stages", lambda: _stages(drawn)),
         "marks": guarded("Events", lambda: marks(fit, within)),
-        "account": guarded("Wall time", lambda: _account(fit)),
-        "goodput": guarded("Attempts", lambda: attempt_bars.bars(fit)),
-        "peak": guarded("Peak", lambda: _of_peak(work)),
-        "memory": guarded("Memory", lambda: machine.memory(fit.first[-1].last(Memory))),
-        "use": guarded("Use", lambda: machine.use(fit)),
-        "heat": guarded("Ranks", lambda: heat_map(fit, within)),
+        "account": guarded("Wall time", lambda: charts.account(fit)),
+        "goodput": guarded("Attempts", lambda: charts.attempts(fit)),
+        "peak": guarded("Peak", lambda: charts.peak(work)),
+        "memory": guarded("Memory", lambda: charts.memory(fit.first[-1].last(Memory))),
+        "use": guarded("Use", lambda: charts.use(fit)),
+        "heat": guarded("Ranks", lambda: charts.heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
-        "glossary": glossary(),
+        "glossary": MEANINGS,
     }
     if other is not None:
         guarded("Run B", lambda: overlay.add(content, notes, fit, other, axis))
-    charts = [name for name, part in content.items() if part is not None and name in BY_FIGURE]
-    headings: dict[str, list[str]] = {
-        name: [] for name in (*charts, *[chart["title"] for chart in content["use"] or ()])
-    }
+    headings: dict[str, list[str]]
+    headings = {name: [] for name, part in content.items() if part is not None and name in BY_FIGURE}
+    headings |= {chart["title"]: [] for chart in content["use"] or ()}
     shown = [*content["tables"].items()]
     for part in content["profiles"] or ():
         headings |= {name: [] for name in profile_section.BARS if part[name] is not None}
@@ -118,6 +108,29 @@ def payload(
     return content | {"how": how, "notes": notes}
 
 
+def point_names(ranks: int, width: int) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return names for the charts of a fit with `ranks` ranks, in which a point stands for `width` steps.
+
+    The names are those of the line, of the band and of its edges in the chart of step times, and then those of the
+    chart of rates. Without a band, they are empty. The last text is a sentence that says what a point shows.
+    """
+    if ranks == width == 1:
+        edges = {"band": "", "least": "", "most": ""}
+        return {"line": "step time"} | edges, edges, "Each point is one step."
+    if width == 1:
+        of, line, ends = "rank", "mean of the ranks", ("fastest", "slowest")
+        about = "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank."
+    else:
+        of, line, ends = "step", "mean of the steps", ("shortest", "longest")
+        whose = "" if ranks == 1 else " of all ranks"
+        about = f"Each point is {width:,} steps{whose}: their mean, and a band from the shortest to the longest step."
+    times, rates = (
+        {"band": f"{least} to {most} {of}", "least": f"{least} {of}", "most": f"{most} {of}"}
+        for least, most in (ends, ("lowest", "highest"))
+    )
+    return {"line": line} | times, rates, about
+
+
 def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: range | None) -> Iterable[str]:
     if len(fits) > 1:
         shown = number or len(fits)
@@ -125,8 +138,9 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     if fit.missing:
         missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
         yield f"Ranks without a journal here: {missing}. No figure on this page includes them."
-    if fit.newer is not None:
-        yield f"A newer version wrote the journal (schema {fit.newer}): this page doesn't show what that version added."
+    schema = max(attempt.run.schema for _, attempt in fit.attempts)
+    if schema > SCHEMA:
+        yield f"A newer version wrote the journal (schema {schema}): this page doesn't show what that version added."
     if within is not None:
         yield (
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "
@@ -170,7 +184,7 @@ def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
     return f"The training hangs after step {stall.step:,}: rank {stall.rank} in {stall.stage}{line}, for {seconds}."
 
 
-def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dict[str, Any] | None:
+def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: dict[str, str], about: str) -> dict[str, Any] | None:
     if not drawn.steps:
         return None
     axis = drawn.axis
@@ -178,7 +192,8 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
     slowest = max(slow, key=lambda one: one.seconds, default=None)
     first, last = drawn.ends
     text = f"Step time over {last - first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
-    text += f", {duration(min(means))} to {duration(max(means))} for {names.point}."
+    point = "the mean of a point" if names["band"] else "a single step"
+    text += f", {duration(min(means))} to {duration(max(means))} for {point}."
     if slowest is not None:
         text += f" The slowest step is {slowest.step:,} on rank {slowest.rank} with {duration(slowest.seconds)}."
     return {
@@ -187,8 +202,8 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
         "first": axis.first,
         "last": axis.last,
         **_band(drawn.times),
-        "names": names.times,
-        "about": names.about,
+        "names": names,
+        "about": about,
         "outliers": [[one.step, rounded(one.seconds), one.rank, one.reason] for one in slow],
         "text": text,
     }
@@ -201,13 +216,14 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     }
 
 
-def _rate(drawn: StepSeries, work: WorkRate, names: PointNames) -> dict[str, Any] | None:
+def _rate(drawn: StepSeries, work: WorkRate, names: dict[str, str]) -> dict[str, Any] | None:
     if work.per_second is None:
         return None
     said = speed(work.per_second) if work.mfu is None else percent(work.mfu)
     text = f"{'Model TFLOPS' if work.mfu is None else 'MFU'} over the steps: {said} on average."
     unit = "TFLOPS" if work.mfu is None else "share"
-    return {"unit": unit, **_band(drawn.flops_per_second, work.scale), "names": names.rates, "text": text}
+    one = (work.peak or TERA) * work.devices  # an MFU of 100 %, or 1 TFLOPS per device
+    return {"unit": unit, **_band(drawn.flops_per_second, one), "names": names, "text": text}
 
 
 def _stages(drawn: StepSeries) -> dict[str, Any] | None:
@@ -221,29 +237,3 @@ def _stages(drawn: StepSeries) -> dict[str, Any] | None:
         "shares": [short(values) for values in drawn.shares.values()],
         "text": f"{text}.",
     }
-
-
-def _account(fit: FitHistory) -> dict[str, Any] | None:
-    summary = fit.summary
-    wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
-    if summary is None or wall <= 0:
-        return None
-    parts = [
-        (name.replace("_", " ").replace("flop", "FLOP"), seconds, duration(seconds))
-        for name, seconds in summary.wall_seconds.items()
-        if seconds > 0
-    ]
-    attempt = f" of attempt {summary.attempt}" if summary.attempt > 1 else ""
-    return machine.bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
-
-
-def _of_peak(work: WorkRate) -> dict[str, Any] | None:
-    count, mfu, peak = work.count, work.mfu, work.peak
-    if mfu is None or peak is None or count is None or count.model_flops <= 0:
-        return None
-    extra = max(0.0, mfu * (count.hardware_flops / count.model_flops - 1))
-    parts = [("model FLOPs (MFU)", mfu, percent(mfu))]
-    if extra:
-        parts.append(("recomputation", extra, percent(extra)))
-    parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
-    return machine.bar(f"HFU {percent(mfu + extra)} of {speed(peak)}", parts, max(1.0, mfu + extra))

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import Profile
-from perf_callbacks.report import machine, module_times, profile_text, units
+from perf_callbacks.report import charts, module_table, profile_text, units
 from perf_callbacks.report.history import Attempt, FitHistory, possible
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
@@ -87,17 +87,16 @@ def _bar(title: str, pieces: Iterable[tuple[str, float]], whole: float) -> dict[
     if whole <= 0:
         return None
     shown = [(name, seconds, f"{duration(seconds)}, {percent(seconds / whole)}") for name, seconds in pieces]
-    return machine.bar(title, [one for one in shown if one[1] > 0], whole)
+    return charts.bar(title, [one for one in shown if one[1] > 0], whole)
 
 
 def _operations(profile: Profile) -> Table | None:
     busy = profile.busy_seconds
     rows = []
     for one in profile.operations:
-        work = ("", "")
-        if profile.flops:
-            share = None if one.flops is None else one.flops / profile.flops
-            work = (DASH if one.flops is None else units.count(one.flops), percent(share))
+        work = (DASH, DASH) if profile.flops else ("", "")
+        if profile.flops and one.flops is not None:
+            work = (units.count(one.flops), percent(one.flops / profile.flops))
         cells = (clean(one.name, LONGEST), clean(one.shapes or "", LONGEST), clean(one.kind))
         rows.append((*cells, f"{one.calls:,}", duration(one.seconds), _share(one.seconds, busy), *work))
     columns = [("operation", CODE), ("shapes", CODE), ("class", TEXT), ("calls", NUMBER), ("time", NUMBER)]
@@ -109,8 +108,8 @@ def _operations(profile: Profile) -> Table | None:
 
 
 def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | None:
-    peak = module_times.peak(attempt, [one for _, one in fit.attempts])
-    rows = module_times.table(module_times.of_run(profile, attempt, peak), profile)
+    peak = module_table.peak(attempt, [one for _, one in fit.attempts])
+    rows = module_table.time_table(module_table.of_run(profile, attempt, peak), profile)
     if not rows:
         return None
     headings, *cells = rows
@@ -130,8 +129,7 @@ def _copies(profile: Profile) -> Table | None:
             duration(one.seconds),
             _share(one.seconds, profile.busy_seconds),
         )
-        for one in profile.copies
-        if one.seconds >= profile_text.LEAST_ROW * profile.busy_seconds
+        for one in profile_text.large_copies(profile)
     ]
     columns = [("copy", CODE), ("kind", TEXT), ("line", CODE), ("calls", NUMBER), ("time", NUMBER), ("share", NUMBER)]
     return Table("Copies", columns, rows, "Share: of the busy time.") if rows else None

@@ -1,9 +1,9 @@
 """A profile in words and tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from perf_callbacks.kernel.records.module_records import ITSELF
-from perf_callbacks.kernel.records.profile_record import Profile, ProfiledOperation
+from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, wrapped
 from perf_callbacks.report.units import DASH, count, duration
 
@@ -54,6 +54,10 @@ _CLASSES = {
     "reduction": "reductions such as sums",
     "other": "other operations",
 }
+
+
+_Row = tuple[ProfiledOperation | ProfiledCopy, str, str | None]
+"""Row of a table: an operation or a copy, its name, and details that stand below the row."""
 
 
 def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
@@ -116,7 +120,7 @@ def _busy(profile: Profile) -> str:
         span = f"the trace, which covers {duration(profile.span_seconds)} and marks no steps"
     else:
         span = f"1 step of {time}" if profile.steps == 1 else f"{profile.steps:,} steps, each {time}"
-    return f"{subject} for {_share(profile, profile.busy_seconds)} of {span}."
+    return f"{subject} for {_part(profile.busy_seconds, profile.span_seconds)} of {span}."
 
 
 def _idle(profile: Profile) -> Iterable[str]:
@@ -124,7 +128,7 @@ def _idle(profile: Profile) -> Iterable[str]:
     if not shown:
         return
     texts = _CPU_CAUSES if profile.timeline == "cpu" else _CAUSES
-    causes = [f"for {_share(profile, time)} {texts.get(cause, clean(cause))}" for cause, time in shown]
+    causes = [f"for {_part(time, profile.span_seconds)} {texts.get(cause, clean(cause))}" for cause, time in shown]
     if profile.sync_seconds:
         place = clean(next(iter(profile.sync_seconds)))
         causes = [cause.replace(_CAUSES["sync"], f"{_CAUSES['sync']}, mostly in {place}") for cause in causes]
@@ -140,8 +144,8 @@ def _classes(profile: Profile) -> Iterable[str]:
 
 def _communication(profile: Profile) -> Iterable[str]:
     if profile.communication_seconds > 0:
-        exposed = _share(profile, profile.exposed_communication_seconds)
-        running = _share(profile, profile.communication_seconds)
+        exposed = _part(profile.exposed_communication_seconds, profile.span_seconds)
+        running = _part(profile.communication_seconds, profile.span_seconds)
         yield f"Collectives ran for {running} of the time, {exposed} without computation beside them."
 
 
@@ -149,40 +153,29 @@ def _tables(profile: Profile, columns: int, modules: Sequence[Sequence[str]]) ->
     span, busy = profile.span_seconds, profile.busy_seconds
     if profile.idle_seconds:
         names = labels(profile)
-        rows = [(names.get(cause, clean(cause)), time) for cause, time in profile.idle_seconds.items()]
-        yield "Idle time, by cause (share of all time)", _times(rows, span, columns)
-    rows = [row for row in profile.sync_seconds.items() if row[1] >= LEAST_ROW * span]
+        causes = [(names.get(cause, clean(cause)), time) for cause, time in profile.idle_seconds.items()]
+        yield "Idle time, by cause (share of all time)", _times(causes, span, columns)
+    waits = [row for row in profile.sync_seconds.items() if row[1] >= LEAST_ROW * span]
+    if waits:
+        yield "Idle time after waits for the device, by line", _times(waits, span, columns)
+    classes = [(_ROWS.get(kind, kind), time) for kind, time in profile.class_seconds.items()]
+    yield "Busy time, by class (share of busy time)", _times(classes, busy, columns)
+    rows: list[_Row] = [(one, one.name, _details(one, profile.flops, columns)) for one in profile.operations]
     if rows:
-        yield "Idle time after waits for the device, by line", _times(rows, span, columns)
-    rows = [(_ROWS.get(kind, kind), time) for kind, time in profile.class_seconds.items()]
-    yield "Busy time, by class (share of busy time)", _times(rows, busy, columns)
-    if profile.operations:
-        cells = [
-            (
-                (one.name, one.kind, f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy)),
-                _details(one, profile.flops, columns),
-            )
-            for one in profile.operations
-        ]
         heads = ("operation", "class", "calls", "time", "share")
-        yield "Heaviest operations (share of busy time)", _detailed(heads, cells, columns)
-    copies = [one for one in profile.copies if one.seconds >= LEAST_ROW * busy]
-    if copies:
-        cells = [
-            ((one.operation, one.kind, f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy)), one.line)
-            for one in copies
-        ]
+        yield "Heaviest operations (share of busy time)", _detailed(heads, rows, busy, columns)
+    rows = [(one, one.operation, one.line) for one in large_copies(profile)]
+    if rows:
         heads = ("copy", "kind", "calls", "time", "share")
-        yield "Copies (share of busy time)", _detailed(heads, cells, columns)
+        yield "Copies (share of busy time)", _detailed(heads, rows, busy, columns)
     if modules:
         more = "; MFU while the module was busy" if "MFU" in modules[0] else ""
-        yield f"Modules (share of busy time{more})", _modules(modules, columns)
+        yield f"Modules (share of busy time{more})", _table(modules, columns, range(1, len(modules[0])), ends)
 
 
-def _modules(table: Sequence[Sequence[str]], columns: int) -> list[str]:
-    width = _left(columns, [cells[1:] for cells in table])
-    rows = [(ends(clean(cells[0], 999), width), *cells[1:]) for cells in table]
-    return _indented(aligned(rows, right=range(1, len(table[0]))))
+def large_copies(profile: Profile) -> list[ProfiledCopy]:
+    """Return the copies that take a noticeable part of the busy time."""
+    return [one for one in profile.copies if one.seconds >= LEAST_ROW * profile.busy_seconds]
 
 
 def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str | None:
@@ -195,33 +188,28 @@ def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str |
 
 
 def _times(rows: Iterable[tuple[str, float]], whole: float, columns: int) -> list[str]:
-    found = [(name, duration(time), _percent(time, whole)) for name, time in rows]
-    width = _left(columns, [cells[1:] for cells in found])
-    return _indented(aligned([(clean(name, width), *cells) for name, *cells in found], right={1, 2}))
+    return _table([(name, duration(time), _percent(time, whole)) for name, time in rows], columns, {1, 2})
 
 
-def _detailed(heads: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], str | None]], columns: int) -> list[str]:
-    """Align a table. The details of a row are on a line below the row."""
-    rows = [*rows]
-    table = [heads, *[(clean(cells[0], 999), clean(cells[1]), *cells[2:]) for cells, _ in rows]]
-    width = _left(columns, [cells[1:] for cells in table])
-    lines = aligned([(clean(cells[0], width), *cells[1:]) for cells in table], right={2, 3, 4})
-    found = [lines[0]]
-    for line, (_, detail) in zip(lines[1:], rows, strict=True):
-        found.append(line)
-        if detail is not None:
-            found.append(f"  {clean(detail, columns - 4)}")
-    return _indented(found)
+def _detailed(heads: tuple[str, ...], rows: Sequence[_Row], busy: float, columns: int) -> list[str]:
+    """Align a table of operations or copies."""
+    table = [
+        (name, clean(one.kind), f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy))
+        for one, name, _ in rows
+    ]
+    heading, *lines = _table([heads, *table], columns, {2, 3, 4})
+    details = [[] if detail is None else [f"    {clean(detail, columns - 4)}"] for _, _, detail in rows]
+    return [heading, *[text for line, below in zip(lines, details, strict=True) for text in (line, *below)]]
 
 
-def _left(columns: int, rows: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table's first column, so that the table fits into `columns`."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return max(10, columns - 2 - sum(widths) - 2 * len(widths))
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
+def _table(
+    rows: Sequence[Sequence[str]], columns: int, right: Collection[int], cut: Callable[[str, int], str] = clean
+) -> list[str]:
+    """Align a table, and cut the cells of its first column so that the table fits into `columns`."""
+    widths = [max(map(len, column)) for column in zip(*[cells[1:] for cells in rows], strict=True)]
+    width = max(10, columns - 2 - sum(widths) - 2 * len(widths))
+    found = [(cut(clean(cells[0], 999), width), *cells[1:]) for cells in rows]
+    return [f"  {line}" for line in aligned(found, right)]
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -230,10 +218,6 @@ def _listed(parts: Sequence[str]) -> str:
 
 def _part(time: float, whole: float) -> str:
     return f"{time / whole:.0%}" if whole > 0 else DASH
-
-
-def _share(profile: Profile, time: float) -> str:
-    return _part(time, profile.span_seconds)
 
 
 def _percent(time: float, whole: float) -> str:

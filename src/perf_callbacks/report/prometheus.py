@@ -1,12 +1,14 @@
 """Figures of a run in Prometheus's text format, for the textfile collector of node_exporter."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
+from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import RankPace
-from perf_callbacks.report.recorded_run import RecordedRun, State, finite, hangs, own_stall, sign
+from perf_callbacks.report.recorded_run import RecordedRun, State, hangs, sign, stalled_seconds
 
 PREFIX = "perf_callbacks_"
 
@@ -14,14 +16,10 @@ LONGEST_LABEL = 200
 
 Labels = Mapping[str, str]
 
+Samples = Sequence[tuple[Labels, float | None]]
 
-class _MetricFamily(NamedTuple):
-    """A metric with its samples."""
-
-    name: str
-    kind: str
-    help: str
-    samples: Iterable[tuple[Labels, float | None]]
+Family = tuple[str, str, Samples]
+"""Name, help and samples of a metric. The name of a counter ends in `_total`. All other metrics are gauges."""
 
 
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
@@ -31,20 +29,18 @@ def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
     """
     own = {"run": run.lead.run.run_id, "attempt": str(run.lead.run.attempt)}
     lines: list[str] = []
-    for name, kind, text, samples in _families(run, paces):
+    for name, text, samples in _families(run, paces):
         shown: dict[str, float] = {}
         for labels, value in samples:
             known = finite(value)
             if known is not None:  # Prometheus refuses two samples with the same labels
-                shown.setdefault(_labels({**own, **labels}), float(known))
+                text_of_labels = ",".join([f'{label}="{_escaped(said)}"' for label, said in {**own, **labels}.items()])
+                shown.setdefault(text_of_labels, float(known))
         if shown:
+            kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
             lines += [f"{PREFIX}{name}{{{labels}}} {value!r}" for labels, value in shown.items()]
     return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Labels) -> str:
-    return ",".join([f'{label}="{_escaped(text)}"' for label, text in labels.items()])
 
 
 def _escaped(text: str) -> str:
@@ -56,20 +52,16 @@ def _escaped(text: str) -> str:
     return clean(text, LONGEST_LABEL).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
+def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
     """Yield all metrics of a run. If the run gives no sign of life, leave out the current metrics."""
     lives = run.state in {"running", "hangs"}
-    yield _MetricFamily(
-        "up", "gauge", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
-    )
+    yield "up", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
     states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
-    yield _MetricFamily("run_state", "gauge", "1 for the state of the run.", states)
-    yield _MetricFamily("run_info", "gauge", "Always 1. The labels say what runs where.", [(_about(run), 1.0)])
-    started = run.lead.run.started_unix
-    yield _MetricFamily("start_timestamp_seconds", "gauge", "Unix time of the start of the attempt.", [({}, started)])
-    yield _MetricFamily(
+    yield "run_state", "1 for the state of the run.", states
+    yield "run_info", "Always 1. The labels say what runs where.", [(_about(run), 1.0)]
+    yield "start_timestamp_seconds", "Unix time of the start of the attempt.", [({}, run.lead.run.started_unix)]
+    yield (
         "last_sign_of_life_timestamp_seconds",
-        "gauge",
         "Unix time of the last write to the journal of a rank or to the summary beside the journal.",
         [(_rank(ends), sign(ends)) for ends in run.ranks],
     )
@@ -90,30 +82,23 @@ def _rank(ends: FitEnds) -> Labels:
     return {"rank": str(ends.run.rank)}
 
 
-def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
+def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
     """Yield the current metrics of each rank that gives signs of life and has not ended."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
     by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
-    yield _MetricFamily(
+    yield (
         "step_time_seconds",
-        "gauge",
         "Mean duration of the last optimizer steps on disk, up to 256.",
         [(labels, one.step_seconds) for labels, one in by_rank],
     )
-    yield _MetricFamily(
+    yield (
         "stage_time_seconds",
-        "gauge",
         "Mean time of a stage in the last optimizer steps on disk, up to 256.",
-        [
-            ({**labels, "stage": name.removesuffix("_time")}, seconds)
-            for labels, one in by_rank
-            for name, seconds in one.stages.items()
-        ],
+        _by_part("stage", [(labels, one.stages) for labels, one in by_rank]),
     )
-    yield _MetricFamily(
+    yield (
         "stall_seconds",
-        "gauge",
         "Seconds for which no step has ended, in a stall under way that was reported. 0 without a stall.",
         [(_rank(ends), _stalled(ends)) for ends in alive],
     )
@@ -121,80 +106,72 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFam
 
 def _stalled(ends: FitEnds) -> float | None:
     """Return the seconds without a step in the current stall, or 0 without a stall. None means no stall detection."""
-    found = own_stall(ends) if hangs(ends) else None
-    if found is not None:
-        return found[1].since_seconds + max(0.0, ends.seconds - found[0])
+    seconds = stalled_seconds(ends) if hangs(ends) else None
+    if seconds is not None:
+        return seconds
     return None if ends.so_far is not None and ends.so_far.stalls is None else 0.0
 
 
-def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[_MetricFamily]:
+def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
     """Yield counters, and ratios over the whole attempt."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
+
+    def each(value: Callable[[Summary], float | None]) -> Samples:
+        return [(labels, value(one)) for labels, one in known]
+
     steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
-    yield _MetricFamily("steps_total", "counter", "Optimizer steps by the count of the trainer.", steps)
-    amounts = [(labels, one.total_samples) for labels, one in known]
-    yield _MetricFamily("samples_total", "counter", "Samples of all attempts, of this rank.", amounts)
-    amounts = [(labels, one.total_tokens) for labels, one in known]
-    yield _MetricFamily("tokens_total", "counter", "Tokens of all attempts, of this rank.", amounts)
-    yield _MetricFamily(
+    yield "steps_total", "Optimizer steps by the count of the trainer.", steps
+    yield "samples_total", "Samples of all attempts, of this rank.", each(lambda one: one.total_samples)
+    yield "tokens_total", "Tokens of all attempts, of this rank.", each(lambda one: one.total_tokens)
+    yield (
         "stage_seconds_total",
-        "counter",
         "Seconds of each stage in the measured steps. Stage data: waiting for data.",
-        [
-            ({**labels, "stage": clean(name.removesuffix("_time"))}, seconds)
-            for labels, one in known
-            for name, seconds in one.stage_seconds.items()
-        ],
+        _by_part("stage", [(labels, one.stage_seconds) for labels, one in known]),
     )
-    yield _MetricFamily(
+    yield (
         "wall_seconds_total",
-        "counter",
         "Seconds of each part of the wall time of the attempt.",
-        [
-            ({**labels, "part": clean(part)}, seconds)
-            for labels, one in known
-            for part, seconds in one.wall_seconds.items()
-        ],
+        _by_part("part", [(labels, one.wall_seconds) for labels, one in known]),
     )
-    at_least = " A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
-    ratios = [(labels, one.mfu) for labels, one in known]
-    yield _MetricFamily(
-        "mfu_ratio", "gauge", f"Model FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios
-    )
-    ratios = [(labels, one.hfu) for labels, one in known]
-    yield _MetricFamily(
-        "hfu_ratio", "gauge", f"Hardware FLOPs utilization over the attempt, from 0 to 1.{at_least}", ratios
-    )
-    bounds = [(labels, float(one.flops.lower_bound)) for labels, one in known if one.flops is not None]
-    yield _MetricFamily("mfu_is_lower_bound", "gauge", "1 if a step has more FLOPs than were counted.", bounds)
-    pauses = [(labels, one.gc.seconds) for labels, one in known if one.gc is not None]
-    yield _MetricFamily("gc_seconds_total", "counter", "Seconds of all garbage collections.", pauses)
-    counts = [(labels, float(sum(one.gc.collections))) for labels, one in known if one.gc is not None]
-    yield _MetricFamily("gc_collections_total", "counter", "Garbage collections.", counts)
-    counts = [(labels, float(one.stalls.count)) for labels, one in known if one.stalls is not None]
-    yield _MetricFamily("stalls_total", "counter", "Stalls that were reported.", counts)
-    seconds = [(labels, one.stalls.seconds) for labels, one in known if one.stalls is not None]
-    yield _MetricFamily("stalled_seconds_total", "counter", "Seconds without a step in these stalls.", seconds)
+    over = "over the attempt, from 0 to 1. A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
+    yield "mfu_ratio", f"Model FLOPs utilization {over}", each(lambda one: one.mfu)
+    yield "hfu_ratio", f"Hardware FLOPs utilization {over}", each(lambda one: one.hfu)
+    bounds = each(lambda one: one.flops.lower_bound if one.flops else None)
+    yield "mfu_is_lower_bound", "1 if a step has more FLOPs than were counted.", bounds
+    pauses = each(lambda one: one.gc.seconds if one.gc else None)
+    yield "gc_seconds_total", "Seconds of all garbage collections.", pauses
+    collections = each(lambda one: sum(one.gc.collections) if one.gc else None)
+    yield "gc_collections_total", "Garbage collections.", collections
+    yield "stalls_total", "Stalls that were reported.", each(lambda one: one.stalls.count if one.stalls else None)
+    seconds = each(lambda one: one.stalls.seconds if one.stalls else None)
+    yield "stalled_seconds_total", "Seconds without a step in these stalls.", seconds
 
 
-def _stragglers(run: RecordedRun) -> Iterator[_MetricFamily]:
+def _by_part(label: str, known: Iterable[tuple[Labels, Mapping[str, float]]]) -> Samples:
+    return [
+        ({**labels, label: clean(name.removesuffix("_time"))}, seconds)
+        for labels, parts in known
+        for name, seconds in parts.items()
+    ]
+
+
+def _stragglers(run: RecordedRun) -> Iterator[Family]:
     """Yield metrics of the time that the job lost to slow ranks."""
     summary = run.lead.final or run.lead.so_far
     found = None if summary is None else summary.stragglers
     if found is None or not found.steps:
         return
     causes = [({"cause": clean(cause)}, seconds) for cause, seconds in found.seconds_by_cause.items()]
-    yield _MetricFamily("straggler_lost_seconds_total", "counter", "Seconds that the job lost to slow ranks.", causes)
+    yield "straggler_lost_seconds_total", "Seconds that the job lost to slow ranks.", causes
     worst: dict[tuple[int, str], float] = {}
     for ranks, cause, seconds, _ in found.named():
         for rank in ranks:
             worst[rank, clean(cause)] = worst.get((rank, clean(cause)), 0.0) + seconds
-    yield _MetricFamily(
+    yield (
         "straggler_rank_lost_seconds",
-        "gauge",
         "Seconds that the job lost to this rank, alone or in a set of ranks. Only the costliest ranks are listed.",
         [({"rank": str(rank), "cause": cause}, seconds) for (rank, cause), seconds in worst.items()],
     )
     if found.slowdown is not None:
         text = "Duration of a step, divided by its duration with healthy ranks and even work."
-        yield _MetricFamily("straggler_slowdown_ratio", "gauge", text, [({}, found.slowdown)])
+        yield "straggler_slowdown_ratio", text, [({}, found.slowdown)]

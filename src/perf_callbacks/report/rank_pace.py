@@ -10,7 +10,8 @@ from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.report import events
 from perf_callbacks.report.events import JournalEvent
-from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.history import finite
+from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
@@ -81,20 +82,18 @@ def pace(ends: FitEnds) -> RankPace:
     if entries and ends.last_step > max(entries[-1][1].step, default=0) + MOST_BEHIND:
         entries = []
     rank, blocks = ends.run.rank, [block for _, block in entries]
-    places = [_measured(block) for block in blocks]
-    if not any(places):
-        places = [range(len(block.step)) for block in blocks]
+    every = [[*range(len(block.step))] for block in blocks]
+    places = [
+        [place for place in steps if not block.excluded or block.excluded[place] is None]
+        for block, steps in zip(blocks, every, strict=True)
+    ]
+    places = places if any(places) else every
     stages = {name: _mean(name, blocks, places) for name in ("step_time", *STAGES)}
     known = {name: seconds for name, seconds in stages.items() if seconds is not None}
     seconds = known.pop("step_time", None)
     written = finite(entries[-1][0]) if entries else None
     count = sum(map(len, places))
     return RankPace(rank, ends.last_step, count, seconds, known, written, tuple(_events(ends, seconds)))
-
-
-def _measured(block: Steps) -> Sequence[int]:
-    """Return the indices of a block's steps, without the excluded steps."""
-    return [place for place in range(len(block.step)) if not block.excluded or block.excluded[place] is None]
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:

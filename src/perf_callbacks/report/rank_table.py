@@ -1,13 +1,14 @@
 """Table of the ranks in a frame of `perf-callbacks watch`: hanging, silent and slow ranks come first."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import COSTLY, RankPace, RecentLoss
-from perf_callbacks.report.recorded_run import RecordedRun, finite, own_stall, sign
-from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left
+from perf_callbacks.report.recorded_run import RecordedRun, own_stall, sign, stalled_seconds
+from perf_callbacks.report.series import STAGES
+from perf_callbacks.report.styled_lines import NARROW, Line, Style, cut_left, styled
 from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES
 
@@ -16,26 +17,8 @@ MARK = "> "
 
 WIDEST_NOTE = 32
 
-_ORDER = ("data_time", "forward_time", "backward_time", "optimizer_time", "communication_time", "gc_time", "other_time")
-_NAMES = {"communication": "comm."}
+_NAMES = {"communication_time": "comm."}
 _GAP = "  "
-
-_PLAIN: Style = ""
-_WARNING: Style = "warning"
-_BAD: Style = "bad"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A rank in the table."""
-
-    rank: int
-    order: tuple[float, ...]
-    """Sort key: ranks with smaller keys come first."""
-    note: str
-    style: Style
-    cells: Sequence[str]
-    """Text of each figure."""
 
 
 def rank_table(
@@ -48,20 +31,9 @@ def rank_table(
     return _places(run, columns) if hung else _table(run, paces, losses, columns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reasons:
-    """Losses to slow ranks.
-
-    `slow` maps a rank to its recent loss. `costs` maps a rank to its cost over the whole run.
-    """
-
-    slow: Mapping[int, RecentLoss]
-    costs: Mapping[int, tuple[float, str]]
-
-
 def _places(run: RecordedRun, columns: int) -> list[Line]:
     """Render the table of ranks in a hang. A row shows a rank's stage and its innermost line of Python."""
-    hanging = {one.rank for one in run.hanging}
+    hanging = {stall.rank for stall, _ in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
     heading = f"  rank  {'stage':<10}" + ("" if narrow else f"{_GAP}{'for':>7}")
@@ -70,45 +42,47 @@ def _places(run: RecordedRun, columns: int) -> list[Line]:
         rank, found = ends.run.rank, own_stall(ends)
         stage, since, place = DASH, DASH, _state(run, ends)
         if found is not None:
-            noticed, stall = found
-            seconds = finite(stall.since_seconds + max(0.0, ends.seconds - noticed))
-            stage, since = clean(stall.stage, 10), long_duration(seconds)
+            stall = found[1]
+            stage, since = clean(stall.stage, 10), long_duration(finite(stalled_seconds(ends)))
             place = clean(stall.stack[-1], 500) if stall.stack else place
         hangs = rank in hanging
         text = f"{MARK if hangs else '  '}{rank:>4}  {stage:<10}" + ("" if narrow else f"{_GAP}{since:>7}")
-        line = cut((StyledText(f"{text}{_GAP}{cut_left(place, room)}".rstrip(), _BAD if hangs else _PLAIN),), columns)
+        line = styled(f"{text}{_GAP}{cut_left(place, room)}".rstrip(), "bad" if hangs else "")
         rows.append(((not hangs, found is not None, rank), line))
     rows.sort(key=lambda row: row[0])
-    return [cut((StyledText(f"{heading}{_GAP}innermost line", "dim"),), columns), *[line for _, line in rows]]
+    return [styled(f"{heading}{_GAP}innermost line", "dim"), *[line for _, line in rows]]
 
 
 def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int) -> list[Line]:
     """Render the table of the mean times of each rank's last steps."""
-    known = [name for name in _ORDER if any(name in one.stages for one in paces)]
-    why = _Reasons({rank: loss for loss in reversed(losses) for rank in loss.ranks}, _costs(run))
-    rows = [_row(run, ends, one, why, known) for ends, one in zip(run.ranks, paces, strict=True)]
-    rows.sort(key=lambda row: row.order)
-    headings = [
-        "step",
-        "step time",
-        *[_NAMES.get(name, name) for name in (stage.removesuffix("_time") for stage in known)],
-    ]
-    widths = [max([len(heading), *[len(row.cells[place]) for row in rows]]) for place, heading in enumerate(headings)]
-    ranks = max(4, *[len(str(row.rank)) for row in rows])
-    longest = max(len(row.note) for row in rows)
+    known = [name for name in STAGES if any(name in one.stages for one in paces)]
+    slow = {rank: loss for loss in reversed(losses) for rank in loss.ranks}
+    costs = _costs(run)
+    rows: list[tuple[tuple[int, float], int, str, Style, list[str]]] = []
+    for ends, one in zip(run.ranks, paces, strict=True):
+        order, said, style = _problem(run, ends, slow.get(one.rank), costs.get(one.rank))
+        cells = [f"{one.step:,}"[:15], duration(one.step_seconds), *[duration(one.stages.get(name)) for name in known]]
+        rows.append((order, one.rank, said, style, cells))
+    rows.sort(key=lambda row: row[:2])
+    headings = ["step", "step time", *[_NAMES.get(name, name.removesuffix("_time")) for name in known]]
+    widths = [max(map(len, column)) for column in zip(headings, *[cells for *_, cells in rows], strict=True)]
+    ranks = max(4, *[len(str(one.rank)) for one in paces])
     free = columns - len(MARK) - ranks
-    longest = max(0, min(longest, WIDEST_NOTE, free - widths[1] - 2 * len(_GAP)))
-    shown = _fitting(widths, free - (longest + len(_GAP) if longest else 0))
-    note = longest
-    heading = f"{'rank':>{len(MARK) + ranks}}" + (_GAP + " " * note if note else "")
-    heading += "".join([_GAP + headings[place].rjust(widths[place]) for place in shown])
-    lines: list[Line] = [cut((StyledText(heading, "dim"),), columns)]
-    for row in rows:
-        begin = f"{MARK if row.style else '  '}{row.rank:>{ranks}}"
-        begin += _GAP + clean(row.note, max(1, note)).ljust(note) if note else ""
-        cells = "".join([_GAP + row.cells[place].rjust(widths[place]) for place in shown])
-        lines.append(cut((StyledText(begin + cells, row.style),), columns))
-    return lines
+    longest = max(len(said) for _, _, said, *_ in rows)
+    note = max(0, min(longest, WIDEST_NOTE, free - widths[1] - 2 * len(_GAP)))
+    shown = _fitting(widths, free - (note + len(_GAP) if note else 0))
+
+    def line(begin: str, said: str, cells: Sequence[str], style: Style) -> Line:
+        said = _GAP + clean(said, note).ljust(note) if note else ""
+        return styled(begin + said + "".join([_GAP + cells[place].rjust(widths[place]) for place in shown]), style)
+
+    return [
+        line(f"{'rank':>{len(MARK) + ranks}}", "", headings, "dim"),
+        *[
+            line(f"{MARK if style else '  '}{rank:>{ranks}}", said, cells, style)
+            for _, rank, said, style, cells in rows
+        ],
+    ]
 
 
 def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
@@ -135,17 +109,18 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
     return sorted(found)
 
 
-def _row(run: RecordedRun, ends: FitEnds, pace: RankPace, why: "_Reasons", known: Sequence[str]) -> _Row:
-    slow, cost = why.slow.get(pace.rank), why.costs.get(pace.rank)
-    note, style, level, weight = _state(run, ends), _PLAIN, 3, 0.0
+def _problem(
+    run: RecordedRun, ends: FitEnds, slow: RecentLoss | None, cost: tuple[float, str] | None
+) -> tuple[tuple[int, float], str, Style]:
+    """Return a sort key, by which ranks with grave problems come first, and words and a style for the problem."""
+    note = _state(run, ends)
     if note:
-        style, level = _BAD, 0
-    elif slow is not None and run.state == "running":  # in other states, the losses are old
-        note, style, level, weight = f"slow: {_cause(slow.cause)}", _WARNING, 1, slow.seconds
-    elif cost is not None:
-        note, style, level, weight = f"cost {duration(cost[0])}: {_cause(cost[1])}", _WARNING, 2, cost[0]
-    cells = [f"{pace.step:,}"[:15], duration(pace.step_seconds), *[duration(pace.stages.get(name)) for name in known]]
-    return _Row(pace.rank, (level, -weight, pace.rank), note, style, cells)
+        return (0, 0.0), note, "bad"
+    if slow is not None and run.state == "running":  # in other states, the losses are old
+        return (1, -slow.seconds), f"slow: {_cause(slow.cause)}", "warning"
+    if cost is not None:
+        return (2, -cost[0]), f"cost {duration(cost[0])}: {_cause(cost[1])}", "warning"
+    return (3, 0.0), "", ""
 
 
 def _cause(cause: str) -> str:

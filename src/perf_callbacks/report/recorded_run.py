@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.kernel.records.rank_records import Stall
-from perf_callbacks.report.history import possible
 
 FRESH_SECONDS = 30.0
 """A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
@@ -26,17 +25,6 @@ journal's last sign of life is the time of its last record, because the file's t
 State = Literal["ended", "failed", "running", "hangs", "silent"]
 """States of a run. "ended" means that there is a final summary. "failed" means that the final summary gives a reason
 why measuring stopped early. "silent" means that there is neither a final summary nor a sign of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangingRank:
-    """A rank that hangs, and the place where it hangs."""
-
-    rank: int
-    stage: str
-    stack: tuple[str, ...]
-    pid: int | None
-    """Process id of the rank. None if the id is unknown, or if the process is on another machine."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +81,11 @@ class RecordedRun:
         hung = [ends for ends in self.ranks if hangs(ends)]
         return min(hung, key=lambda ends: where(ends) is None, default=None)
 
-    @property
-    def hung_seconds(self) -> float | None:
-        """Seconds without a step, up to the hanging rank's last record. None means no hang, or an unknown duration."""
-        ends = self.hang
-        found = None if ends is None else own_stall(ends)
-        if ends is None or found is None:
-            return None
-        noticed, stall = found
-        return stall.since_seconds + max(0.0, ends.seconds - noticed)
-
     @cached_property
-    def hanging(self) -> list[HangingRank]:
-        """The ranks that cause a hang, with their stacks.
+    def hanging(self) -> list[tuple[Stall, int | None]]:
+        """The stalls of the ranks that cause a hang, each with the process id of the rank.
 
+        The id is None if it is unknown, or if the process is on another machine.
         The rank that logs a stall writes a record for itself, and a record for each other rank that causes the stall.
         If no stack of a causing rank is known, the list holds only the rank of `hang`.
         """
@@ -120,8 +99,8 @@ class RecordedRun:
         for other in self.ranks:
             stalled = own_stall(other)
             if other is not ends and other.run.rank in named and stalled is not None and stalled[1].stack:
-                causes.append(_hanging(other, stalled[1]))
-        return causes or [_hanging(ends, own)]
+                causes.append((other, stalled[1]))
+        return [(stall, None if rank.signs is None else rank.signs.pid) for rank, stall in causes or [(ends, own)]]
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -131,11 +110,6 @@ class RecordedRun:
         """
         hung = None if self.hang is None else self.hang.so_far
         return hung or self.lead.final or self.lead.so_far
-
-    @property
-    def last_step(self) -> int:
-        """Number of the lowest rank's most recent step."""
-        return self.lead.last_step
 
     @property
     def step_seconds(self) -> float | None:
@@ -150,11 +124,6 @@ class RecordedRun:
     def lower_bound(self) -> bool:
         """True if MFU is a lower bound, because a step has more FLOPs than were counted."""
         return self.summary is not None and self.summary.flops is not None and self.summary.flops.lower_bound
-
-    @cached_property
-    def silent_ranks(self) -> list[int]:
-        """Ranks without a summary and without a sign of life."""
-        return [ends.run.rank for ends in self.ranks if ends.final is None and not self.lives(ends)]
 
     @property
     def last_sign(self) -> float:
@@ -253,37 +222,7 @@ def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
     return None
 
 
-def _hanging(ends: FitEnds, stall: Stall) -> HangingRank:
-    return HangingRank(stall.rank, stall.stage, stall.stack, None if ends.signs is None else ends.signs.pid)
-
-
-def finite(value: float | None) -> float | None:
-    """Return the value, or None if no run can have this value."""
-    return value if value is not None and possible(value) else None
-
-
-def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the state, the pace and the stall of a run as values for JSON."""
-    hung = run.hang
-    summary = run.summary
-    stall = None
-    if hung is not None:
-        stall = {
-            "seconds": finite(run.hung_seconds),
-            "where": where(hung),
-            "ranks": [
-                {"rank": one.rank, "stage": one.stage, "stack": list(one.stack), "pid": one.pid} for one in run.hanging
-            ],
-        }
-    return {
-        "state": run.state,
-        "reason": run.failure,
-        "directory": str(run.directory),
-        "last_sign_unix": finite(run.last_sign),
-        "pid": None if run.lead.signs is None else run.lead.signs.pid,
-        "step": run.last_step,
-        "step_seconds": finite(run.step_seconds),
-        "mfu": None if summary is None else finite(summary.mfu),
-        "mfu_is_lower_bound": run.lower_bound,
-        "stall": stall,
-    }
+def stalled_seconds(ends: FitEnds) -> float | None:
+    """Return the seconds without a step in the stall that began after a rank's last step. None: no such stall."""
+    found = own_stall(ends)
+    return None if found is None else found[1].since_seconds + max(0.0, ends.seconds - found[0])

@@ -1,14 +1,16 @@
-"""Card of a recorded run: its state first, then its title and the table of its summary."""
+"""Card of a recorded run: its state first, then its title and the table of its summary. Card of a notebook."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from html import escape
+from typing import Any, TypeVar
 
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
 from perf_callbacks.kernel.records.interim import path_of
 from perf_callbacks.report import cards, run_title
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
-from perf_callbacks.report.recorded_run import RecordedRun, finite, where
+from perf_callbacks.report.recorded_run import RecordedRun, stalled_seconds, where
 from perf_callbacks.report.units import duration, long_duration, when
 
 T = TypeVar("T")
@@ -21,6 +23,10 @@ MOST_FRAMES = 20
 
 LONGEST_TEXT = 2000
 """A longer text in a record is cut to this many characters."""
+
+_HTML = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
+"""HTML of the verdict and the other lines. The style is inside the element, because a style sheet would change the
+whole notebook."""
 
 
 def render(run: RecordedRun, columns: int = COLUMNS) -> str:
@@ -35,7 +41,7 @@ def render(run: RecordedRun, columns: int = COLUMNS) -> str:
 
 def state(run: RecordedRun) -> str:
     """Describe the state of a run: it ended, failed, goes on, hangs, or gives no sign of life."""
-    step = f"step {run.last_step:,}"
+    step = f"step {run.lead.last_step:,}"
     lasted = long_duration(finite(run.lead.seconds))
     ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
     pid = None if run.lead.signs is None else run.lead.signs.pid
@@ -53,11 +59,12 @@ def state(run: RecordedRun) -> str:
 
 def _hang(run: RecordedRun) -> str:
     """Describe a hang: its duration, the last step before it, and its place."""
-    seconds = "" if run.hung_seconds is None else f"for {long_duration(finite(run.hung_seconds))} "
+    lasted = None if run.hang is None else stalled_seconds(run.hang)
+    seconds = "" if lasted is None else f"for {long_duration(finite(lasted))} "
     said = None if run.hang is None else where(run.hang)
-    places = [f"rank {one.rank} is in {one.stage}" for one in run.hanging]
+    places = [f"rank {stall.rank} is in {stall.stage}" for stall, _ in run.hanging]
     found = _text(said or ", ".join(places)).rstrip(".")
-    return f"{seconds}after step {run.last_step:,}" + (f": {found}" if found else "")
+    return f"{seconds}after step {run.lead.last_step:,}" + (f": {found}" if found else "")
 
 
 def _silence(run: RecordedRun) -> str:
@@ -73,19 +80,18 @@ def _silence(run: RecordedRun) -> str:
         why = "killed, or its machine or its disk is gone"
     if run.hang is not None:
         return f"{why}. The run hung {_hang(run)}"
-    return f"{why}, at step {run.last_step:,} after {long_duration(finite(run.lead.seconds))}"
+    return f"{why}, at step {run.lead.last_step:,} after {long_duration(finite(run.lead.seconds))}"
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
     """Yield the innermost stack lines of the ranks that cause a hang."""
-    shown = run.hanging[:MOST_STACKS]
-    for one in shown:
+    for one, pid in run.hanging[:MOST_STACKS]:
         if one.stack:
             who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
-            process = "" if one.pid is None else f" (process {one.pid})"
+            process = "" if pid is None else f" (process {pid})"
             yield f"stack of {who}{process}, innermost line last:"
             yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-most_frames:])
-    others = [one.rank for one in run.hanging[MOST_STACKS:]]
+    others = [one.rank for one, _ in run.hanging[MOST_STACKS:]]
     if others:
         yield f"stacks of ranks {listed(others)} are in their journals"
 
@@ -102,8 +108,9 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 def notes(run: RecordedRun) -> Iterator[str]:
     """Yield remarks on ranks that are missing or silent, and on files that can't be read."""
-    if run.state != "silent" and run.silent_ranks:
-        yield f"ranks without a summary and without a sign of life: {listed(run.silent_ranks)}"
+    silent = [ends.run.rank for ends in run.ranks if ends.final is None and not run.lives(ends)]
+    if run.state != "silent" and silent:
+        yield f"ranks without a summary and without a sign of life: {listed(silent)}"
     if run.missing:
         yield f"ranks without a journal: {listed(run.missing)}"
     damaged = [ends for ends in run.ranks if ends.damaged_summary]
@@ -139,6 +146,42 @@ def verdict(run: RecordedRun) -> str:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
     except (ArithmeticError, LookupError, ValueError):
         return ""
+
+
+def facts(run: RecordedRun) -> dict[str, Any]:
+    """Return the state, the pace, the stall and the verdict of a run as values for JSON."""
+    hung = run.hang
+    summary = run.summary
+    stall = hung and {
+        "seconds": finite(stalled_seconds(hung)),
+        "where": where(hung),
+        "ranks": [
+            {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
+        ],
+    }
+    return {
+        "title": run_title.title(run.lead.run),
+        "state": run.state,
+        "reason": run.failure,
+        "directory": str(run.directory),
+        "last_sign_unix": finite(run.last_sign),
+        "pid": None if run.lead.signs is None else run.lead.signs.pid,
+        "step": run.lead.last_step,
+        "step_seconds": finite(run.step_seconds),
+        "mfu": None if summary is None else finite(summary.mfu),
+        "mfu_is_lower_bound": run.lower_bound,
+        "stall": stall,
+        "verdict": verdict(run) or None,
+    }
+
+
+def html(summary: Summary) -> str | None:
+    """Render a summary as HTML for notebooks. Return None if values of the summary contradict each other."""
+    try:
+        first, *others = cards.lines(cleaned(summary))
+    except (ArithmeticError, LookupError, ValueError):
+        return None
+    return _HTML.format(escape(first), escape("\n".join(others)))
 
 
 def cleaned(value: T) -> T:

@@ -1,11 +1,11 @@
 """Figures of a run in one record: program, model, machine, speed, and load of the machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run, Summary
-from perf_callbacks.report.history import possible
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.machine_load import Load
 from perf_callbacks.report.series import STAGES
 
@@ -68,14 +68,10 @@ class RunFigures:
 
 def of(run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None) -> RunFigures:
     """Return the figures of a run. Values that no run can have count as unknown."""
-    load = Load.of(None if summary is None else summary.cpu)
-    seconds = None if summary is None else _known(summary.included_seconds)
-    steps = 0 if summary is None else summary.included_steps
-    stages = {} if summary is None or not steps else summary.stage_seconds
-    return RunFigures(
+    figures = RunFigures(
         run_id=run.run_id,
         attempt=run.attempt,
-        started_unix=_known(run.started_unix) or 0.0,
+        started_unix=finite(run.started_unix) or 0.0,
         directory=directory,
         program=run.program,
         command_line=run.command_line,
@@ -90,50 +86,34 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         job_id=run.job_id,
         integration=run.door,
         state=state,
-        failure=None if summary is None else summary.failure,
+        versions=run.versions,
+    )
+    if summary is None:
+        return figures
+    load = Load.of(summary.cpu)
+    seconds, steps = finite(summary.included_seconds), summary.included_steps
+    per_step = {name: per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
+    return replace(
+        figures,
+        failure=summary.failure,
         steps=steps,
-        step_seconds=_per(seconds, steps),
-        stage_seconds={
-            name: per
-            for name, one in stages.items()
-            if name in STAGES and (per := _per(_known(one), steps)) is not None
-        },
-        samples_per_second=None if summary is None else _per(_known(summary.included_samples), seconds),
-        tokens_per_second=None if summary is None else _per(_known(summary.included_tokens), seconds),
-        mfu=None if summary is None else _known(summary.mfu),
-        hfu=None if summary is None else _known(summary.hfu),
+        step_seconds=per(seconds, steps),
+        stage_seconds={name: one for name, one in per_step.items() if one is not None},
+        samples_per_second=per(finite(summary.included_samples), seconds),
+        tokens_per_second=per(finite(summary.included_tokens), seconds),
+        mfu=finite(summary.mfu),
+        hfu=finite(summary.hfu),
         no_cpu_share=load.no_cpu,
         others_share=load.others,
         idle_share=load.idle,
         load_average=load.load_average,
-        cause=summary.findings[0].cause if summary is not None and summary.findings else None,
-        versions=run.versions,
-    )
-
-
-def early(
-    figures: RunFigures,
-    *,
-    steps: int,
-    seconds: float,
-    stages: Mapping[str, float],
-    samples: float | None,
-    tokens: float | None,
-) -> RunFigures:
-    """Return a copy of the figures, in which steps, times and rates cover only a part of the run."""
-    return replace(
-        figures,
-        steps=steps,
-        step_seconds=_per(seconds, steps),
-        stage_seconds={name: spent / steps for name, spent in stages.items()},
-        samples_per_second=_per(samples, seconds),
-        tokens_per_second=_per(tokens, seconds),
+        cause=summary.findings[0].cause if summary.findings else None,
     )
 
 
 def flat(figures: RunFigures) -> dict[str, Any]:
     """Return the figures as a flat dict of plain values, with keys such as `data_time` and `version_torch`."""
-    found = {one.name: getattr(figures, one.name) for one in fields(RunFigures)}
+    found = asdict(figures)
     stages, versions = found.pop("stage_seconds"), found.pop("versions")
     return {
         **found,
@@ -142,9 +122,6 @@ def flat(figures: RunFigures) -> dict[str, Any]:
     }
 
 
-def _known(value: float | None) -> float | None:
-    return value if value is not None and possible(value) else None
-
-
-def _per(amount: float | None, whole: float | None) -> float | None:
-    return None if amount is None or not whole else _known(amount / whole)
+def per(amount: float | None, whole: float | None) -> float | None:
+    """Return the quotient, or None if the quotient is unknown or impossible."""
+    return None if amount is None or not whole else finite(amount / whole)

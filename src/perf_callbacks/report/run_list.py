@@ -7,9 +7,10 @@ from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.journal_file import FOLDER
-from perf_callbacks.report import recorded_run, run_card, run_title
+from perf_callbacks.report import run_card, run_title
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import aligned, clean
-from perf_callbacks.report.recorded_run import RecordedRun, finite
+from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.units import DASH, duration, percent, when
 
 MOST_LEVELS = 12
@@ -62,25 +63,20 @@ def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
 
 def _row(run: RecordedRun, top: Path) -> Sequence[str]:
     record, summary = run.lead.run, run.summary
+    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
     step_seconds, mfu = finite(run.step_seconds), None if summary is None else finite(summary.mfu)
     return (
         when(record.started_unix).removesuffix(" UTC"),
         run.state,
-        f"{run.last_step:,}",
+        f"{run.lead.last_step:,}",
         duration(step_seconds),
         f"≥ {percent(mfu)}" if mfu is not None and run.lower_bound else percent(mfu),
         clean(record.job_id, 20),
         clean(record.host, 20),
         clean(run_title.subject(record)),
-        clean(_relative(run.directory, top), 200),
-        clean(said(run) or None, 300),
+        clean(run.directory.relative_to(top) if run.directory.is_relative_to(top) else run.directory, 200),
+        clean(state or run_card.verdict(run) or None, 300),
     )
-
-
-def said(run: RecordedRun) -> str:
-    """Return the state of a run that failed, hangs or is silent. For other runs, return the verdict."""
-    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
-    return state or run_card.verdict(run)
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
@@ -88,16 +84,7 @@ def facts(run: RecordedRun) -> dict[str, Any]:
     record = run.lead.run
     about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
     known = {name: getattr(record, name) for name in about}
-    known["started_unix"] = finite(record.started_unix)
-    found = recorded_run.facts(run)
-    return {"title": run_title.title(record), **found, **known, "verdict": run_card.verdict(run) or None}
-
-
-def _relative(directory: Path, top: Path) -> str:
-    try:
-        return str(directory.relative_to(top))
-    except ValueError:
-        return str(directory)
+    return {**run_card.facts(run), **known, "started_unix": finite(record.started_unix)}
 
 
 def cut(lines: Iterable[str], columns: int | None) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.layout import clean
+from perf_callbacks.report.layout import clean, few
 from perf_callbacks.report.opening_card import TIMELINES
 from perf_callbacks.report.units import count, when
 
@@ -28,12 +28,15 @@ def title(run: Run) -> str:
     ...     versions={}, config={}, started_unix=0.0, program="/home/me/train.py", model="Llama", host="node7"))
     'train.py · Llama · on node7'
     """
-    return " · ".join([*_of_program(run), *([f"on {_short(run.host)}"] if run.host else [])])
+    return subject(run) + (f" · on {_short(run.host)}" if run.host else "")
 
 
 def subject(run: Run) -> str:
-    """Return program and model of a run."""
-    return " · ".join(_of_program(run))
+    """Return program and model of a run, or else its integration and id."""
+    path = PurePosixPath((run.program or "").replace("\\", "/"))
+    program = path.parent.name if path.name == "__main__.py" else path.name  # a directory or an archive
+    known = [_short(part) for part in (program if program != "-c" else "", run.model) if part]
+    return " · ".join(known) or f"{_short(run.door)} {_short(run.run_id)[:8]}"
 
 
 def details(run: Run, ranks: int) -> str:
@@ -49,9 +52,10 @@ def heading(fit: FitHistory) -> dict[str, Any]:
     """Return the title of the page, and the facts about a run below the title."""
     run = fit.run
     several = f"{fit.world_size:,}" if fit.world_size > 1 else "1 process"
+    size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
     devices = f"{run.devices:,} of " if run.devices > 1 else ""
     facts = [
-        ("model", facts_of_model(run)),
+        ("model", ", ".join(filter(None, [run.model, size]))),
         ("host", hosts(fit)),
         ("device", devices + run.device),
         ("ranks", several),
@@ -72,25 +76,9 @@ def heading(fit: FitHistory) -> dict[str, Any]:
     }
 
 
-def facts_of_model(run: Run) -> str:
-    """Return class and size of a model."""
-    size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
-    return ", ".join(filter(None, [run.model or "", size]))
-
-
 def hosts(fit: FitHistory) -> str:
     """Return the hosts of all ranks."""
-    names = sorted({attempt.run.host for attempt in fit.last if attempt.run.host})
-    more = f" and {len(names) - MOST_HOSTS:,} more" if len(names) > MOST_HOSTS else ""
-    return ", ".join(names[:MOST_HOSTS]) + more
-
-
-def _of_program(run: Run) -> list[str]:
-    program = PurePosixPath((run.program or "").replace("\\", "/")).name
-    if program == "__main__.py":  # a directory or an archive that Python runs
-        program = PurePosixPath((run.program or "").replace("\\", "/")).parent.name
-    known = [program if program != "-c" else "", run.model or ""]
-    return [_short(part) for part in known if part] or [f"{_short(run.door)} {_short(run.run_id)[:8]}"]
+    return few(sorted({attempt.run.host for attempt in fit.last if attempt.run.host}), MOST_HOSTS)
 
 
 def _short(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import ceil, isfinite, isnan
+from operator import truediv
 from statistics import median
 
 from perf_callbacks.report.history import TIMES, Attempt, FitHistory
@@ -108,13 +109,29 @@ def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
     return +found
 
 
-@dataclass(slots=True)
 class Band:
-    """Minimum, mean and maximum of a value in each bucket. None means that the bucket has no value."""
+    """Minimum, mean and maximum of a ratio in each bucket. None means that the bucket has no value."""
 
-    least: list[float | None]
-    mean: list[float | None]
-    most: list[float | None]
+    def __init__(self, count: int) -> None:
+        self.above: list[float] = [0] * count
+        """Sum of the numerators in each bucket. `below` is the sum of the denominators."""
+        self.below: list[float] = [0] * count
+        self.least: list[float | None] = [None] * count
+        self.most: list[float | None] = [None] * count
+
+    def add(self, bucket: int, above: Sequence[float], below: Sequence[float]) -> None:
+        """Add the numerator and the denominator of each step to a bucket."""
+        ratios = [*map(truediv, above, below)]
+        least, most = self.least[bucket], self.most[bucket]
+        self.least[bucket] = min(ratios) if least is None else min(least, *ratios)
+        self.most[bucket] = max(ratios) if most is None else max(most, *ratios)
+        self.above[bucket] += sum(above)
+        self.below[bucket] += sum(below)
+
+    @property
+    def mean(self) -> list[float | None]:
+        """Sum of the numerators, divided by the sum of the denominators."""
+        return [one / other if other else None for one, other in zip(self.above, self.below, strict=True)]
 
 
 @dataclass(slots=True)
@@ -147,27 +164,21 @@ class StepSeries:
     """Number of the drawn steps whose FLOPs are known."""
 
 
-def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None, axis: Axis | None = None) -> StepSeries:
-    """Return the series of a fit over the buckets of an axis. Without `axis`, the axis covers only this fit."""
-    own = Axis([fit], most, within)
-    axis = axis or own
-    count = axis.count
-    counts, seconds, flops, flops_seconds = [0] * count, [0.0] * count, [0.0] * count, [0.0] * count
-    times = Band([None] * count, [None] * count, [None] * count)
-    rates = Band([None] * count, [None] * count, [None] * count)
-    stages = {name: [0.0] * count for name in STAGES}
+def series(fit: FitHistory, axis: Axis) -> StepSeries:
+    """Return the series of a fit over the buckets of an axis."""
+    own = Axis([fit], BUCKETS, axis.within)
+    times, rates = Band(axis.count), Band(axis.count)
+    stages = {name: [0.0] * axis.count for name in STAGES}
     known: set[str] = set()
     flops_steps = 0
-    for _, attempt, lower, upper in kept(fit, within):
+    for _, attempt, lower, upper in kept(fit, axis.within):
         columns = attempt.columns
         for bucket, start, end in axis.cut(attempt, lower, upper):
             places = included(attempt, start, end)
             if not places:
                 continue
             took = [columns["step_time"][place] for place in places]
-            counts[bucket] += len(took)
-            seconds[bucket] += sum(took)
-            _widen(times, bucket, min(took), max(took))
+            times.add(bucket, took, [1] * len(took))
             for name, sums in stages.items():
                 column = columns[name]
                 if not isnan(column[places[0]]):
@@ -177,40 +188,28 @@ def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None, ax
             worked = [
                 (column[place], second) for place, second in zip(places, took, strict=True) if not isnan(column[place])
             ]
-            flops_steps += len(worked)
             if worked:
-                flops[bucket] += sum([work for work, _ in worked])
-                flops_seconds[bucket] += sum([second for _, second in worked])
-                each = [work / second for work, second in worked]
-                _widen(rates, bucket, min(each), max(each))
-    for place in range(count):
-        times.mean[place] = seconds[place] / counts[place] if counts[place] else None
-        rates.mean[place] = flops[place] / flops_seconds[place] if flops_seconds[place] else None
-    every = sum(counts)
+                rates.add(bucket, [work for work, _ in worked], [second for _, second in worked])
+                flops_steps += len(worked)
+    seconds, number = sum(times.above), int(sum(times.below))
     return StepSeries(
         axis=axis,
         ends=(own.first, own.last),
         times=times,
         flops_per_second=rates,
         shares={
-            name: [part / whole if whole else None for part, whole in zip(stages[name], seconds, strict=True)]
+            name: [part / whole if whole else None for part, whole in zip(stages[name], times.above, strict=True)]
             for name in STAGES
             if name in known
         },
-        mean_seconds=sum(seconds) / every if every else None,
+        mean_seconds=seconds / number if number else None,
         stage_seconds={name: sum(stages[name]) for name in STAGES if name in known},
-        seconds=sum(seconds),
-        steps=every,
-        flops=sum(flops),
-        flops_seconds=sum(flops_seconds),
+        seconds=seconds,
+        steps=number,
+        flops=sum(rates.above),
+        flops_seconds=sum(rates.below),
         flops_steps=flops_steps,
     )
-
-
-def _widen(band: Band, bucket: int, least: float, most: float) -> None:
-    before, after = band.least[bucket], band.most[bucket]
-    band.least[bucket] = least if before is None else min(before, least)
-    band.most[bucket] = most if after is None else max(after, most)
 
 
 def medians(fit: FitHistory, rank: int) -> dict[str, float]:

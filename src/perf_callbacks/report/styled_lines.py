@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from perf_callbacks.report.layout import ends
+
 Style = Literal["", "dim", "strong", "good", "warning", "bad"]
 
 _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
@@ -22,6 +24,11 @@ class StyledText(NamedTuple):
 Line = tuple[StyledText, ...]
 
 
+def styled(text: str, style: Style = "") -> Line:
+    """Return a line in one style."""
+    return (StyledText(text, style),)
+
+
 def plain(line: Line) -> str:
     """Return the text of a line."""
     return "".join([span.text for span in line])
@@ -30,7 +37,7 @@ def plain(line: Line) -> str:
 def cut(line: Line, columns: int) -> Line:
     """Cut the end of a line that is longer than `columns` characters.
 
-    >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut((StyledText("rank 3"),), 10))
+    >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut(styled("rank 3"), 10))
     ('rank 3 is…', 'rank 3')
     """
     if sum([len(span.text) for span in line]) <= columns:
@@ -53,19 +60,19 @@ def cut_left(text: str, columns: int) -> str:
     """
     bare = text.lstrip(" ")
     indent = len(text) - len(bare)
-    return text if len(text) <= columns else " " * indent + "…" + bare[len(text) - columns + 1 :]
+    return " " * indent + ends(bare, columns - indent)
 
 
 def encodable(lines: Sequence[Line], encoding: str) -> Sequence[Line]:
     """Replace the characters that an encoding can't represent.
 
-    >>> plain(encodable([(StyledText("data ██ 中"),)], "ascii")[0])
+    >>> plain(encodable([styled("data ██ 中")], "ascii")[0])
     'data ## ?'
     """
     if encoding.lower().replace("-", "") in {"utf8", "utf16"}:
         return lines
-    texts = [[span.text.translate(_ASCII).encode(encoding, errors="replace") for span in line] for line in lines]
-    return [
-        tuple([StyledText(text.decode(encoding), span.style) for span, text in zip(line, encoded, strict=True)])
-        for line, encoded in zip(lines, texts, strict=True)
-    ]
+
+    def shown(text: str) -> str:
+        return text.translate(_ASCII).encode(encoding, errors="replace").decode(encoding)
+
+    return [tuple([StyledText(shown(text), style) for text, style in line]) for line in lines]

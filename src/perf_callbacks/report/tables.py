@@ -1,7 +1,7 @@
-"""Tables of a report: findings, FLOP counts, ranks, stragglers, stalls, checklist and environment of a fit."""
+"""Tables of a report: findings, FLOP counts, slow ranks and steps, stalls, checklist and environment of a fit."""
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -10,12 +10,12 @@ from statistics import median
 
 from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.process import packages
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Span, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Span, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.series import OWN, STAGES
+from perf_callbacks.report.series import OWN, STAGES, WAITING, Outlier, kept
 from perf_callbacks.report.units import DASH, duration, percent, rate, size, when
 from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
@@ -25,6 +25,9 @@ TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
 GIGA = 1e9
 
 MOST_ROWS = 50
+
+MOST_SLOW = 12
+"""Largest number of rows of the table of slow steps."""
 
 MOST_FACT = 4096
 """Largest number of characters of a fact about a run, such as its command line or its packages."""
@@ -66,8 +69,62 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
         shown = nlargest(MOST_ROWS, shown, key=excess)
         note = f"The ranks that exceed the median most outside of backward; {len(usual) - len(shown):,} are not shown."
     rows = [(str(rank), *[duration(usual[rank].get(name)) for name in names]) for rank in shown]
-    columns = [("rank", NUMBER), *[(_stage(name), NUMBER) for name in names]]
+    columns = [("rank", NUMBER), *[(name.removesuffix("_time"), NUMBER) for name in names]]
     return Table("Median times by rank", columns, rows, note)
+
+
+def slow_steps(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> Table | None:
+    """Tabulate the slowest steps and their causes.
+
+    Args:
+        fit: The fit.
+        slow: The slow steps of all ranks.
+        usual: Median time of a step and of each stage, by rank.
+    """
+    slowest: dict[int, Outlier] = {}
+    for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
+        slowest.setdefault(one.step, one)
+    rows = [_slow_step(fit, one, usual) for one in [*slowest.values()][:MOST_SLOW]]
+    columns = [
+        ("step", NUMBER),
+        ("time", NUMBER),
+        ("of median", NUMBER),
+        ("rank", NUMBER),
+        ("where", TEXT),
+        ("remarks", TEXT),
+    ]
+    note = (
+        "Where: the stage of a rank that exceeded its median most. A backward that only waits for a late rank is not "
+        "the cause."
+    )
+    return Table("Slowest steps", columns, rows, note) if rows else None
+
+
+def _slow_step(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> tuple[str, ...]:
+    found: list[tuple[float, int, str]] = []
+    gc_seconds = 0.0
+    for rank, attempt, lower, upper in kept(fit):
+        place = bisect_left(attempt.step, slowest.step, lower, upper)
+        if place == upper or attempt.step[place] != slowest.step:
+            continue
+        excess = {name: attempt.columns[name][place] - usual[rank].get(name, 0.0) for name in STAGES}
+        found += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
+        gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.of(Gc) if pause.step == slowest.step]))
+    stages = STAGES if len(fit.ranks) == 1 else OWN
+    cause = max((one for one in found if one[2] in stages), default=None)
+    waited = max((one for one in found if one[2] in WAITING), default=None)
+    if cause is None or (waited is not None and cause[0] < waited[0] / 2):
+        cause = waited  # if no rank came late, a backward that is slow on all ranks is the cause itself
+    usual_seconds = usual[slowest.rank].get("step_time")
+    remarks = [f"garbage collection {duration(gc_seconds)}" if gc_seconds else "", slowest.reason or ""]
+    return (
+        f"{slowest.step:,}",
+        duration(slowest.seconds),
+        f"{rate(slowest.seconds / usual_seconds if usual_seconds else 1.0)}x",
+        str(slowest.rank if cause is None else cause[1]),
+        DASH if cause is None else f"{cause[2].removesuffix('_time')} +{duration(max(0.0, cause[0]))}",
+        "; ".join(filter(None, remarks)),
+    )
 
 
 def products(count: Flops, *, tensor_cores: bool) -> Table | None:
@@ -93,7 +150,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
     return Table("Heaviest products", columns, rows, note) if rows else None
 
 
-def uncounted(count: Flops, summary: Summary | None) -> Table | None:
+def uncounted(count: Flops, summary: Summary | None) -> Table:
     """Tabulate the work that the FLOP count leaves out, and the copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
@@ -111,12 +168,9 @@ def uncounted(count: Flops, summary: Summary | None) -> Table | None:
     covered = "" if count.coverage is None else f"{count.coverage:.1%} of the weights were seen in counted products. "
     low = "FLOPs and MFU are lower bounds." if count.lower_bound else ""
     columns = [("what", TEXT), ("where", CODE), ("how much", NUMBER)]
-    if not rows:
-        note = f"Nothing was left out of the count. {covered}{low}".strip()
-        return Table("Uncounted work", columns, [], note)
-    return Table(
-        "Uncounted work, unknown figures, copies and reads", columns, rows[:MOST_ROWS], f"{covered}{low}".strip()
-    )
+    title = "Uncounted work, unknown figures, copies and reads" if rows else "Uncounted work"
+    nothing = "" if rows else "Nothing was left out of the count. "
+    return Table(title, columns, rows[:MOST_ROWS], f"{nothing}{covered}{low}".strip())
 
 
 def phases(count: Flops) -> Table | None:
@@ -186,11 +240,8 @@ def stragglers(summary: Summary) -> Table | None:
     if found.backward_waiting is not None:
         parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
-    return (
-        Table("Stragglers" if several else "Steps that took unusually long", columns, rows[:MOST_ROWS], " ".join(parts))
-        if rows
-        else None
-    )
+    title = "Stragglers" if several else "Steps that took unusually long"
+    return Table(title, columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
 
 
 def stalls(fit: FitHistory) -> Table | None:
@@ -264,7 +315,3 @@ def environment(fit: FitHistory) -> Table:
 
 def _value(value: object, most: int = 200) -> str:
     return re.sub(r"\s+", " ", str(value))[:most]
-
-
-def _stage(name: str) -> str:
-    return name.removesuffix("_time")

@@ -12,9 +12,6 @@ from perf_callbacks.report.series import StepSeries, left_out
 from perf_callbacks.report.units import duration, long_duration, percent, rate, speed
 from perf_callbacks.report.work_rate import WorkRate
 
-RATES = {"tokens": "tokens_per_second", "samples": "samples_per_second"}
-"""Name of the metric that gives each amount per second."""
-
 REASONS = {
     "counted": "FLOP count",
     "recounted": "another FLOP count",
@@ -36,13 +33,9 @@ Tile = tuple[str, str, str, str, dict[str, Any]]
 """A number at the top of the page: its key in the registry, name, value, note and explanation."""
 
 
-def _ranks(fit: FitHistory) -> str:
-    return f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else ""
-
-
 def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
-    value, several = duration(drawn.mean_seconds), _ranks(fit)
-    number = f"{drawn.steps:,} steps{several}"
+    value = duration(drawn.mean_seconds)
+    number = f"{drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
     first, last = drawn.ends
     values = [("steps", f"{number}, between step {first:,} and {last:,}"), excluded(fit, drawn)]
     equation = f"{value} = {duration(drawn.seconds)} / {drawn.steps:,} steps" if drawn.steps else ""
@@ -61,7 +54,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
     if work.per_second is None:
         return
     if work.mfu is not None:
-        note = f"of the {work.peak_name}"
+        note = f"of the {'measured peak' if work.summary.peak_measured else 'peak'}, {work.peak_value}"
         note += "; a lower bound: some work is uncounted" if work.at_least else ""
         how = explanation("mfu", work.values(), equation=work.equation, uncounted=work.uncounted)
         yield "mfu", "MFU", f"{work.at_least}{percent(work.mfu)}", note, how
@@ -75,7 +68,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
 def _rates(fit: FitHistory) -> Iterator[Tile]:
     """Yield the rates of the whole job. If there is no `window` record, yield the rates of a single rank."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
-    for name, key in RATES.items():
+    for name in ("tokens", "samples"):
         known = [(getattr(window, name), window.seconds, window) for window in windows]
         known = [one for one in known if one[0] and possible(one[0]) and one[1] > 0 and possible(one[1])]
         if known:
@@ -95,6 +88,7 @@ def _rates(fit: FitHistory) -> Iterator[Tile]:
         if amount:
             value = rate(amount / seconds)
             equation = f"{value} {name}/s = {amount:,} {name} / {duration(seconds)}"
+            key = f"{name}_per_second"
             yield key, f"{name}/s", value, note, explanation(key, values, equation=equation)
 
 
@@ -105,13 +99,11 @@ def _gc(summary: Summary | None) -> Iterator[Tile]:
     attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
     note = f"{sum(found.collections):,} collections, longest {duration(found.longest)}{attempt}"
     wall = sum(summary.wall_seconds.values())
+    first = f"{duration(found.startup_seconds)}, not in the sum" if found.startup_seconds else ""
     values = [
         ("collections", "young/middle/full " + "/".join(f"{number:,}" for number in found.collections)),
         ("by the checklist's schedule", duration(found.scheduled_seconds) if found.scheduled_seconds else ""),
-        (
-            "first full collection",
-            f"{duration(found.startup_seconds)}, not in the sum" if found.startup_seconds else "",
-        ),
+        ("first full collection", first),
         ("share of the wall time", percent(found.seconds / wall) if wall > 0 else ""),
     ]
     yield "gc", "garbage collection", duration(found.seconds), note, explanation("gc", values)

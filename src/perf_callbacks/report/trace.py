@@ -47,11 +47,6 @@ class Placed:
         place = bisect_left(self.attempt.step, step + 1) - 1
         return self.ends[place] if place >= 0 else self.began
 
-    def move(self, seconds: float) -> None:
-        """Move the attempt to a later time, or to an earlier time if `seconds` is negative."""
-        self.began += seconds
-        self.ends = array("d", [end + seconds for end in self.ends])
-
 
 def trace(fit: FitHistory, within: range | None = None) -> Iterator[str]:
     """Yield the trace of a fit piece by piece, because memory should not hold all events of a long fit.
@@ -134,7 +129,9 @@ def _align(one: Placed, reference: list[Placed]) -> None:
         if twin < len(other.ends) and other.attempt.step[twin] == one.attempt.step[place]:
             apart.append(other.ends[twin] - one.ends[place])
     if apart:
-        one.move(median(apart))
+        late = median(apart)
+        one.began += late
+        one.ends = array("d", [end + late for end in one.ends])
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
@@ -149,9 +146,7 @@ def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
             continue
         now, end = placed.ends[place] - seconds, placed.ends[place]
         reason = attempt.excluded.get(step)
-        yield _slice(
-            "step", (rank, STEPS), now, end, {"step": step} if reason is None else {"step": step, "no row": reason}
-        )
+        yield _slice("step", (rank, STEPS), now, end, {"step": step} | ({"no row": reason} if reason else {}))
         for name in STAGES:
             took = columns[name][place]
             if took > 0:
@@ -185,15 +180,11 @@ def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> I
         if event.lane in SPAN_KINDS:
             continue
         rank = event.rank if event.rank in fit.ranks else min(fit.ranks)
-        place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(_end_of(event.step, reference))}'
+        # of several attempts that ran the step, the most recent attempt counts
+        attempt = next((one for one in reversed(reference) if one.attempt.run.step <= event.step), reference[0])
+        place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(attempt.end_of(event.step))}'
         arguments = {"step": event.step, "what": event.text}
         yield f'{{"name":{_json(event.lane)},"ph":"i","s":"p",{place},"args":{_json(arguments)}}}'
-
-
-def _end_of(step: int, reference: list[Placed]) -> float:
-    """Return the time at which a step ended. If several attempts ran the step, the most recent attempt counts."""
-    place = next((one for one in reversed(reference) if one.attempt.run.step <= step), reference[0])
-    return place.end_of(step)
 
 
 def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:

@@ -5,18 +5,19 @@ its slow ranks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from math import fsum
 from typing import NamedTuple
 
 from perf_callbacks.report import run_card, run_title
 from perf_callbacks.report.cards import STALL
+from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import INDENT, clean, joined, wrapped
 from perf_callbacks.report.rank_pace import RankPace, RecentLoss, recent_losses
 from perf_callbacks.report.rank_table import rank_table
-from perf_callbacks.report.recorded_run import RecordedRun, finite
-from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left
+from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left, styled
 from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
 
@@ -45,14 +46,6 @@ LONGEST_BAR = 60
 LEAST_SHARE = 0.005
 """Stages with a smaller share of the step have no bar."""
 
-STATE_STYLES: dict[str, Style] = {
-    "ended": "good",
-    "running": "good",
-    "failed": "bad",
-    "hangs": "bad",
-    "silent": "bad",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalSize:
@@ -67,34 +60,39 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
 
     If the terminal is narrower than `LEAST_COLUMNS`, it cuts the lines.
     """
-    size = TerminalSize(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
+    size = replace(size, columns=max(LEAST_COLUMNS, size.columns))
     losses = recent_losses(run)
-    top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *_notes(run, size.columns)]
+    notes = [line for note in run_card.notes(run) for line in _wrapped(f"Note: {note}.", size.columns, "warning")]
+    top = [*_headline(run, size.columns), *_sentences(run, losses, size.columns), *notes]
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
-    stages, events = [*_stages(run, _shown(paces, losses), size.columns)], [*_events(run, paces, size.columns)]
-    bottom = [cut((StyledText(footer, "dim"),), size.columns)] if footer else []
-    free = None if size.rows is None else max(0, size.rows - len(top) - len(bottom))
+    slow = losses[0].ranks if losses else ()
+    slowest = next((one for one in paces if one.rank in slow and one.stages), paces[0])
+    stages, events = [*_stages(run, slowest, size.columns)], [*_events(run, paces, size.columns)]
+    free = None if size.rows is None else max(0, size.rows - len(top) - bool(footer))
     stacks = [*_stacks(run, size, free)]
     table = _Block(ranks, 6, counted="ranks")
     if stacks or run.state == "hangs":
         blocks = [_Block(stacks, len(stacks)), table, _Block(about, 3), _Block(events, 3)]
     else:
         blocks = [_Block(about, 2), table, _Block(stages, 5), _Block(events, 4)]
-    lines = [*top, *_fitted([block for block in blocks if block.lines], free)]
-    if size.rows is None:
-        return [*lines, *bottom]
-    lines = lines[: max(0, size.rows - len(bottom))]
-    return [*lines, *[()] * (size.rows - len(lines) - len(bottom)), *bottom]
+    return _filled([*top, *_fitted([block for block in blocks if block.lines], free)], footer, size)
 
 
 def waiting(place: str, size: TerminalSize, footer: str = "") -> list[Line]:
     """Render a frame that says that there is no run yet."""
-    size = TerminalSize(columns=max(LEAST_COLUMNS, size.columns), rows=size.rows)
+    size = replace(size, columns=max(LEAST_COLUMNS, size.columns))
     text = f"no run yet in {clean(place, 200)}; waiting. A run writes perf_callbacks/rank<k>.jsonl."
-    lines: list[Line] = [(StyledText(line, "strong"),) for line in wrapped(text, width=size.columns)]
-    bottom: list[Line] = [(StyledText(footer, "dim"),)] if footer else []
-    return [*lines, *[()] * (max(0, size.rows - len(lines) - len(bottom)) if size.rows else 0), *bottom]
+    return _filled(_wrapped(text, size.columns, "strong"), footer, size)
+
+
+def _filled(lines: list[Line], footer: str, size: TerminalSize) -> list[Line]:
+    """Cut lines that are too long, and put the footer into the last row of the terminal."""
+    bottom = [styled(footer, "dim")] if footer else []
+    if size.rows is not None:
+        lines = lines[: max(0, size.rows - len(bottom))]
+        bottom = [()] * (size.rows - len(lines) - len(bottom)) + bottom
+    return [cut(line, size.columns) for line in (*lines, *bottom)]
 
 
 class _Block(NamedTuple):
@@ -113,7 +111,7 @@ class _Block(NamedTuple):
         if number >= len(self.lines) or not self.counted:
             return self.lines[:number]
         left_out = len(self.lines) - number + 1
-        return [*self.lines[: number - 1], (StyledText(f"  and {left_out:,} {self.counted} more", "dim"),)]
+        return [*self.lines[: number - 1], styled(f"  and {left_out:,} {self.counted} more", "dim")]
 
 
 def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
@@ -140,13 +138,13 @@ def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
 
 def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
     """Yield the lines of the sentence about the run's state."""
-    style = STATE_STYLES[run.state]
-    rest: Style = "strong" if style == "bad" else ""
+    good = run.state in {"ended", "running"}
+    style: Style = "good" if good else "bad"
+    rest: Style = "" if good else "strong"
     first, *others = wrapped(f"{run_card.state(run)}.", width=columns)
     word = "no sign of life" if run.state == "silent" else first.split(" ")[0]
-    yield cut((StyledText(word, style), StyledText(first[len(word) :], rest)), columns)
-    for line in others:
-        yield cut((StyledText(line, rest),), columns)
+    yield StyledText(word, style), StyledText(first[len(word) :], rest)
+    yield from [styled(line, rest) for line in others]
 
 
 def _sentences(run: RecordedRun, losses: Sequence[RecentLoss], columns: int) -> Iterator[Line]:
@@ -170,11 +168,6 @@ def _loss(loss: RecentLoss) -> str:
     return f"{who[0].upper()}{who[1:]} {verb} slow: {cause}. The job lost {duration(loss.seconds)} {where}."
 
 
-def _notes(run: RecordedRun, columns: int) -> Iterator[Line]:
-    for note in run_card.notes(run):
-        yield from _wrapped(f"Note: {note}.", columns, "warning")
-
-
 def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[Line]:
     """Yield the stacks of the ranks that hang. Long lines are cut at the left. If rows are few, drop outer lines."""
     shown = max(1, min(len(run.hanging), run_card.MOST_STACKS))
@@ -186,18 +179,18 @@ def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[
         inner = line.startswith(" ")
         text = cut_left(f"  {line}", size.columns) if inner else f"  {line}"
         style: Style = "dim" if any(place in line for place in LIBRARIES) else ""
-        yield cut((StyledText(text, style if inner else "bad"),), size.columns)
+        yield styled(text, style if inner else "bad")
 
 
 def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
     """Yield the pace, the title and details of the run, and its directory."""
     record, lead = run.lead.run, paces[0]
     for line in wrapped(joined(_figures(run, lead)), width=columns - INDENT):
-        yield cut((StyledText(f"  {line}"),), columns)
+        yield styled(f"  {line}")
     ranks = max(record.world_size, len(run.ranks))
     title, details = clean(run_title.title(record), 500), clean(run_title.details(record, ranks), 500)
-    yield cut((StyledText(f"  {title} · {details}", "dim"),), columns)
-    yield cut((StyledText(f"  {clean(run.directory, 500)}, run {clean(record.run_id)}", "dim"),), columns)
+    yield styled(f"  {title} · {details}", "dim")
+    yield styled(f"  {clean(run.directory, 500)}, run {clean(record.run_id)}", "dim")
 
 
 def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
@@ -225,22 +218,16 @@ def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
             return
 
 
-def _shown(paces: Sequence[RankPace], losses: Sequence[RecentLoss]) -> RankPace:
-    """Return the rank whose stages are shown: the slowest rank, or the lowest if no rank is slow."""
-    slow = losses[0].ranks if losses else ()
-    return next((one for one in paces if one.rank in slow and one.stages), paces[0])
-
-
 def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
     """Yield a bar for each stage of a rank's last steps."""
     whole = fsum(lead.stages.values())
     if not lead.steps or not whole:
         if run.lead.run.unstaged:
-            yield cut((StyledText(f"  stages are not timed: {clean(run.lead.run.unstaged, 200)}", "dim"),), columns)
+            yield styled(f"  stages are not timed: {clean(run.lead.run.unstaged, 200)}", "dim")
         return
     number = "step" if lead.steps == 1 else f"{lead.steps:,} steps"
     who = f"the last {number} of rank {lead.rank}" if run.lead.run.world_size > 1 else f"the last {number}"
-    yield cut((StyledText(f"  stages of {who}", "dim"),), columns)
+    yield styled(f"  stages of {who}", "dim")
     narrow = columns < NARROW
     most = max(0, min(LONGEST_BAR, columns - (25 if narrow else 34)))
     for name, seconds in lead.stages.items():
@@ -250,7 +237,7 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
         stage = clean(name.removesuffix("_time"))
         bar = ("█" * round(share * most)).ljust(most)
         took = "" if narrow else f"{duration(seconds):>9}"
-        yield cut((StyledText(f"  {stage:<14}"), StyledText(bar, "good"), StyledText(f"{took}{share:>9.1%}")), columns)
+        yield StyledText(f"  {stage:<14}"), StyledText(bar, "good"), StyledText(f"{took}{share:>9.1%}")
 
 
 def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
@@ -264,17 +251,14 @@ def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterat
         if (one.rank == lead or event.lane not in {"evaluation", "checkpoint"})
         and not (event.lane == "stall" and run.hang is not None)  # the table of ranks shows the stall
     ]
-    latest = sorted(found, key=lambda one: one[0], reverse=True)
-    shown = [*islice(latest, MOST_EVENTS)]
-    if shown:
-        yield (StyledText("  last events", "dim"),)
-    for moment, event in shown:
+    if found:
+        yield styled("  last events", "dim")
+    for moment, event in nlargest(MOST_EVENTS, found, key=lambda one: one[0]):
         age = f"{long_duration(max(0.0, finite(run.now - started - moment) or 0.0))} ago"
         text = clean(event.text, 200)
         step = "" if columns < NARROW else f"  step {event.step:<8,}"
-        yield cut((StyledText(f"  {age:>12}{step}", "dim"), StyledText(f"  {text}")), columns)
+        yield StyledText(f"  {age:>12}{step}", "dim"), StyledText(f"  {text}")
 
 
-def _wrapped(text: str, columns: int, style: Style) -> Iterator[Line]:
-    for line in wrapped(text, width=columns):
-        yield cut((StyledText(line, style),), columns)
+def _wrapped(text: str, columns: int, style: Style) -> list[Line]:
+    return [styled(line, style) for line in wrapped(text, width=columns)]

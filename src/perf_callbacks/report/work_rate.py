@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.explanation import Value
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.layout import clean
+from perf_callbacks.report.layout import clean, few
 from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
@@ -21,13 +20,7 @@ MOST_NAMES = 5
 class WorkRate:
     """Model FLOPs in the drawn steps of all ranks, and one device's peak."""
 
-    flops: float
-    seconds: float
-    """Time of the drawn steps whose FLOPs are known."""
-    steps: int
-    """Number of drawn steps whose FLOPs are known."""
-    unknown_steps: int
-    """Number of drawn steps whose FLOPs are unknown."""
+    drawn: StepSeries
     devices: int
     """Number of devices that a rank drives."""
     peak: float | None
@@ -41,21 +34,19 @@ class WorkRate:
     def of(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
         """Collect the FLOPs, the times and the peak of a fit."""
         summary = fit.summary
+        counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
         return cls(
-            flops=drawn.flops,
-            seconds=drawn.flops_seconds,
-            steps=drawn.flops_steps,
-            unknown_steps=drawn.steps - drawn.flops_steps,
+            drawn=drawn,
             devices=max(1, fit.run.devices),
-            peak=_peak(fit),
-            count=_count(fit),
+            peak=fit.first[-1].peak_flops_per_second,
+            count=next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None),
             summary=(None if summary is None else summary.flops) or FlopsSummary(),
         )
 
     @property
     def per_second(self) -> float | None:
         """Model FLOPs per second and device. None means unknown."""
-        return self.flops / self.seconds / self.devices if self.seconds > 0 else None
+        return self.drawn.flops / self.drawn.flops_seconds / self.devices if self.drawn.flops_seconds > 0 else None
 
     @property
     def mfu(self) -> float | None:
@@ -68,20 +59,10 @@ class WorkRate:
         return "≥ " if self.count is not None and self.count.lower_bound else ""
 
     @property
-    def scale(self) -> float:
-        """Model FLOPs per second of a rank that the chart shows as the value 1.
-
-        If the peak is known, the value 1 is an MFU of 100 %. If the peak is unknown, the value 1 is 1 TFLOPS per
-        device.
-        """
-        return (self.peak or TERA) * self.devices
-
-    @property
-    def peak_name(self) -> str:
+    def peak_value(self) -> str:
         """Text with the peak, and with the number format for which the peak holds."""
-        kind = "measured peak" if self.summary.peak_measured else "peak"
         dtype = f", {clean(self.summary.dtype)}" if self.summary.dtype else ""
-        return f"{kind}, {speed(self.peak)}{dtype}" if self.peak else ""
+        return f"{speed(self.peak)}{dtype}" if self.peak else ""
 
     @property
     def peak_source(self) -> str:
@@ -91,9 +72,9 @@ class WorkRate:
             return ""
         if not source:
             return "the last row that a logger got; no summary names the source"
-        if self.summary.peak_measured or source.startswith("peak_tflops="):
-            return source if self.summary.peak_measured else f"set as {source}"
-        return f"table of peaks, dense: {source}"
+        if self.summary.peak_measured:
+            return source
+        return f"{'set as' if source.startswith('peak_tflops=') else 'table of peaks, dense:'} {source}"
 
     @property
     def equation(self) -> str:
@@ -110,49 +91,30 @@ class WorkRate:
     def work_and_time(self) -> str:
         """Text of the division that gives the FLOPs per second and device."""
         devices = f" / {self.devices} devices" if self.devices > 1 else ""
-        return f"{units.count(self.flops)} FLOPs / {duration(self.seconds)}{devices}"
+        return f"{units.count(self.drawn.flops)} FLOPs / {duration(self.drawn.flops_seconds)}{devices}"
 
     @property
     def uncounted(self) -> str:
         """Names of the operations of this run that have no FLOP formula, as one text."""
         if self.count is None or not self.at_least:
             return ""
-        names = [*self.count.uncounted]
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        return ", ".join(clean(name) for name in names[:MOST_NAMES]) + more
+        return few([clean(name) for name in self.count.uncounted], MOST_NAMES)
 
     def values(self) -> Iterator[Value]:
         """Yield the inputs of MFU and TFLOPS."""
         if self.per_second is None:
             return
-        yield "model FLOPs", f"{units.count(self.flops)} FLOPs in {self.steps:,} steps of all ranks"
-        yield "time of these steps", duration(self.seconds)
+        yield "model FLOPs", f"{units.count(self.drawn.flops)} FLOPs in {self.drawn.flops_steps:,} steps of all ranks"
+        yield "time of these steps", duration(self.drawn.flops_seconds)
         if self.devices > 1:
             yield "devices of a rank", f"{self.devices:,}"
-        if self.unknown_steps:
-            yield "steps with unknown FLOPs", f"{self.unknown_steps:,}, not counted"
+        unknown_steps = self.drawn.steps - self.drawn.flops_steps
+        if unknown_steps:
+            yield "steps with unknown FLOPs", f"{unknown_steps:,}, not counted"
         if self.count is not None:
-            yield "FLOPs of a step", self._counted(self.count)
+            source = clean(self.summary.source or self.count.source)
+            each = f"{units.count(self.count.model_flops)} FLOPs, {source} in step {self.count.step:,}"
+            yield "FLOPs of a step", f"{each}; in other steps by the shapes of their batches"
         if self.peak:
-            yield "peak", f"{self.peak_name.partition(', ')[2]}"
+            yield "peak", self.peak_value
             yield "source of the peak", self.peak_source
-
-    def _counted(self, count: Flops) -> str:
-        source = clean(self.summary.source or count.source)
-        each = f"{units.count(count.model_flops)} FLOPs, {source} in step {count.step:,}"
-        return f"{each}; in other steps by the shapes of their batches"
-
-
-def _count(fit: FitHistory) -> Flops | None:
-    counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
-    return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
-
-
-def _peak(fit: FitHistory) -> float | None:
-    """Return a device's peak in FLOPs per second, from the summary or else from the latest logged row."""
-    summary = fit.summary
-    peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second
-    if peak is not None and peak > 0:
-        return peak
-    logged = fit.first[-1].peak_tflops
-    return logged * TERA if logged and logged > 0 else None

@@ -363,9 +363,9 @@ class Summary:
 
     def _repr_html_(self) -> str | None:
         """Return the card as HTML: Jupyter calls this method if a summary is the last line of a cell."""
-        from perf_callbacks.report import notebook_card  # noqa: PLC0415 records import reports for this alone
+        from perf_callbacks.report import run_card  # noqa: PLC0415 records import reports for this alone
 
-        return notebook_card.html(self)
+        return run_card.html(self)
 
 
 Record = (

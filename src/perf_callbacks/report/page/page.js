@@ -55,8 +55,7 @@ const bandOf = (found) => (found.names.band ? [{ values: found.most, width: 0 },
 function timeChart() {
   const { names } = steps, other = data.other ? data.other.mean : [];
   const made = figure("Step time", key([data.other ? `A: ${names.line}` : names.line, "accent", true], names.band && [names.band, "band"],
-    steps.outliers.length && ["slow step", "second"], data.other && ["B", "s4", true]), [steps.text, data.other?.text].filter(Boolean).join(" "));
-  page.lastChild.append(made);
+    steps.outliers.length && ["slow step", "second"], data.other && ["B", "s4", true]), [steps.text, data.other?.text].filter(Boolean).join(" "), page.lastChild);
   // A few long steps would flatten the line of all steps, so at first the scale fits the usual steps.
   const slowest = Math.max(...steps.outliers.map((one) => one[1]), ...[...steps.most, ...other].filter((v) => v != null)) * 1.05;
   const mean = Math.max(Charts.usual(steps.mean), other.length ? Charts.usual(other) : 0);
@@ -100,8 +99,7 @@ function timeChart() {
 function marksChart() {
   if (!data.marks) return;
   const { lanes, marks } = data.marks;
-  const made = figure("Events", null, data.marks.text);
-  page.lastChild.append(made);
+  const made = figure("Events", null, data.marks.text, page.lastChild);
   const x = [...new Set(marks.map((mark) => mark[0]))];
   const place = new Map(x.map((step, index) => [step, index]));
   const lines = lanes.map((lane, row) => ({ values: x.map(() => null), points: LANE_COLORS[lane] || "s0", row }));
@@ -118,8 +116,7 @@ function rateChart() {
   const rate = data.rate;
   if (!rate) return;
   const name = rate.unit === "share" ? "MFU" : "TFLOPS";
-  const made = figure(name, key([name, "accent", true], rate.names.band && [rate.names.band, "band"]), rate.text);
-  page.lastChild.append(made);
+  const made = figure(name, key([name, "accent", true], rate.names.band && [rate.names.band, "band"]), rate.text, page.lastChild);
   const high = Math.min(Math.max(...rate.most.filter((v) => v != null)) * 1.08, Charts.usual(rate.most) * 1.6);
   Charts.chart(made, {
     x: steps.x, unit: rate.unit, height: 180, range: [0, high],
@@ -135,8 +132,7 @@ function rateChart() {
 function stagesChart() {
   const stages = data.stages;
   if (!stages) return;
-  const made = figure("Stages of a step", key(...stages.names.map((name, place) => [`${name} ${Charts.percent(stages.totals[place])}`, STAGE_COLORS[name] || "s6"])), stages.text);
-  page.lastChild.append(made);
+  const made = figure("Stages of a step", key(...stages.names.map((name, place) => [`${name} ${Charts.percent(stages.totals[place])}`, STAGE_COLORS[name] || "s6"])), stages.text, page.lastChild);
   const sums = steps.x.map(() => 0);
   const piled = stages.shares.map((values) => values.map((value, place) => (value == null ? null : (sums[place] += value))));
   Charts.chart(made, {
@@ -149,8 +145,7 @@ function stagesChart() {
 
 function useCharts(place) {
   for (const use of data.use || []) {
-    const made = figure(`${use.title} over the steps`, key(...use.names.map((name, place) => [name, ["accent", "second"][place], true])), use.text);
-    place.append(made);
+    const made = figure(`${use.title} over the steps`, key(...use.names.map((name, place) => [name, ["accent", "second"][place], true])), use.text, place);
     const high = use.unit === "share" ? 1 : Math.max(...use.values.flat().filter((v) => v != null)) * 1.15 || 1;
     Charts.chart(made, {
       x: use.x, unit: use.unit, height: 160, range: [0, high],

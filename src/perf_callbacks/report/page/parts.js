@@ -139,8 +139,10 @@ function stepButton(text) {
   return step >= data.steps.first && step <= data.steps.last ? el("button", { class: "step", type: "button", title: "Zoom to this step", on: { click: look } }, text) : text;
 }
 
-function figure(title, legend, text) {
-  return el("figure", { role: "group", "aria-label": text }, el("figcaption", {}, el("h3", {}, words(title)), legend));
+function figure(title, legend, text, place) {
+  const made = el("figure", { role: "group", "aria-label": text }, el("figcaption", {}, el("h3", {}, words(title)), legend));
+  place?.append(made);
+  return made;
 }
 
 // Below a chart: its values as a table, which is built when it is opened, and how the chart is computed.
