@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
@@ -20,22 +20,11 @@ from perf_callbacks.flops.counting.observed import Observed
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, node, phase
 from perf_callbacks.flops.counting.repeats import Repeats
+from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Cell, Kind, Work
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
-
-
-class Filter(Protocol):
-    """Decides which operations of a step are counted."""
-
-    def is_training_work(self) -> bool:
-        """Return True if the next operation is training work. The counter calls this method before each operation."""
-        ...
-
-    def is_between_stages(self) -> bool:
-        """Return True if values that Python reads from tensors outside of training work should be recorded now."""
-        ...
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -64,7 +53,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def __init__(
         self,
-        filtered: Filter | None = None,
+        filtered: TrainingFilter | None = None,
         follow: Callable[[Any, Any, int], object] | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
@@ -119,9 +108,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._hooks = [RemovableHandle(one) for one in hooks]
         begins, ends = self._hooks
         # torch's own functions return the handle after the hook is in place; an interrupt may come in between
-        modules._global_forward_pre_hooks[begins.id] = self._begins  # noqa: SLF001 there is no public name
+        modules._global_forward_pre_hooks[begins.id] = partial(self._see, begins=True)  # noqa: SLF001 there is no public name
         # a module that was sharded as a whole gets its weights only now
-        modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
+        modules._global_forward_hooks[ends.id] = partial(self._see, begins=False)  # noqa: SLF001 as above
 
     def unhook(self) -> None:
         """Remove the hooks on modules. Drop the count if the counter left the stack of modes and didn't return."""
@@ -204,9 +193,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 out = func.decompose(*args, **kwargs)
             finally:
                 if self.stack()[-1:] == [self]:
-                    _pop_torch_dispatch_stack(
-                        None
-                    )  # `pushed` stays true: torch pushes the mode again after this operation
+                    _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -227,18 +214,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation without counting it. The operation counts later if a backward runs its autograd node."""
         if func is _READS_VALUE and not self.inert:
-            self._note_value()
+            with guard(partial(self._err, "read")):
+                if self._filter is not None and self._filter.is_between_stages():
+                    self.observed.value_read()
         out = func(*args, **kwargs)
         if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
-            try:
+            with guard(partial(self._err, func)):
                 operands = [*tensors(args)]
                 formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)
                     self._apart[node()] = cell, flops, self.modules.passed()
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self._err(func, error)
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
@@ -249,29 +236,20 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
-            try:
+            with guard(partial(self._err, func)):
                 number = node()
                 if number in self._apart:
                     cell, flops, path = self._apart.pop(number)
                     self.passes[-1][cell] += flops
                     self.modules.add(cell, flops, path)
-            except Exception as error:  # noqa: BLE001 as above
-                self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
         """Report an operation to the trackers of gradients and memory. The trackers' errors don't change the count."""
-        try:
+        with guard(partial(self._err, func)):
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
             if self._follower is not None:
                 self._follower(func, out, backward)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err(func, error)
-
-    def _note_value(self) -> None:
-        with guard(partial(self._err, "read")):
-            if self._filter is None or self._filter.is_between_stages():
-                self.observed.value_read()
 
     def _is_training_work(self) -> bool:
         try:
@@ -286,14 +264,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
-    def _begins(self, module: torch.nn.Module, _args: object) -> None:
-        self._see(module, begins=True)
-
-    def _ends(self, module: torch.nn.Module, _args: object, _result: object) -> None:
-        self._see(module, begins=False)
-
-    def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
-        try:
+    def _see(self, module: torch.nn.Module, *_: object, begins: bool) -> None:
+        with guard(partial(self._err, type(module).__name__)):
             if begins:
                 self._come_back()
             training = self._is_training_work()
@@ -304,8 +276,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                     continue
             if training and not self.inert:
                 self.weights.see(module)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err(type(module).__name__, error)
 
     def _await_end(self, backward: int) -> None:
         """Ask autograd to call back at the end of a backward. autograd calls back only if the backward completes."""
@@ -375,14 +345,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count the FLOPs of an operation on sharded tensors, as if the tensors were not sharded."""
-        try:
+        with guard(partial(self._err, func)):
             formula = self.observed.sort(func).formula
             operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
                 flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
                 self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err(func, error)
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

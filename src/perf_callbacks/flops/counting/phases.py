@@ -31,8 +31,6 @@ _PLACES: dict[str, tuple[str, _Place]] = {
 Each entry has the function's file and meaning.
 """
 
-_known: dict[CodeType, _Place | None] = {}
-
 
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     """Return the phase of the current operation. `operands` are the tensors of the operation.
@@ -83,8 +81,7 @@ def in_function() -> bool:
 
 def _innermost() -> _Place | None:
     for frame in callers():
-        code = frame.f_code
-        place = _known[code] if code in _known else _look(code)
+        place = _place(frame.f_code)
         if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):
             return "function"
         if place == "optimizer" and _in_closure(frame):
@@ -125,11 +122,8 @@ def _makes_graph(frame: FrameType) -> bool:
 _CREATE_GRAPH = 2  # place among the arguments, after the incoming gradients and `retain_graph`
 
 
-def _look(code: CodeType) -> _Place | None:
-    file, place = _PLACES.get(code.co_name, ("", None))
-    if not code.co_filename.replace("\\", "/").endswith(file):
-        place = None
-    if len(_known) > 10_000:  # noqa: PLR2004 code may be made at run time
-        _known.clear()
-    _known[code] = place
-    return place
+def _place(code: CodeType) -> _Place | None:
+    if code.co_name not in _PLACES:
+        return None
+    file, place = _PLACES[code.co_name]
+    return place if code.co_filename.replace("\\", "/").endswith(file) else None
