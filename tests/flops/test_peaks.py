@@ -412,15 +412,6 @@ def test_torch_names_lead_to_the_peak():
     assert found == [2.0, 4.0, 4.0, None]
 
 
-@pytest.mark.parametrize(("seconds", "peak"), [(0, 1e12), (-1, 1e12), (1, None), (1, 0)])
-def test_without_a_time_or_a_peak_there_is_no_share(seconds, peak):
-    assert peaks.mfu(1e12, seconds, peak) is None
-
-
-def test_the_share_is_flops_over_what_the_peak_could_have_done():
-    assert peaks.mfu(312e12, 2.0, 312e12) == 0.5
-
-
 def test_the_ideal_time_adds_up_dtype_by_dtype():
     peak = Peaks({"bfloat16": 4e12, "float32": 1e12}, "example")
     assert peaks.ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, peak) == 3.0

@@ -4,8 +4,9 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ def place(error: BaseException) -> Failure:
     3.12, reading the variables of a running function would keep the variables' values alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
-    for frame in _frames(error):
+    for frame, _ in walk_tb(error.__traceback__):
         path = frame.f_code.co_filename.replace("\\", "/")
         found = next((name for part, name in _STAGES.items() if part in path), None)
         if found is not None and stage != "backward":
@@ -164,13 +165,6 @@ def coming_state_gb(optimizers: Iterable[Any]) -> float:
             tensors_each = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
             total += tensors_each * sum(one.nbytes for group in optimizer.param_groups for one in group["params"])
     return total / GB
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
 
 
 class Holdings:

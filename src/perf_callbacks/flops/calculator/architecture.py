@@ -77,7 +77,7 @@ class Architecture:
     @property
     def layer_matrices(self) -> int:
         """Number of a layer's matrix elements that multiply a token: attention, router, and MLP or active experts."""
-        return self._attention + self._expert * (self.active_experts or 1) + self._router
+        return self._attention + self._expert * (self.active_experts or 1) + self.width * self.experts
 
     @property
     def idle_parameters(self) -> int:
@@ -129,10 +129,6 @@ class Architecture:
     @property
     def _expert(self) -> int:
         return (3 if self.gated else 2) * self.width * self.mlp_width
-
-    @property
-    def _router(self) -> int:
-        return self.width * self.experts
 
 
 def known(value: int | None, name: str) -> int:

@@ -1,7 +1,7 @@
 """Compute MFU and related metrics of steps, from the last count of FLOPs and the peaks of the device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
@@ -84,7 +84,3 @@ class Rating:
         if self.peaks.measured:
             return "training ran faster than the measured peak"
         return f"training ran faster than the stated peak of {peak / TERA:g} TFLOPS in {self.dtype}"
-
-    def without_peak(self) -> "Rating":
-        """Return a copy of this rating without peaks."""
-        return replace(self, peaks=None)

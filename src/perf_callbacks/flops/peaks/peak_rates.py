@@ -189,17 +189,6 @@ def _positive(text: str) -> float:
     return number
 
 
-def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
-    """Return the share of a device's peak that was reached: MFU for model FLOPs, HFU for executed FLOPs.
-
-    >>> mfu(494.75e12, 1.0, 989.5e12)
-    0.5
-    """
-    if peak_flops_per_second is None or peak_flops_per_second <= 0 or seconds <= 0:
-        return None
-    return flops / seconds / peak_flops_per_second
-
-
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
     """Return the seconds that the FLOPs take at the peak of each dtype. Return None if the peak of a dtype is unknown.
 

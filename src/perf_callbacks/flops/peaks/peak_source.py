@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,29 +42,21 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     return measured_peaks(device, dtypes, local_rank=int(local_rank) if local_rank.isdecimal() else 0) or known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conditions:
-    """Conditions under which a peak was measured. Under other conditions, the peak is measured again."""
-
-    node: str
-    device: str
-    threads: int
-    cpus: int | None
-    """Number of CPUs on which the process may run, or None if unknown."""
-    torch: str
-    precision: str
-    """Precision of float32 matmuls, such as "high"."""
+Conditions = tuple[str | int | None, ...]
 
 
 def conditions(device: torch.device) -> Conditions:
-    """Return the conditions under which this process would measure a peak."""
-    return Conditions(
-        node=platform.node(),
-        device=devices.of(device).name,
-        threads=torch.get_num_threads(),
-        cpus=allowed_cpus(),
-        torch=str(torch.__version__),
-        precision=torch.get_float32_matmul_precision(),
+    """Return the conditions under which this process would measure a peak.
+
+    Under other conditions, the peak is measured again.
+    """
+    return (
+        platform.node(),
+        devices.of(device).name,
+        torch.get_num_threads(),
+        allowed_cpus(),
+        str(torch.__version__),
+        torch.get_float32_matmul_precision(),
     )
 
 
@@ -125,7 +116,7 @@ def measured_peaks(
             known.update(measure(device, missing))
             cache.write(known)
     found = {name: known[name] for name in names if name in known}
-    return _described(found, where) if found else None
+    return _described(found, device) if found else None
 
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
@@ -135,10 +126,11 @@ def forget(device: torch.device, directory: Path | None = None) -> None:
     Cache(directory or cache_directory(), where).forget()
 
 
-def _described(found: Mapping[str, MeasuredPeak], where: Conditions) -> Peaks:
+def _described(found: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks:
     by_dtype = {name: it.flops_per_second for name, it in found.items()}
     rates = ", ".join(
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
     )
-    threads = f" with {where.threads} thread{'s' * (where.threads > 1)}" if where.device == "cpu" else ""
-    return Peaks(by_dtype, f"measured on {where.device}{threads}: {rates}", measured=True)
+    name, threads = devices.of(device).name, torch.get_num_threads()
+    on = f"cpu with {threads} thread{'s' * (threads > 1)}" if name == "cpu" else name
+    return Peaks(by_dtype, f"measured on {on}: {rates}", measured=True)
