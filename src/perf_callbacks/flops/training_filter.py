@@ -7,10 +7,11 @@ from pathlib import Path
 from torch import Tensor, is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.operands import matrices
-from perf_callbacks.flops.counting.phases import callers, in_backward
+from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.kernel.engine.marks import StageTracker
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.process.stacks import callers
 
 _FORWARD = Stage.FORWARD
 _TRAINING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)

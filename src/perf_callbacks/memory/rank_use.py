@@ -1,10 +1,10 @@
 """Collect readings of a rank's use of the machine, and summarize them for each window of steps."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 
-from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, UTILIZATION, WATTS
+from perf_callbacks.kernel.engine.resources import GPU_MEMORY, RESIDENT, RESOURCES
 
 MOST_READINGS = 64
 """Largest number of readings that are kept. If no window takes readings, the oldest readings are dropped."""
@@ -12,13 +12,7 @@ MOST_READINGS = 64
 Reading = Mapping[str, float | None]
 """Maps each name in `RESOURCES` to a measured value. None means unknown."""
 
-_COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
-    CORES: fmean,
-    RESIDENT: max,
-    UTILIZATION: fmean,
-    GPU_MEMORY: max,
-    WATTS: fmean,
-}
+_MEMORY = (RESIDENT, GPU_MEMORY)
 
 
 class RankUse:
@@ -43,6 +37,6 @@ class RankUse:
         """
         new, self._new = self._new, deque(maxlen=MOST_READINGS)
         readings = [*new] or ([] if self._last is None else [self._last])
-        columns = {name: [reading.get(name) for reading in readings] for name in _COMBINED}
+        columns = {name: [reading.get(name) for reading in readings] for name in RESOURCES}
         known = {name: [value for value in column if value is not None] for name, column in columns.items()}
-        return {name: _COMBINED[name](values) for name, values in known.items() if values}
+        return {name: max(values) if name in _MEMORY else fmean(values) for name, values in known.items() if values}

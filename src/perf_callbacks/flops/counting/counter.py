@@ -11,14 +11,14 @@ from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch._ops import OpOverload
 from torch.autograd import Variable
 from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
 from perf_callbacks.flops.counting.observed import Observed
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
-from perf_callbacks.flops.counting.phases import in_backward, node, phase
+from perf_callbacks.flops.counting.phases import in_backward, newest_node, phase, running_node
 from perf_callbacks.flops.counting.repeats import Repeats
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Cell, Kind, Work
@@ -115,7 +115,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def unhook(self) -> None:
         """Remove the hooks on modules. Drop the count if the counter left the stack of modes and didn't return."""
         if self._aside is not None:
-            self._lose()
+            self.lose()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -131,35 +131,30 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def leave_stack(self) -> None:
         """Pop the counter off this thread's stack of modes, if the counter is on top."""
-        if self.stack()[-1:] == [self]:
+        if dispatch_modes()[-1:] == [self]:
             _pop_torch_dispatch_stack(None)
-        self.pushed = self in self.stack()
+        self.pushed = self in dispatch_modes()
 
     def step_aside(self) -> None:
         """Pop the counter off this thread's stack of modes until the thread calls a module."""
         self.leave_stack()
-        self._aside = get_ident(), len(self.stack())
+        self._aside = get_ident(), len(dispatch_modes())
 
     def _come_back(self) -> None:
         """Push the counter onto the stack again when a module is called. If this is impossible, drop the count."""
         if self._aside is None or self._aside[0] != get_ident() or in_backward():
             return
         depth, self._aside = self._aside[1], None
-        if len(self.stack()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
+        if len(dispatch_modes()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
             self.enter_stack()
         else:
-            self._lose()
+            self.lose()
 
-    def _lose(self) -> None:
-        """Drop the count, because an unknown part of the step was missed."""
+    def lose(self) -> None:
+        """Drop the count and stop counting, because an unknown part of the step was missed."""
         self._aside = None
         self.lost = self.inert = True
         self.forget()
-
-    @staticmethod
-    def stack() -> list[Any]:
-        """Return this thread's stack of dispatch modes. The top of the stack comes last."""
-        return _get_current_dispatch_mode_stack()
 
     def forget(self) -> None:
         """Drop all FLOPs that were counted."""
@@ -192,7 +187,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             try:
                 out = func.decompose(*args, **kwargs)
             finally:
-                if self.stack()[-1:] == [self]:
+                if dispatch_modes()[-1:] == [self]:
                     _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
             if out is not NotImplemented:
                 return out
@@ -225,7 +220,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)
-                    self._apart[node()] = cell, flops, self.modules.passed()
+                    self._apart[newest_node()] = cell, flops, self.modules.passed()
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
@@ -237,8 +232,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._await_end(backward)
         if self._apart:
             with guard(partial(self._err, func)):
-                number = node()
-                if number in self._apart:
+                number = running_node()
+                if number is not None and number in self._apart:
                     cell, flops, path = self._apart.pop(number)
                     self.passes[-1][cell] += flops
                     self.modules.add(cell, flops, path)

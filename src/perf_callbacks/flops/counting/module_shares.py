@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from perf_callbacks.flops.counting.coverage import unwrapped
-from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.counting.phases import in_backward, newest_node, running_node
 from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
@@ -171,10 +171,9 @@ class ModuleShares:
         The main thread made the node, unless the node is from recomputation in `thread`. Autograd runs the backward of
         a GPU in a separate thread. Each thread numbers its own nodes.
         """
-        running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
-        if running is None:
+        number = running_node()
+        if number is None:
             return None
-        number = int(running._sequence_nr())  # noqa: SLF001 as above
         found = self._nodes.get((thread, number))
         return self._nodes.get((self._main, number)) if found is None else found
 
@@ -184,8 +183,7 @@ class ModuleShares:
         An operation's node exists before the operation runs. If an operation has no node, the newest node belongs to an
         earlier operation.
         """
-        newest: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 there is no public name
-        self._nodes.setdefault((get_ident(), int(newest()) - 1), path)
+        self._nodes.setdefault((get_ident(), newest_node()), path)
         return path
 
     def _take_activations(self) -> None:

@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.formulas import Formula, formula, name
-from perf_callbacks.flops.counting.phases import callers, in_backward
+from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.kernel.batches.reader import Lookup
 from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.stacks import callers
 
 LARGE_BYTES = 1 << 20
 """Smallest size in bytes of a copy that is recorded."""

@@ -4,8 +4,7 @@ The innermost function with a known meaning decides the phase. The gradient mode
 gradients are enabled both in a recomputation and in a backward with `create_graph`.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import takewhile
 from types import CodeType, FrameType
@@ -15,6 +14,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from perf_callbacks.flops.work import Phase
+from perf_callbacks.kernel.process.stacks import callers
 
 _Place = Literal["engine", "module", "function", "optimizer"]
 
@@ -52,19 +52,16 @@ def in_backward() -> int:
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
-def node() -> int:
-    """Return the sequence number of the running autograd node, or of the newest node if no node is running."""
-    running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
+def running_node() -> int | None:
+    """Return the sequence number of the running autograd node, or None if no node is running."""
+    running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
+    return None if running is None else int(running._sequence_nr())  # noqa: SLF001 as above
+
+
+def newest_node() -> int:
+    """Return the sequence number of the autograd node that this thread made last."""
     made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
-    return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
-
-
-def callers() -> Iterator[FrameType]:
-    """Yield the Python frames of this thread, from the caller to the outermost function."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return int(made()) - 1
 
 
 def in_function() -> bool:
