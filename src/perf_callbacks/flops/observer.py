@@ -25,7 +25,7 @@ from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
-from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
+from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import guard, logs
@@ -123,13 +123,13 @@ class Counting(Observer, Listener):
         self._schedule.steps = step - self._first
         self._records.note_apart(self._looks.training or self._training)
         window = self._window
-        if window is not None:
+        if window is not None and self._training is not None:
             there = window.counter.pushed
             self._shut(window)
             if self._usual_until is not None:
                 self._schedule.took(self._recorder.clock() - self._usual_until)
             self._window = None
-            self._put_down(window.counter, step, whole=there and not window.counter.inert)
+            self._put_down(window.counter, self._training, step, whole=there and not window.counter.inert)
         self._looks.end(step)
 
     def step_began(self) -> None:
@@ -276,7 +276,7 @@ class Counting(Observer, Listener):
         for one in self._left:
             one.close()
 
-    def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
+    def _put_down(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
         """Store the FLOPs of a counted step, unless its count is useless.
 
         The count of a step is useless in five cases:
@@ -294,13 +294,14 @@ class Counting(Observer, Listener):
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
-        calls = self._training.stage_tracker.calls if self._training is not None else Calls(1, 1)
+        calls = training.stage_tracker.calls
         work = self.work
-        unannounced = self._announced and self._is_unannounced(calls)
+        unseen = (training.unannounced and not calls.backwards) or not (calls.forwards or work.rating)
+        unannounced = self._announced and unseen
         if unannounced and work.rating is None:
             self._announced = False
             self._records.apart.clear()  # calls like these are counted from now on
-        part = self._training is not None and any(self._training.stage_tracker.earlier) and not self._before
+        part = any(training.stage_tracker.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
             if not batches or (none and calls.backwards and work.rating is None):
@@ -321,12 +322,6 @@ class Counting(Observer, Listener):
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._records.write(counted(counter, step, tokens, whole_step=not self._before))
-
-    def _is_unannounced(self, calls: Calls) -> bool:
-        """Return True if the step may have had forwards or backwards that the trainer did not announce."""
-        if self._training is not None and self._training.unannounced and not calls.backwards:
-            return True
-        return not calls.forwards and self.work.rating is None
 
     def _work_out(self) -> None:
         """Compute the FLOPs of a waiting batch shape without running a training step.

@@ -29,31 +29,29 @@ has several reasons, only the most serious reason counts."""
 class Lowered:
     """Summary of all readings in which one cause lowered the clock. Clock and temperature are means of the readings."""
 
-    readings: int
-    lost: float
+    readings: int = 0
+    lost: float = 0.0
     """Lost time, in units of one reading. A busy device at half of its full clock loses 0.5 per reading. The speed of
     all work is assumed to be proportional to the clock. Time in which the device is idle adds nothing."""
-    sm_mhz: float
-    max_sm_mhz: int
-    celsius: float | None
-    limit_watts: float | None
+    sm_mhz: float = 0.0
+    max_sm_mhz: int = 0
+    celsius: float | None = None
+    limit_watts: float | None = None
     """Power limit in the last reading. `default_limit_watts` comes from the same reading."""
-    default_limit_watts: float | None
+    default_limit_watts: float | None = None
 
 
-def _with(before: Lowered | None, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) -> Lowered:
+def _with(before: Lowered, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) -> Lowered:
     """Return `before` with one more reading."""
-    readings, lost, mean = 1, 0.0, 0.0
+    readings = before.readings + 1
     celsius: float | None = use.celsius
+    if before.celsius is not None and celsius is not None:
+        celsius = before.celsius + (celsius - before.celsius) / readings
     busy = 1.0 if use.utilization is None else use.utilization
-    if before is not None:
-        readings, lost, mean = 1 + before.readings, before.lost, before.sm_mhz
-        if before.celsius is not None and celsius is not None:
-            celsius = before.celsius + (celsius - before.celsius) / readings
     return Lowered(
         readings=readings,
-        lost=lost + busy * (1 - sm_mhz / max_sm_mhz),
-        sm_mhz=mean + (sm_mhz - mean) / readings,
+        lost=before.lost + busy * (1 - sm_mhz / max_sm_mhz),
+        sm_mhz=before.sm_mhz + (sm_mhz - before.sm_mhz) / readings,
         max_sm_mhz=max_sm_mhz,
         celsius=celsius,
         limit_watts=use.limit_watts,
@@ -84,7 +82,7 @@ class DeviceReadings:
             self.clocked += 1
             cause = next((CAUSES[reason] for reason in CAUSES if reason in use.throttled_by), None)
             if cause is not None and mhz < most:
-                self.lowered = {**self.lowered, cause: _with(self.lowered.get(cause), use, mhz, most)}
+                self.lowered = {**self.lowered, cause: _with(self.lowered.get(cause, Lowered()), use, mhz, most)}
         before, self._before = self._before, None if use.joules is None else (step, use.joules)
         if before is None or use.joules is None or use.joules < before[1]:  # a reloaded driver counts from 0
             return None

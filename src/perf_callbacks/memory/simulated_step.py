@@ -109,18 +109,16 @@ class Simulation:
         """Run one optimizer step, and return the memory of its tensors."""
         whole, passes, update = StepMemory(self.model, _DEVICE), Allocations(_DEVICE), Allocations(_DEVICE)
         gradients: dict[int, int] = {}
+        ids = torch.ones(batch, length, dtype=torch.long)
         whole.begin(self.model)
         try:
+            self._follower.followed = (whole.allocations, passes)
             for _ in range(accumulated):
-                ids = torch.ones(batch, length, dtype=torch.long)
-                self._follower.followed = (whole.allocations, passes)
                 self._pass(ids)
-                self._follower.followed = ()
                 gradients = sizes([one.grad for one in self.model.parameters() if one.grad is not None], _DEVICE)
                 passes.keep(gradients)
             self._follower.followed = (whole.allocations, update)
             self._optimizer.step()
-            self._follower.followed = ()
             self._optimizer.zero_grad()
             parts = whole.parts(self.model, 2, None)
         finally:

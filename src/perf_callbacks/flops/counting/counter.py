@@ -88,7 +88,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
-        self._hooks: list[RemovableHandle] = []
+        hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
+        self._hooks = [RemovableHandle(one) for one in hooks]
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
         self.hook()
@@ -103,9 +104,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def hook(self) -> None:
         """Add hooks that watch the calls of all modules. A second call changes nothing."""
-        if not self._hooks:
-            hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
-            self._hooks = [RemovableHandle(one) for one in hooks]
         begins, ends = self._hooks
         # torch's own functions return the handle after the hook is in place; an interrupt may come in between
         modules._global_forward_pre_hooks[begins.id] = partial(self._see, begins=True)  # noqa: SLF001 there is no public name
@@ -118,7 +116,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self.lose()
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
 
     def enter_stack(self) -> None:
         """Push the counter onto this thread's stack of modes.
@@ -275,12 +272,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _await_end(self, backward: int) -> None:
         """Ask autograd to call back at the end of a backward. autograd calls back only if the backward completes."""
         self._begun.add(backward)
-        try:
+        with guard(partial(self._err, "backward")):
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            let_pass(error)
-            self._begun.discard(backward)
-            self._err("backward", error)
 
     def _end(self, backward: int) -> None:
         """Record the end of a backward, and of all backwards within it that raised an exception."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perf_callbacks.flops.peaks.device_peaks import DEVICES, PeakRow
+from perf_callbacks.flops.peaks.device_peaks import DEVICES, Chip
 from perf_callbacks.kernel.settings.config import ConfigError
 
 TERA = 1e12
@@ -81,11 +81,11 @@ NAMELESS = "radeon graphics"
 """Name that ROCm reports for every AMD GPU if ROCm's list of device names is missing, as in small containers."""
 
 
-def _rows(device: str, processors: int | None, architecture: str | None) -> list[PeakRow]:
+def _rows(device: str, processors: int | None, architecture: str | None) -> list[Chip]:
     name = _name(device)
     if name == NAMELESS and architecture is not None:
         built = architecture.partition(":")[0], processors
-        return [row for row in DEVICES if (row.architecture, row.processors) == built]
+        return [row for row in DEVICES if (row.arch, row.processors) == built]
     rows = [row for row in DEVICES if re.fullmatch(row.name, name)]
     return [row for row in rows if processors is None or row.processors in {None, processors}]
 
