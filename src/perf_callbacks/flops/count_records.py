@@ -32,7 +32,6 @@ def counted(
 ) -> Flops:
     """Return the `flops` record of a finished count."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
-    modules = counter.modules.lines(total) or ()
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return replace(
         estimated(total, step, source=source),
@@ -52,7 +51,7 @@ def counted(
         values_read=dict(observed.values_read),
         reductions=len(observed.reductions),
         errors=dict(counter.errors) | ({f"{BY_MODULE}: {failure}": 1} if (failure := counter.modules.failure) else {}),
-        modules=modules,
+        modules=counter.modules.lines(total) or (),
     )
 
 

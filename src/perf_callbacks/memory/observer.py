@@ -24,7 +24,7 @@ from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, U
 from perf_callbacks.kernel.records.module_records import ModuleWork
 from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
 from perf_callbacks.memory import out_of_memory_text
-from perf_callbacks.memory.device_readings import DeviceReadings
+from perf_callbacks.memory.device_readings import DeviceReadings, RankUse
 from perf_callbacks.memory.estimate import about_micro_batch, fitting_micro_batch, layers_of, layers_to_checkpoint
 from perf_callbacks.memory.out_of_memory import (
     LONGEST,
@@ -35,7 +35,6 @@ from perf_callbacks.memory.out_of_memory import (
     requested_bytes,
 )
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
-from perf_callbacks.memory.rank_use import RankUse
 from perf_callbacks.memory.step_memory import StepMemory
 from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, in_gb, leak, slope
 

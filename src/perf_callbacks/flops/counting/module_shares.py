@@ -9,6 +9,7 @@ the module whose forward created the running autograd node.
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -234,14 +235,7 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
     """Return one line that adds up the lines of several modules."""
-    parameters = [line.parameters for line in lines]
-    activations = [line.activation_bytes for line in lines]
-    return ModuleWork(
-        path=OTHERS,
-        modules=sum(line.modules for line in lines),
-        forward_flops=sum(line.forward_flops for line in lines),
-        backward_flops=sum(line.backward_flops for line in lines),
-        extra_flops=sum(line.extra_flops for line in lines),
-        parameters=None if None in parameters else sum(filter(None, parameters)),
-        activation_bytes=None if None in activations else sum(filter(None, activations)),
-    )
+    names = [field.name for field in fields(ModuleWork) if field.name != "path"]
+    columns = {name: [getattr(line, name) for line in lines] for name in names}
+    sums = {name: None if None in column else sum(column) for name, column in columns.items()}
+    return ModuleWork(path=OTHERS, **sums)

@@ -48,11 +48,8 @@ class Rating:
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
         """Return a device's metrics, such as MFU. The FLOPs in `effort` took `seconds`."""
         seconds *= self.devices
-        model, hardware, peak = (
-            effort.model_flops / seconds,
-            effort.hardware_flops / seconds,
-            self.peak_flops_per_second,
-        )
+        model, hardware = effort.model_flops / seconds, effort.hardware_flops / seconds
+        peak = self.peak_flops_per_second
         values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.count.coverage}
         if self.count.lower_bound:
             values["flops_lower_bound"] = 1.0

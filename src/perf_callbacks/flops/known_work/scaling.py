@@ -123,9 +123,7 @@ class _Fit:
 
 def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
     """Return a law fitted to counts. Return None if a count contradicts the law, or if there are too few counts."""
-    if len(counts) <= len(law):
-        return None
-    factors = _exactly(counts, law)
+    factors = _exactly(counts, law) if len(counts) > len(law) else None
     if factors is None:
         return None
     fit = _Fit(law, factors, counts)
