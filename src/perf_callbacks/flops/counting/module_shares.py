@@ -237,5 +237,5 @@ def _sum(lines: list[ModuleWork]) -> ModuleWork:
     """Return one line that adds up the lines of several modules."""
     names = [field.name for field in fields(ModuleWork) if field.name != "path"]
     columns = {name: [getattr(line, name) for line in lines] for name in names}
-    sums = {name: None if None in column else sum(column) for name, column in columns.items()}
+    sums: dict[str, Any] = {name: None if None in column else sum(column) for name, column in columns.items()}
     return ModuleWork(path=OTHERS, **sums)
