@@ -32,6 +32,7 @@ def counted(
 ) -> Flops:
     """Return the `flops` record of a finished count."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
+    modules = counter.modules.lines(total) or ()  # may set `failure`
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return replace(
         estimated(total, step, source=source),
@@ -51,7 +52,7 @@ def counted(
         values_read=dict(observed.values_read),
         reductions=len(observed.reductions),
         errors=dict(counter.errors) | ({f"{BY_MODULE}: {failure}": 1} if (failure := counter.modules.failure) else {}),
-        modules=counter.modules.lines(total) or (),
+        modules=modules,
     )
 
 
