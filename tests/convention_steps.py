@@ -1,9 +1,16 @@
 """FLOPs of a step by the name of a convention."""
 
+from typing import NamedTuple
+
 from perf_callbacks.flops.calculator import conventions
 from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
 
 
+class StepFlops(NamedTuple):
+    model: int | None
+    hardware: int | None
+
+
 def step_flops(architecture, batch, seq, *, convention="matmul", **options):
     work = ConventionWork(batch=batch, seq=seq, **options)
-    return conventions.step_flops(BY_NAME[convention], architecture, work)
+    return StepFlops(*conventions.step_flops(BY_NAME[convention], architecture, work))

@@ -11,7 +11,7 @@ import torch
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops.peaks import peak_source as module
 from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
-from perf_callbacks.flops.peaks.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
+from perf_callbacks.flops.peaks.peak_source import cache_directory, cache_file, forget, measured_peaks, read, write
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def cache(bench):
-    return Cache(bench.directory, conditions(CPU))
+    return cache_file(CPU, bench.directory)
 
 
 def test_what_is_measured_is_labelled_so(bench):
@@ -79,7 +79,7 @@ def test_only_a_dtype_that_is_new_is_measured(bench, cache):
     bench.peaks("float32")
     assert bench.peaks("float32", "bf16").by_dtype == {"float32": 2e11, "bfloat16": 2e11}
     assert bench.asked == [["float32"], ["bfloat16"]]
-    assert sorted(cache.read()) == ["bfloat16", "float32"]
+    assert sorted(read(cache)) == ["bfloat16", "float32"]
 
 
 def test_what_can_not_be_measured_is_left_out(bench):
@@ -88,12 +88,12 @@ def test_what_can_not_be_measured_is_left_out(bench):
 
 
 def test_a_peak_is_measured_again_after_a_day(bench, cache):
-    cache.write({"float32": found(rate=3e11)})
+    write(cache, {"float32": found(rate=3e11)})
     old = time.time() - 2 * 86400
-    os.utime(cache.path, (old, old))
+    os.utime(cache, (old, old))
     assert bench.peaks().by_dtype == {"float32": 2e11}
     assert bench.asked == [["float32"]]
-    assert cache.read()["float32"].flops_per_second == 2e11
+    assert read(cache)["float32"].flops_per_second == 2e11
 
 
 def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench):
@@ -138,11 +138,11 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
     ["", "{", "[]", "{}", '{"float32": {}}', "\x00", '{"conditions": null, "measured": null}'],
 )
 def test_a_file_that_makes_no_sense_is_as_none(bench, cache, content):
-    cache.path.parent.mkdir(parents=True)
-    cache.path.write_text(content)
-    assert cache.read() == {}
+    cache.parent.mkdir(parents=True)
+    cache.write_text(content)
+    assert read(cache) == {}
     assert bench.peaks().by_dtype == {"float32": 2e11}
-    assert list(cache.read()) == ["float32"]
+    assert list(read(cache)) == ["float32"]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_file_that_makes_no_sense_is_as_none(bench, cache, content):
     [{"rate": rate} for rate in (0, -1, "fast", None, True, float("nan"), float("inf"))] + [{"size": None}],
 )
 def test_a_number_that_makes_no_sense_is_as_none(cache, changes):
-    cache.write({"float32": found(**changes)})
-    assert cache.read() == {}
+    write(cache, {"float32": found(**changes)})
+    assert read(cache) == {}
 
 
 def test_no_torn_file_is_left_behind(bench):
@@ -173,9 +173,9 @@ def test_it_is_kept_in_the_cache_of_the_user(monkeypatch, tmp_path, variable, ex
 def test_nobody_has_no_cache(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(module.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    cache = Cache(cache_directory(), conditions(CPU))
-    cache.write({"float32": found()})
-    assert cache.read() == {}
+    cache = cache_file(CPU)
+    write(cache, {"float32": found()})
+    assert read(cache) == {}
 
 
 class Properties:

@@ -49,7 +49,7 @@ ONCE = {
     "flops.counting.counter.FlopCounter": "__init__",
     "flops.counting.count_window.CountWindow": "__init__",
     "kernel.fit.module_paths.ModulePaths": "__init__",
-    "flops.counting.module_shares.ModuleShares": "__init__ _lines",
+    "flops.counting.module_shares.ModuleShares": "__init__ _line",
     "flops.counting.coverage.Weights": "coverage multiplied_elements",
     "flops.known_work.shaped_work.ShapedWork": "learn summary",
     "flops.known_work.scaling.Scaling": "predict",

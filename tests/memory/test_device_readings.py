@@ -1,4 +1,4 @@
-"""Energy and lowered clocks from readings that the test makes up."""
+"""Use of the machine between two windows, energy and lowered clocks from readings that the test makes up."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
-from perf_callbacks.memory.device_readings import DeviceReadings
+from perf_callbacks.memory.device_readings import MOST_READINGS, DeviceReadings, RankUse
 
 HOT = DeviceUse(
     utilization=1.0, sm_mhz=1200, max_sm_mhz=2000, celsius=90, throttled_by=("power cap", "heat, by the driver")
@@ -73,3 +73,26 @@ def test_a_full_clock_and_other_reasons_are_no_loss(changes):
     found = DeviceReadings()
     found.add(1, replace(HOT, **changes))
     assert (found.clocked, found.lowered) == (1, {})
+
+
+def test_a_window_has_means_and_the_most_memory():
+    use = RankUse()
+    use.add({"cpu_cores": None, "resident_gb": 4.0, "gpu_utilization": 0.5})
+    use.add({"cpu_cores": 1.0, "resident_gb": 2.0, "gpu_utilization": 1.0})
+    use.add({"cpu_cores": 3.0, "resident_gb": 3.0, "gpu_utilization": None})
+    assert use.take() == {"cpu_cores": 2.0, "resident_gb": 4.0, "gpu_utilization": 0.75}
+
+
+def test_a_window_without_a_reading_repeats_the_last():
+    use = RankUse()
+    assert use.take() == {}
+    use.add({"cpu_cores": 1.0})
+    use.add({"cpu_cores": 3.0})
+    assert [use.take(), use.take(), use.take()] == [{"cpu_cores": 2.0}, {"cpu_cores": 3.0}, {"cpu_cores": 3.0}]
+
+
+def test_readings_that_no_window_takes_are_bounded():
+    use = RankUse()
+    for reading in range(10 * MOST_READINGS):
+        use.add({"resident_gb": float(-reading)})
+    assert use.take() == {"resident_gb": float(-9 * MOST_READINGS)}

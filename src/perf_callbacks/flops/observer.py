@@ -25,7 +25,7 @@ from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
-from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
+from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import guard, logs
@@ -122,13 +122,13 @@ class Counting(Observer, Listener):
         self._schedule.steps = step - self._first
         self._records.note_apart(self._looks.training or self._training)
         window = self._window
-        if window is not None:
+        if window is not None and self._training is not None:
             there = window.counter.pushed
             self._shut(window)
             if self._usual_until is not None:
                 self._schedule.took(self._recorder.clock() - self._usual_until)
             self._window = None
-            self._put_down(window.counter, step, whole=there and not window.counter.inert)
+            self._put_down(window.counter, self._training, step, whole=there and not window.counter.inert)
         self._looks.end(step)
 
     def step_began(self) -> None:
@@ -137,10 +137,9 @@ class Counting(Observer, Listener):
             for window in self._left:
                 window.close()
             self._left = [one for one in self._left if one.left_behind]
-        self._schedule.steps = self._recorder.step - self._first
+        self._look_at_clock()
         if self._schedule.steps < self._next_after:
             return
-        self._look_at_clock()
         self._records.check_peak()
         if self.work.varies:
             pass
@@ -190,7 +189,6 @@ class Counting(Observer, Listener):
         """If the FLOPs of a batch's shape are unknown, count the current step or store the shape for a later count."""
         if self._closed or self.work.varies or not self.work.wants(shape):
             return
-        self._schedule.steps = self._recorder.step - self._first
         self._look_at_clock()
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
@@ -215,11 +213,12 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set how much time the counting of FLOPs may take.
+        """Set how many steps are complete, and how much time the counting of FLOPs may take.
 
         A job of several ranks has no time budget, because ranks of different speed would choose different steps to
         count.
         """
+        self._schedule.steps = self._recorder.step - self._first
         if self._recorder.run.world_size == 1:
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
@@ -275,7 +274,7 @@ class Counting(Observer, Listener):
         for one in self._left:
             one.close()
 
-    def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
+    def _put_down(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
         """Store the FLOPs of a counted step, unless its count is useless.
 
         The count of a step is useless in five cases:
@@ -293,13 +292,14 @@ class Counting(Observer, Listener):
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.engine.batches[self._before :]
-        calls = self._training.stage_tracker.calls if self._training is not None else Calls(1, 1)
+        calls = training.stage_tracker.calls
         work = self.work
-        unannounced = self._announced and self._is_unannounced(calls)
+        unseen = (training.unannounced and not calls.backwards) or not (calls.forwards or work.rating)
+        unannounced = self._announced and unseen
         if unannounced and work.rating is None:
             self._announced = False
             self._records.apart.clear()  # calls like these are counted from now on
-        part = self._training is not None and any(self._training.stage_tracker.earlier) and not self._before
+        part = any(training.stage_tracker.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
             if not batches or (none and calls.backwards and work.rating is None):
@@ -320,12 +320,6 @@ class Counting(Observer, Listener):
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._records.write(counted(counter, step, tokens, whole_step=not self._before))
-
-    def _is_unannounced(self, calls: Calls) -> bool:
-        """Return True if the step may have had forwards or backwards that the trainer did not announce."""
-        if self._training is not None and self._training.unannounced and not calls.backwards:
-            return True
-        return not calls.forwards and self.work.rating is None
 
     def _work_out(self) -> None:
         """Compute the FLOPs of a waiting batch shape without running a training step.

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import Tensor, is_grad_enabled, nn
 
-from perf_callbacks.flops.counting.counter import Filter
 from perf_callbacks.flops.counting.operands import matrices
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.kernel.engine.marks import StageTracker
@@ -20,7 +19,7 @@ _NEVER = (Stage.DATA, Stage.ASIDE)
 _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
 
-class TrainingFilter(Filter):
+class TrainingFilter:
     """Decides which operations of a step are counted as training work.
 
     A trainer announces each forward. A plain loop doesn't announce each forward. In a plain loop, an unannounced call
@@ -45,7 +44,7 @@ class TrainingFilter(Filter):
         self._fetches = self._backwards = 0
 
     def is_training_work(self) -> bool:
-        """Return True if the current operation is training work."""
+        """Return True if the next operation is training work. The counter calls this method before each operation."""
         stage = self.stage_tracker.stage
         if stage in _TRAINING:
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None

@@ -100,10 +100,15 @@ class Allocations:
     def high_moments(self) -> list[tuple[int, int]]:
         """Return the moments that can be the memory peak of a step, depending on how many ranks share the gradients.
 
-        Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made.
+        Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made. No other
+        moment has both sums at least as large.
         """
         self._take_in()
-        return _high_moments(self._all)
+        found: list[tuple[int, int]] = []
+        for kept, rest in sorted(set(_moments(self._all)), reverse=True):  # most gradients first
+            if not found or rest > found[-1][1]:
+                found.append((kept, rest))
+        return found
 
     def end(self) -> None:
         """Stop tracking storages."""
@@ -158,12 +163,3 @@ def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
     for _, size, is_kept in sorted(changes):
         kept, rest = (kept + size, rest) if is_kept else (kept, rest + size)
         yield kept, rest
-
-
-def _high_moments(allocations: Iterable[Allocation]) -> list[tuple[int, int]]:
-    """Return each moment of `_moments` for which no other moment has both sums at least as large."""
-    found: list[tuple[int, int]] = []
-    for kept, rest in sorted(set(_moments(allocations)), reverse=True):  # most gradients first
-        if not found or rest > found[-1][1]:
-            found.append((kept, rest))
-    return found

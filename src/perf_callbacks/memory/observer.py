@@ -24,7 +24,7 @@ from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, U
 from perf_callbacks.kernel.records.module_records import ModuleWork
 from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
 from perf_callbacks.memory import out_of_memory_text
-from perf_callbacks.memory.device_readings import DeviceReadings
+from perf_callbacks.memory.device_readings import DeviceReadings, RankUse
 from perf_callbacks.memory.estimate import about_micro_batch, fitting_micro_batch, layers_of, layers_to_checkpoint
 from perf_callbacks.memory.out_of_memory import (
     LONGEST,
@@ -35,9 +35,8 @@ from perf_callbacks.memory.out_of_memory import (
     requested_bytes,
 )
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
-from perf_callbacks.memory.rank_use import RankUse
 from perf_callbacks.memory.step_memory import StepMemory
-from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, leak, slope
+from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, in_gb, leak, slope
 
 PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
@@ -204,23 +203,24 @@ class MemoryWatch(Observer):
     def _note(self, seconds: float, now: float, gpu: DeviceUse) -> None:
         """Write a `use` record."""
         found, step, memory = processes.read(), self._recorder.step, self.use
-        cores = read_mb = None
+        cores = read_mb = resident = anonymous = None
         if found is not None:
             if self._noted is not None:
                 cores, read_mb = _between(self._noted, (now, found))
             self._noted = now, found
-            self._resident.add(MemoryReading(seconds, step, found.resident_bytes / GB))
+            resident, anonymous = found.resident_bytes / GB, in_gb(found.anonymous_bytes)
+            self._resident.add(MemoryReading(seconds, step, resident))
             memory.gb_per_hour = slope(self._resident.points)
-            if found.anonymous_bytes is not None:
-                self._anonymous.add(MemoryReading(seconds, step, found.anonymous_bytes / GB))
+            if anonymous is not None:
+                self._anonymous.add(MemoryReading(seconds, step, anonymous))
                 memory.leak = leak(self._anonymous.points)
         cpus = processes.allowed_cpus()
         self._rank_use.add(
             {
                 CORES: cores,
-                RESIDENT: None if found is None else found.resident_bytes / GB,
+                RESIDENT: resident,
                 UTILIZATION: gpu.utilization,
-                GPU_MEMORY: None if gpu.memory_bytes is None else gpu.memory_bytes / GB,
+                GPU_MEMORY: in_gb(gpu.memory_bytes),
                 WATTS: None if (gpu.processes or 0) > 1 else gpu.watts,
             }
         )
@@ -234,11 +234,11 @@ class MemoryWatch(Observer):
         use = Use(
             step=step,
             cpu_load=cores / cpus if cores is not None and cpus else None,
-            resident_gb=None if found is None else found.resident_bytes / GB,
-            anonymous_gb=None if found is None or found.anonymous_bytes is None else found.anonymous_bytes / GB,
+            resident_gb=resident,
+            anonymous_gb=anonymous,
             read_mb=read_mb,
             gpu_utilization=gpu.utilization,
-            gpu_memory_gb=None if gpu.memory_bytes is None else gpu.memory_bytes / GB,
+            gpu_memory_gb=in_gb(gpu.memory_bytes),
             gpu_processes=gpu.processes,
             power_watts=gpu.watts,
             power_limit_watts=gpu.limit_watts,
@@ -267,7 +267,7 @@ class MemoryWatch(Observer):
             parts,
             micro_batch=max([one.samples for one in batches if one.samples is not None], default=None),
             micro_batches=len(batches) or None,
-            headroom_gb=None if room is None else room / GB,
+            headroom_gb=in_gb(room),
         )
 
     def _report(self, error: BaseException) -> OutOfMemory:
@@ -279,7 +279,7 @@ class MemoryWatch(Observer):
         held = Holdings(nn.Module() if model is None else model, self._living(), kind)
         held.add_failed_call(failure)
         path = None if failure.module is None else held.paths.by_id.get(id(failure.module))
-        allocator, requested = device.allocators(self._devices), requested_bytes(message)
+        allocator = device.allocators(self._devices)
         allocated = 0.0 if allocator is None else allocator.allocated_bytes / GB
         batch = self._recorder.engine.batches[-1].samples if self._recorder.engine.batches else self._recorder.run.batch
         weights, gradients, optimizer = (held.gb(name) for name in ("weights", "gradients", "optimizer"))
@@ -298,7 +298,7 @@ class MemoryWatch(Observer):
             error=message.partition("\n")[0][:LONGEST] or type(error).__name__,
             stage=failure.stage,
             module=path,
-            requested_gb=None if requested is None else requested / GB,
+            requested_gb=in_gb(requested_bytes(message)),
             weights_gb=weights,
             gradients_gb=gradients,
             optimizer_gb=optimizer,

@@ -5,7 +5,7 @@ model's tensors must not depend on values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -100,7 +100,7 @@ class Simulation:
         with self._running():
             if not self._began:  # the first step makes the optimizer's state
                 self._began = True
-                self._pass(1, min(length, 2))
+                self._pass(torch.ones(1, min(length, 2), dtype=torch.long))
                 self._optimizer.step()
                 self._optimizer.zero_grad()
             return self._measured(batch, length, min(accumulated, 2))
@@ -109,18 +109,16 @@ class Simulation:
         """Run one optimizer step, and return the memory of its tensors."""
         whole, passes, update = StepMemory(self.model, _DEVICE), Allocations(_DEVICE), Allocations(_DEVICE)
         gradients: dict[int, int] = {}
+        ids = torch.ones(batch, length, dtype=torch.long)
         whole.begin(self.model)
         try:
+            self._follower.followed = (whole.allocations, passes)
             for _ in range(accumulated):
-                ids = torch.ones(batch, length, dtype=torch.long)
-                self._follower.followed = (whole.allocations, passes)
-                self._pass(batch, length, ids)
-                self._follower.followed = ()
+                self._pass(ids)
                 gradients = sizes([one.grad for one in self.model.parameters() if one.grad is not None], _DEVICE)
                 passes.keep(gradients)
             self._follower.followed = (whole.allocations, update)
             self._optimizer.step()
-            self._follower.followed = ()
             self._optimizer.zero_grad()
             parts = whole.parts(self.model, 2, None)
         finally:
@@ -138,20 +136,15 @@ class Simulation:
         update.end()
         return found
 
-    def _pass(self, batch: int, length: int, ids: torch.Tensor | None = None) -> None:
+    def _pass(self, ids: torch.Tensor) -> None:
         """Run a forward and a backward."""
-        ids = torch.ones(batch, length, dtype=torch.long) if ids is None else ids
         with torch.autocast(_DEVICE, self._cast or torch.bfloat16, enabled=self._cast is not None):
             loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(self._fake)
-            stack.enter_context(self._follower)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), self._fake, self._follower:
             yield
 
 

@@ -15,7 +15,7 @@ from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.process.device_facts import Allocator
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.memory.allocations import Allocations
-from perf_callbacks.memory.use import GB
+from perf_callbacks.memory.use import in_gb
 
 OPERATIONS, ALLOCATOR = "operations", "allocator"
 
@@ -99,12 +99,12 @@ class StepMemory:
             step=step,
             device=self._device,
             source=source,
-            weights_gb=_gb(sum(weights.values()) if weights else None),
-            gradients_gb=_gb(gradients if self.optimizer_seen else None),
-            optimizer_gb=_gb(sum(state.values()) if self.optimizer_seen else None),
-            activations_gb=_gb(activations),
-            temporary_gb=_gb(temporary),
-            peak_gb=_gb(peak),
+            weights_gb=in_gb(sum(weights.values()) if weights else None),
+            gradients_gb=in_gb(gradients if self.optimizer_seen else None),
+            optimizer_gb=in_gb(sum(state.values()) if self.optimizer_seen else None),
+            activations_gb=in_gb(activations),
+            temporary_gb=in_gb(temporary),
+            peak_gb=in_gb(peak),
         )
 
     def _steps(self, optimizer: Any, _args: object, _kwargs: object) -> None:
@@ -124,10 +124,6 @@ class StepMemory:
         followed = self.allocations.keep(found)
         self._unfollowed.update({key: size for key, size in found.items() if key not in followed})
         noted.update(found)
-
-
-def _gb(size: int | None) -> float | None:
-    return None if size is None else size / GB
 
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:

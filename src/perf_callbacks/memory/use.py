@@ -38,6 +38,11 @@ LEAST_RISE = 0.05
 """In a leak, memory grows by at least this share between the first and the final part of a run."""
 
 
+def in_gb(size: int | None) -> float | None:
+    """Convert bytes to GB. None means unknown."""
+    return None if size is None else size / GB
+
+
 class MemoryReading(NamedTuple):
     """Resident memory at one moment: either all resident memory, or only its anonymous part."""
 

@@ -77,7 +77,7 @@ class Architecture:
     @property
     def layer_matrices(self) -> int:
         """Number of a layer's matrix elements that multiply a token: attention, router, and MLP or active experts."""
-        return self._attention + self._expert * (self.active_experts or 1) + self._router
+        return self._attention + self._expert * (self.active_experts or 1) + self.width * self.experts
 
     @property
     def idle_parameters(self) -> int:
@@ -130,10 +130,6 @@ class Architecture:
     def _expert(self) -> int:
         return (3 if self.gated else 2) * self.width * self.mlp_width
 
-    @property
-    def _router(self) -> int:
-        return self.width * self.experts
-
 
 def known(value: int | None, name: str) -> int:
     """Return the value of a dimension. If the value is None, raise `MissingError` with the dimension's name."""
@@ -150,27 +146,26 @@ class Family:
     tied: bool = False
     """Default for `tie_word_embeddings` if config.json lacks this field."""
     required: tuple[str, ...] = ()
-    """Fields without a known default, which config.json must have."""
+    """Dimensions without a known default, which config.json must have. The names are those of `Architecture`."""
     positions: str | None = None
     """Name of the field in config.json with the number of position embeddings."""
 
 
-_GROUPED = ("num_key_value_heads",)
 FAMILIES = {
     "bloom": Family(gated=False, tied=True),
-    "gemma": Family(tied=True, required=("num_key_value_heads", "head_dim")),
-    "gemma2": Family(tied=True, required=("num_key_value_heads", "head_dim")),
+    "gemma": Family(tied=True, required=("kv_heads", "head_dim")),
+    "gemma2": Family(tied=True, required=("kv_heads", "head_dim")),
     "gpt2": Family(gated=False, tied=True, positions="n_positions"),
-    "gpt_neox": Family(gated=False, required=("intermediate_size",)),
+    "gpt_neox": Family(gated=False, required=("ffn",)),
     "granite": Family(),
-    "llama": Family(required=("intermediate_size",)),
-    "mistral": Family(required=(*_GROUPED, "intermediate_size")),
-    "mixtral": Family(required=(*_GROUPED, "intermediate_size", "num_local_experts", "num_experts_per_tok")),
-    "olmo2": Family(required=("intermediate_size",)),
-    "phi": Family(gated=False, required=("intermediate_size",)),
-    "qwen2": Family(required=(*_GROUPED, "intermediate_size")),
-    "qwen3": Family(required=(*_GROUPED, "intermediate_size", "head_dim")),
-    "starcoder2": Family(gated=False, tied=True, required=(*_GROUPED, "intermediate_size")),
+    "llama": Family(required=("ffn",)),
+    "mistral": Family(required=("kv_heads", "ffn")),
+    "mixtral": Family(required=("kv_heads", "ffn", "experts", "active_experts")),
+    "olmo2": Family(required=("ffn",)),
+    "phi": Family(gated=False, required=("ffn",)),
+    "qwen2": Family(required=("kv_heads", "ffn")),
+    "qwen3": Family(required=("kv_heads", "ffn", "head_dim")),
+    "starcoder2": Family(gated=False, tied=True, required=("kv_heads", "ffn")),
 }
 """Known families of models, by `model_type`.
 
@@ -202,10 +197,9 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
         known_kinds = ", ".join(FAMILIES)
         raise ConfigError(f"model_type: got {kind!r}, wanted one of {known_kinds}; give the dimensions of others.")
     found = {name: _first(config, spellings) for name, spellings in _NAMES.items()}
-    for name in (*(_NAMES[name][0] for name in ("layers", "hidden", "heads", "vocab")), *family.required):
-        own = next((ours for ours, spellings in _NAMES.items() if name in spellings), name)
-        if found.get(own) is None:
-            raise ConfigError(f"{name}: is missing in config.json, wanted a whole number.")
+    for name in ("layers", "hidden", "heads", "vocab", *family.required):
+        if found[name] is None:
+            raise ConfigError(f"{_NAMES[name][0]}: is missing in config.json, wanted a whole number.")
     outputs, tied = _outputs(config), config.get("tie_word_embeddings", family.tied)
     if not isinstance(tied, bool):
         raise ConfigError(f"tie_word_embeddings: got {tied!r}, wanted true or false.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perf_callbacks.flops.calculator.architecture import Architecture, MissingError, known
-from perf_callbacks.flops.peaks.peak_rates import TERA, mfu
+from perf_callbacks.flops.peaks.peak_rates import TERA
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,6 @@ class Convention:
     The first number says how often the backward repeats the layer's matrix products. The second number says how often
     the backward repeats attention. If a value is missing, the convention doesn't define this kind of recomputation.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStepFlops:
-    """FLOPs of a step over all devices. None means that the convention doesn't define the FLOPs."""
-
-    model: int | None
-    """Model FLOPs."""
-    hardware: int | None
-    """Executed FLOPs, which are model FLOPs plus recomputation."""
 
 
 def _attention(model: Architecture, work: ConventionWork, width: int) -> int:
@@ -140,18 +130,23 @@ CLOSE = 0.005
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 
 
-def step_flops(convention: Convention, architecture: Architecture, work: ConventionWork) -> ModelStepFlops:
-    """Return the FLOPs of an optimizer step over all devices, by one convention."""
+def step_flops(
+    convention: Convention, architecture: Architecture, work: ConventionWork
+) -> tuple[int | None, int | None]:
+    """Return the model FLOPs of an optimizer step over all devices, and its executed FLOPs, by one convention.
+
+    None means that the convention doesn't define the FLOPs.
+    """
     try:
         forward = convention.forward(architecture, work)
     except MissingError:
-        return ModelStepFlops(None, None)
+        return None, None
     passes = 3 if work.trainable == "all" else 2
     model = passes * (forward.layers + forward.head) + 3 * forward.attention
     again = (0, 0) if work.recompute == "none" else convention.again.get(work.recompute)
     if again is None:
-        return ModelStepFlops(model, None)
-    return ModelStepFlops(model, model + again[0] * forward.layers + again[1] * forward.attention)
+        return model, None
+    return model, model + again[0] * forward.layers + again[1] * forward.attention
 
 
 def differences(name: str, architecture: Architecture, work: ConventionWork) -> list[str]:
@@ -188,6 +183,7 @@ class ConventionFigures:
     model_flops_per_step: int | None
     """Model FLOPs of a step over all devices. `hardware_flops_per_step` is over all devices too."""
     hardware_flops_per_step: int | None
+    """Model FLOPs plus recomputation."""
     model_tflops_per_gpu: float | None
     mfu: float | None
     hfu: float | None
@@ -195,17 +191,17 @@ class ConventionFigures:
 
 def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, ConventionFigures]:
     """Return the FLOPs, MFU and HFU of a step by each convention. The keys are the names of the conventions."""
-    return {convention.name: _result(step_flops(convention, architecture, work), job) for convention in CONVENTIONS}
-
-
-def _result(flops: ModelStepFlops, job: Job) -> ConventionFigures:
-    return ConventionFigures(
-        model_flops_per_step=flops.model,
-        hardware_flops_per_step=flops.hardware,
-        model_tflops_per_gpu=share(flops.model, job, TERA),
-        mfu=share(flops.model, job, job.peak_flops_per_second),
-        hfu=share(flops.hardware, job, job.peak_flops_per_second),
-    )
+    found = {convention.name: step_flops(convention, architecture, work) for convention in CONVENTIONS}
+    return {
+        name: ConventionFigures(
+            model_flops_per_step=model,
+            hardware_flops_per_step=hardware,
+            model_tflops_per_gpu=share(model, job, TERA),
+            mfu=share(model, job, job.peak_flops_per_second),
+            hfu=share(hardware, job, job.peak_flops_per_second),
+        )
+        for name, (model, hardware) in found.items()
+    }
 
 
 def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> float | None:
@@ -213,6 +209,6 @@ def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> f
 
     If the peak is `TERA`, the result is the TFLOPS of each device.
     """
-    if flops is None or job.step_seconds is None:
+    if flops is None or job.step_seconds is None or peak_flops_per_second is None:
         return None
-    return mfu(flops / job.gpus, job.step_seconds, peak_flops_per_second)
+    return flops / job.gpus / job.step_seconds / peak_flops_per_second

@@ -27,7 +27,6 @@ BUSY = 0.7
 """A product counts as uneven if each tile of `TILES` keeps less than this share of the multiprocessors busy."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
-_SIZES = re.compile(r"\d+")
 
 
 class Misaligned(NamedTuple):
@@ -70,7 +69,7 @@ def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned
     for _, shapes, _, flops in products:
         every += flops
         operands = [operand.split(", ")[-2:] for operand in re.findall(r"\[([^\]]*)\]", shapes)]
-        sizes = {int(size) for operand in operands for size in operand if _SIZES.fullmatch(size)}
+        sizes = {int(size) for operand in operands for size in operand if size.isdecimal()}
         for size in sizes:
             if size > ALIGNED and size % ALIGNED:
                 flops_of[size] += flops
@@ -135,14 +134,12 @@ def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> t
     >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
     (134209536, 134479872)
     """
-    having = {shape: number for shape, number in weights.items() if size in shape}
-    return _elements(having, size, size), _elements(having, size, instead)
-
-
-def _elements(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> int:
-    return sum(
-        [number * math.prod([instead if one == size else one for one in shape]) for shape, number in weights.items()]
-    )
+    before = after = 0
+    for shape, number in weights.items():
+        if size in shape:
+            before += number * math.prod(shape)
+            after += number * math.prod([instead if one == size else one for one in shape])
+    return before, after
 
 
 class ProductSize(NamedTuple):

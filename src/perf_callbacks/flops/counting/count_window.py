@@ -6,6 +6,7 @@ from threading import current_thread
 from weakref import finalize
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
@@ -28,7 +29,6 @@ class CountWindow:
         """Number of seconds without any operation after which the count ends, because the loop may have ended."""
         self._thread = current_thread()
         self._opened = False
-        self._given_up = False
         self._last: tuple[int, float] | None = None  # number of operations, and the time of the last change
         self.left_behind = False
         """True if the counter could not be removed from the stack of modes yet, for example because it is below another
@@ -40,9 +40,9 @@ class CountWindow:
 
         In a backward or a compiled call, `open` does nothing unless the counter is already on the stack of modes.
         """
-        if self._opened or self._given_up:
+        if self._opened or self.counter.lost:
             return
-        stays = self.counter.pushed and self.counter in self.counter.stack()
+        stays = self.counter.pushed and self.counter in dispatch_modes()
         if not stays and (self.counter.inert or _modes_are_lent()):
             return
         try:
@@ -60,7 +60,7 @@ class CountWindow:
 
     def step_aside(self) -> None:
         """Remove the counter from this thread's stack of modes until the thread calls a module."""
-        if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
+        if self._opened and not _modes_are_lent() and dispatch_modes()[-1:] == [self.counter]:
             self.counter.step_aside()
 
     def close(self) -> None:
@@ -79,13 +79,12 @@ class CountWindow:
             steps.callback(self.counter.unhook)
 
     def _leave(self) -> None:
-        self._given_up |= self.counter.lost
         if self.counter.pushed:
             self.counter.inert = True
             if current_thread() is self._thread and not _modes_are_lent():
                 _sweep()
         self.left_behind = self.counter.pushed
-        self.counter.inert = self.left_behind or self._given_up
+        self.counter.inert = self.left_behind or self.counter.lost
 
     def tick(self, now: float) -> bool:
         """End the count if no operation ran for `patience_seconds`, or if the counting thread has ended."""
@@ -94,10 +93,9 @@ class CountWindow:
             if self._last is None or self._last[0] != operations:
                 self._last = operations, now
             if now - self._last[1] > self.patience_seconds or not self._thread.is_alive():
-                self._given_up = True
-                self.counter.forget()
+                self.counter.lose()
                 self.close()
-        return not self._given_up
+        return not self.counter.lost
 
 
 def _modes_are_lent() -> bool:
@@ -112,7 +110,7 @@ def _modes_are_lent() -> bool:
 
 def _sweep() -> None:
     """Remove inactive counters from the top of this thread's stack of modes."""
-    for counter in reversed(FlopCounter.stack()):
+    for counter in reversed(dispatch_modes()):
         if not (isinstance(counter, FlopCounter) and counter.inert):
             break
         counter.leave_stack()

@@ -4,39 +4,28 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch._ops import OpOverload
 from torch.autograd import Variable
 from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
 from perf_callbacks.flops.counting.observed import Observed
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format
-from perf_callbacks.flops.counting.phases import in_backward, node, phase
+from perf_callbacks.flops.counting.phases import in_backward, newest_node, phase, running_node
 from perf_callbacks.flops.counting.repeats import Repeats
+from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Cell, Kind, Work
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
-
-
-class Filter(Protocol):
-    """Decides which operations of a step are counted."""
-
-    def is_training_work(self) -> bool:
-        """Return True if the next operation is training work. The counter calls this method before each operation."""
-        ...
-
-    def is_between_stages(self) -> bool:
-        """Return True if values that Python reads from tensors outside of training work should be recorded now."""
-        ...
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -65,7 +54,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def __init__(
         self,
-        filtered: Filter | None = None,
+        filtered: TrainingFilter | None = None,
         follow: Callable[[Any, Any, int], object] | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
@@ -100,7 +89,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
-        self._hooks: list[RemovableHandle] = []
+        hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
+        self._hooks = [RemovableHandle(one) for one in hooks]
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
         self.hook()
@@ -115,22 +105,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def hook(self) -> None:
         """Add hooks that watch the calls of all modules. A second call changes nothing."""
-        if not self._hooks:
-            hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
-            self._hooks = [RemovableHandle(one) for one in hooks]
         begins, ends = self._hooks
         # torch's own functions return the handle after the hook is in place; an interrupt may come in between
-        modules._global_forward_pre_hooks[begins.id] = self._begins  # noqa: SLF001 there is no public name
+        modules._global_forward_pre_hooks[begins.id] = partial(self._see, begins=True)  # noqa: SLF001 there is no public name
         # a module that was sharded as a whole gets its weights only now
-        modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
+        modules._global_forward_hooks[ends.id] = partial(self._see, begins=False)  # noqa: SLF001 as above
 
     def unhook(self) -> None:
         """Remove the hooks on modules. Drop the count if the counter left the stack of modes and didn't return."""
         if self._aside is not None:
-            self._lose()
+            self.lose()
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
 
     def enter_stack(self) -> None:
         """Push the counter onto this thread's stack of modes.
@@ -143,35 +129,30 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def leave_stack(self) -> None:
         """Pop the counter off this thread's stack of modes, if the counter is on top."""
-        if self.stack()[-1:] == [self]:
+        if dispatch_modes()[-1:] == [self]:
             _pop_torch_dispatch_stack(None)
-        self.pushed = self in self.stack()
+        self.pushed = self in dispatch_modes()
 
     def step_aside(self) -> None:
         """Pop the counter off this thread's stack of modes until the thread calls a module."""
         self.leave_stack()
-        self._aside = get_ident(), len(self.stack())
+        self._aside = get_ident(), len(dispatch_modes())
 
     def _come_back(self) -> None:
         """Push the counter onto the stack again when a module is called. If this is impossible, drop the count."""
         if self._aside is None or self._aside[0] != get_ident() or in_backward():
             return
         depth, self._aside = self._aside[1], None
-        if len(self.stack()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
+        if len(dispatch_modes()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
             self.enter_stack()
         else:
-            self._lose()
+            self.lose()
 
-    def _lose(self) -> None:
-        """Drop the count, because an unknown part of the step was missed."""
+    def lose(self) -> None:
+        """Drop the count and stop counting, because an unknown part of the step was missed."""
         self._aside = None
         self.lost = self.inert = True
         self.forget()
-
-    @staticmethod
-    def stack() -> list[Any]:
-        """Return this thread's stack of dispatch modes. The top of the stack comes last."""
-        return _get_current_dispatch_mode_stack()
 
     def forget(self) -> None:
         """Drop all FLOPs that were counted."""
@@ -204,10 +185,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             try:
                 out = func.decompose(*args, **kwargs)
             finally:
-                if self.stack()[-1:] == [self]:
-                    _pop_torch_dispatch_stack(
-                        None
-                    )  # `pushed` stays true: torch pushes the mode again after this operation
+                if dispatch_modes()[-1:] == [self]:
+                    _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -228,18 +207,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation without counting it. The operation counts later if a backward runs its autograd node."""
         if func is _READS_VALUE and not self.inert:
-            self._note_value()
+            with guard(partial(self._err, "read")):
+                if self._filter is not None and self._filter.is_between_stages():
+                    self.observed.value_read()
         out = func(*args, **kwargs)
         if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
-            try:
+            with guard(partial(self._err, func)):
                 operands = [*tensors(args)]
                 formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)
-                    self._apart[node()] = cell, flops, self.modules.passed()
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self._err(func, error)
+                    self._apart[newest_node()] = cell, flops, self.modules.passed()
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
@@ -250,29 +229,20 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
-            try:
-                number = node()
-                if number in self._apart:
+            with guard(partial(self._err, func)):
+                number = running_node()
+                if number is not None and number in self._apart:
                     cell, flops, path = self._apart.pop(number)
                     self.passes[-1][cell] += flops
                     self.modules.add(cell, flops, path)
-            except Exception as error:  # noqa: BLE001 as above
-                self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
         """Report an operation to the trackers of gradients and memory. The trackers' errors don't change the count."""
-        try:
+        with guard(partial(self._err, func)):
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
             if self._follower is not None:
                 self._follower(func, out, backward)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err(func, error)
-
-    def _note_value(self) -> None:
-        with guard(partial(self._err, "read")):
-            if self._filter is None or self._filter.is_between_stages():
-                self.observed.value_read()
 
     def _is_training_work(self) -> bool:
         try:
@@ -287,14 +257,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
-    def _begins(self, module: torch.nn.Module, _args: object) -> None:
-        self._see(module, begins=True)
-
-    def _ends(self, module: torch.nn.Module, _args: object, _result: object) -> None:
-        self._see(module, begins=False)
-
-    def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
-        try:
+    def _see(self, module: torch.nn.Module, *_: object, begins: bool) -> None:
+        with guard(partial(self._err, type(module).__name__)):
             if begins:
                 self._come_back()
             training = self._is_training_work()
@@ -305,18 +269,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                     continue
             if training and not self.inert:
                 self.weights.see(module)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err(type(module).__name__, error)
 
     def _await_end(self, backward: int) -> None:
         """Ask autograd to call back at the end of a backward. autograd calls back only if the backward completes."""
         self._begun.add(backward)
-        try:
+        with guard(partial(self._err, "backward")):
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            let_pass(error)
-            self._begun.discard(backward)
-            self._err("backward", error)
 
     def _end(self, backward: int) -> None:
         """Record the end of a backward, and of all backwards within it that raised an exception."""
@@ -376,14 +334,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count the FLOPs of an operation on sharded tensors, as if the tensors were not sharded."""
-        try:
+        with guard(partial(self._err, func)):
             formula = self.observed.sort(func).formula
             operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
                 flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
                 self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err(func, error)
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

@@ -9,6 +9,7 @@ the module whose forward created the running autograd node.
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -20,9 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from perf_callbacks.flops.counting.coverage import unwrapped
-from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.counting.phases import in_backward, newest_node, running_node
 from perf_callbacks.flops.work import Cell, Work
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.module_records import APART, OPTIMIZER, OTHERS, OUTSIDE, ModuleWork
@@ -55,7 +56,7 @@ class ModuleShares:
     def __init__(self, model: nn.Module | None = None) -> None:
         self.failure: str | None = None
         """Reason why the FLOPs are not divided among modules, such as an error. None means that they are divided."""
-        self._paths: ModulePaths | None = None
+        self.active = model is not None
         self._main = get_ident()
         self._flops: dict[str, Counter[Cell]] = {}
         self._nodes: dict[tuple[int, int], str] = {}
@@ -66,60 +67,44 @@ class ModuleShares:
         """Positions of an operation's results that are new tensors, by the `id` of the operation."""
         self._backward = 0
         self._activations: Counter[str] = Counter()
-        if model is not None:
-            try:
-                self._paths = ModulePaths(model)
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self._fail(error)
+        with guard(self.fail):
+            self._paths = ModulePaths(nn.Module() if model is None else model)
 
+    @fails_open
     def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
         """Add the FLOPs of an operation to the module `path`, or to the running module if `path` is None."""
-        if self._paths is None:
-            return
-        try:
-            if path is None:
-                path = OPTIMIZER if cell.phase == "optimizer" else self._node(self._path())
-            self._flops.setdefault(path, Counter())[cell] += flops
-        except Exception as error:  # noqa: BLE001 as above
-            self._fail(error)
+        if path is None:
+            path = OPTIMIZER if cell.phase == "optimizer" else self._node(self._path())
+        self._flops.setdefault(path, Counter())[cell] += flops
 
-    def passed(self) -> str | None:
+    @fails_open
+    def passed(self) -> str:
         """Return the module path of an uncounted operation of the forward.
 
         `add` may count the operation later.
         """
-        if self._paths is None:
-            return None
-        try:
-            return self._node(self._path())
-        except Exception as error:  # noqa: BLE001 as above
-            self._fail(error)
-            return None
+        return self._node(self._path())
 
+    @fails_open
     def follow(self, func: Any, out: Any, backward: int) -> None:
         """Record the new storages of an operation, and the module path of its autograd node.
 
         `backward` is the number of the running backward, or 0 outside of a backward.
         """
-        if self._paths is None:
+        if backward and backward != self._backward:
+            self._backward = backward
+            self._take_activations()
+        if backward and not torch.is_grad_enabled():
             return
-        try:
-            if backward and backward != self._backward:
-                self._backward = backward
-                self._take_activations()
-            if backward and not torch.is_grad_enabled():
-                return
-            places = self._places.get(id(func))
-            if places is None:
-                places = self._places[id(func)] = _new_results(func)
-            for storage in _storages(out, places) if places else ():
-                key = storage._cdata  # noqa: SLF001 there is no public identity
-                if key not in self._storages:
-                    path = self._node(self._path())
-                    if not backward:
-                        self._storages[key] = StorageWeakRef(storage), storage.nbytes(), path  # type: ignore[no-untyped-call] # torch leaves it so
-        except Exception as error:  # noqa: BLE001 as above
-            self._fail(error)
+        places = self._places.get(id(func))
+        if places is None:
+            places = self._places[id(func)] = _new_results(func)
+        for storage in _storages(out, places) if places else ():
+            key = storage._cdata  # noqa: SLF001 there is no public identity
+            if key not in self._storages:
+                path = self._node(self._path())
+                if not backward:
+                    self._storages[key] = StorageWeakRef(storage), storage.nbytes(), path  # type: ignore[no-untyped-call] # torch leaves it so
 
     def forget(self) -> None:
         """Drop all FLOPs and activations that were recorded."""
@@ -127,25 +112,17 @@ class ModuleShares:
         self._storages.clear()
         self._activations.clear()
 
+    @fails_open
     def lines(self, total: Work) -> tuple[ModuleWork, ...]:
         """Return the module lines of a `flops` record, the line with the most FLOPs first.
 
-        There are no lines without a model, after an error, or if the lines don't add up to `total`.
+        The result is None without a model and after an error. There are no lines if they don't add up to `total`.
         """
-        if self._paths is None:
-            return ()
-        try:
-            return self._lines(self._paths, total)
-        except Exception as error:  # noqa: BLE001 as above
-            self._fail(error)
-            return ()
-
-    def _lines(self, paths: ModulePaths, total: Work) -> tuple[ModuleWork, ...]:
         if Work.sum(map(Work, self._flops.values())).by_phase != total.by_phase:
             self.failure = "they don't sum to the FLOPs of the step"
             return ()
-        names = dict.fromkeys([*paths.modules, *self._flops, *self._activations])
-        lines = [self._line(name, paths) for name in names]
+        names = dict.fromkeys([*self._paths.modules, *self._flops, *self._activations])
+        lines = [self._line(name) for name in names]
         lines = sorted([one for one in lines if any(_weight(one)) or one.parameters is None], key=_weight, reverse=True)
         if len(lines) <= MOST_LINES:
             return tuple(lines)
@@ -154,22 +131,22 @@ class ModuleShares:
         rest = [one for one in lines if one not in kept]
         return (*sorted(kept, key=_weight, reverse=True), _sum(rest))
 
-    def _line(self, path: str, paths: ModulePaths) -> ModuleWork:
+    def _line(self, path: str) -> ModuleWork:
         flops = Work(self._flops.get(path, {}))
         phases = flops.by_phase
         return ModuleWork(
             path=path,
-            modules=paths.modules.get(path, 0),
+            modules=self._paths.modules.get(path, 0),
             forward_flops=phases.get("forward", 0),
             backward_flops=phases.get("backward", 0),
             extra_flops=flops.hardware_flops - flops.model_flops,
-            parameters=paths.parameters.get(path, 0),
+            parameters=self._paths.parameters.get(path, 0),
             activation_bytes=self._activations[path] if self._backward else None,
         )
 
     def _path(self) -> str:
         """Return the path of the module to which the current operation belongs."""
-        by_id = self._paths.by_id  # type: ignore[union-attr] # only called while there are paths
+        by_id = self._paths.by_id
         engine = False
         frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 `callers` is too slow for each operation
         while frame is not None:
@@ -195,10 +172,9 @@ class ModuleShares:
         The main thread made the node, unless the node is from recomputation in `thread`. Autograd runs the backward of
         a GPU in a separate thread. Each thread numbers its own nodes.
         """
-        running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
-        if running is None:
+        number = running_node()
+        if number is None:
             return None
-        number = int(running._sequence_nr())  # noqa: SLF001 as above
         found = self._nodes.get((thread, number))
         return self._nodes.get((self._main, number)) if found is None else found
 
@@ -208,8 +184,7 @@ class ModuleShares:
         An operation's node exists before the operation runs. If an operation has no node, the newest node belongs to an
         earlier operation.
         """
-        newest: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 there is no public name
-        self._nodes.setdefault((get_ident(), int(newest()) - 1), path)
+        self._nodes.setdefault((get_ident(), newest_node()), path)
         return path
 
     def _take_activations(self) -> None:
@@ -221,8 +196,9 @@ class ModuleShares:
         if found.total() > self._activations.total():
             self._activations = found
 
-    def _fail(self, error: Exception) -> None:
-        self._paths = None
+    def fail(self, error: Exception) -> None:
+        """Stop dividing FLOPs among modules after an error."""
+        self.active = False
         self.forget()
         let_pass(error)
         self.failure = describe(error)
@@ -259,14 +235,7 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
     """Return one line that adds up the lines of several modules."""
-    parameters = [line.parameters for line in lines]
-    activations = [line.activation_bytes for line in lines]
-    return ModuleWork(
-        path=OTHERS,
-        modules=sum(line.modules for line in lines),
-        forward_flops=sum(line.forward_flops for line in lines),
-        backward_flops=sum(line.backward_flops for line in lines),
-        extra_flops=sum(line.extra_flops for line in lines),
-        parameters=None if None in parameters else sum(filter(None, parameters)),
-        activation_bytes=None if None in activations else sum(filter(None, activations)),
-    )
+    names = [field.name for field in fields(ModuleWork) if field.name != "path"]
+    columns = {name: [getattr(line, name) for line in lines] for name in names}
+    sums: dict[str, Any] = {name: None if None in column else sum(column) for name, column in columns.items()}
+    return ModuleWork(path=OTHERS, **sums)

@@ -79,19 +79,6 @@ class Sort(NamedTuple):
     causal: tuple[int, str, bool] | None
     """Position, name and default value of the argument for a causal mask."""
 
-    @classmethod
-    def of(cls, operation: Any) -> "Sort":
-        """Return the facts about an operation."""
-        called = name(operation)
-        return cls(
-            operation,
-            called,
-            formula(operation),
-            opaque=_opaque(operation, called),
-            pointwise=isinstance(operation, OpOverload) and torch.Tag.pointwise in operation.tags,
-            causal=_causal_argument(operation),
-        )
-
 
 class Observed:
     """Collects a limited number of observations in a counted step."""
@@ -121,7 +108,15 @@ class Observed:
         """Return the facts about an operation, which are looked up only once."""
         sort = self._sorts.get(id(func))
         if sort is None:
-            sort = self._sorts[id(func)] = Sort.of(func)
+            called = name(func)
+            sort = self._sorts[id(func)] = Sort(
+                func,
+                called,
+                formula(func),
+                opaque=_opaque(func, called),
+                pointwise=isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags,
+                causal=_causal_argument(func),
+            )
         return sort
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:

@@ -31,8 +31,6 @@ _PLACES: dict[str, tuple[str, _Place]] = {
 Each entry has the function's file and meaning.
 """
 
-_known: dict[CodeType, _Place | None] = {}
-
 
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     """Return the phase of the current operation. `operands` are the tensors of the operation.
@@ -54,11 +52,16 @@ def in_backward() -> int:
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
-def node() -> int:
-    """Return the sequence number of the running autograd node, or of the newest node if no node is running."""
-    running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
+def running_node() -> int | None:
+    """Return the sequence number of the running autograd node, or None if no node is running."""
+    running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
+    return None if running is None else int(running._sequence_nr())  # noqa: SLF001 as above
+
+
+def newest_node() -> int:
+    """Return the sequence number of the autograd node that this thread made last."""
     made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
-    return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
+    return int(made()) - 1
 
 
 def in_function() -> bool:
@@ -75,8 +78,7 @@ def in_function() -> bool:
 
 def _innermost() -> _Place | None:
     for frame in callers():
-        code = frame.f_code
-        place = _known[code] if code in _known else _look(code)
+        place = _place(frame.f_code)
         if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):
             return "function"
         if place == "optimizer" and _in_closure(frame):
@@ -117,11 +119,8 @@ def _makes_graph(frame: FrameType) -> bool:
 _CREATE_GRAPH = 2  # place among the arguments, after the incoming gradients and `retain_graph`
 
 
-def _look(code: CodeType) -> _Place | None:
-    file, place = _PLACES.get(code.co_name, ("", None))
-    if not code.co_filename.replace("\\", "/").endswith(file):
-        place = None
-    if len(_known) > 10_000:  # noqa: PLR2004 code may be made at run time
-        _known.clear()
-    _known[code] = place
-    return place
+def _place(code: CodeType) -> _Place | None:
+    if code.co_name not in _PLACES:
+        return None
+    file, place = _PLACES[code.co_name]
+    return place if code.co_filename.replace("\\", "/").endswith(file) else None

@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from perf_callbacks.flops.counting.coverage import unwrapped
 from perf_callbacks.flops.counting.formulas import name
 from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.process.stacks import callers
 
 _OWN_BACKWARD = BackwardCFunction.apply.__code__
@@ -86,10 +87,8 @@ class Repeats:
 
 def _storages(values: Iterable[Any]) -> Iterator[int]:
     """Yield the storage addresses of all dense tensors among values, including tensors in lists."""
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _storages(value)
-        elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
+    for value in tensors(values):
+        if value.layout is torch.strided and not value.is_nested:
             tensor = unwrapped(value)
             yield getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata  # noqa: SLF001 the key of a storage
 

@@ -1,7 +1,7 @@
 """Compute MFU and related metrics of steps, from the last count of FLOPs and the peaks of the device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
@@ -48,11 +48,8 @@ class Rating:
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
         """Return a device's metrics, such as MFU. The FLOPs in `effort` took `seconds`."""
         seconds *= self.devices
-        model, hardware, peak = (
-            effort.model_flops / seconds,
-            effort.hardware_flops / seconds,
-            self.peak_flops_per_second,
-        )
+        model, hardware = effort.model_flops / seconds, effort.hardware_flops / seconds
+        peak = self.peak_flops_per_second
         values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.count.coverage}
         if self.count.lower_bound:
             values["flops_lower_bound"] = 1.0
@@ -84,7 +81,3 @@ class Rating:
         if self.peaks.measured:
             return "training ran faster than the measured peak"
         return f"training ran faster than the stated peak of {peak / TERA:g} TFLOPS in {self.dtype}"
-
-    def without_peak(self) -> "Rating":
-        """Return a copy of this rating without peaks."""
-        return replace(self, peaks=None)

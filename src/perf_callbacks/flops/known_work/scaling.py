@@ -123,9 +123,7 @@ class _Fit:
 
 def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
     """Return a law fitted to counts. Return None if a count contradicts the law, or if there are too few counts."""
-    if len(counts) <= len(law):
-        return None
-    factors = _exactly(counts, law)
+    factors = _exactly(counts, law) if len(counts) > len(law) else None
     if factors is None:
         return None
     fit = _Fit(law, factors, counts)
@@ -153,24 +151,22 @@ def _exactly(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] 
 
 def _solved(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] | None:
     """Compute the factors of a law by Gaussian elimination. Return None if the counts don't determine all factors."""
-    found: list[tuple[int, list[Fraction]]] = []  # pivot column, and its row: 1 there, 0 in earlier columns
+    rows: dict[int, list[Fraction]] = {}  # by pivot column: 1 there, 0 in the pivot columns of all other rows
     for size, flops in counts.items():
         row = [Fraction(_power(size, term)) for term in law] + [Fraction(flops)]
-        for column, known in found:
-            if row[column]:
-                row = [a - row[column] * b for a, b in zip(row, known, strict=True)]
+        for column, known in rows.items():
+            row = _minus(row, row[column], known)
         pivot = next((column for column in range(len(law)) if row[column]), None)
-        if pivot is None:
-            continue
-        found.append((pivot, [value / row[pivot] for value in row]))
-        if len(found) == len(law):
-            break
-    if len(found) < len(law):
-        return None
-    factors: dict[int, Fraction] = {}
-    for column, row in reversed(found):
-        factors[column] = row[-1] - sum([row[other] * factor for other, factor in factors.items()], Fraction())
-    return tuple([factors[column] for column in range(len(law))])
+        if pivot is not None:
+            row = [value / row[pivot] for value in row]
+            rows = {column: _minus(known, known[pivot], row) for column, known in rows.items()} | {pivot: row}
+        if len(rows) == len(law):
+            return tuple([rows[column][-1] for column in range(len(law))])
+    return None
+
+
+def _minus(row: list[Fraction], factor: Fraction, other: list[Fraction]) -> list[Fraction]:
+    return [a - factor * b for a, b in zip(row, other, strict=True)]
 
 
 def _sum(factors: tuple[Fraction, ...], law: Law, size: BatchSize) -> Fraction:

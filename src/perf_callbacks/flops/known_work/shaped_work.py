@@ -153,7 +153,7 @@ class ShapedWork(WorkModel):
         if self.rating is not None and reason is not None:
             self.peak_exceeded = self.rating.peaks
             self.unknowns.peak = reason
-            self.rate(self.rating.without_peak())
+            self.rate(replace(self.rating, peaks=None))
             self._tell()
 
     def look_after(self, step: int) -> int:
@@ -257,9 +257,7 @@ class ShapedWork(WorkModel):
             return known
         key = tuple(shapes), calls
         if key not in self._efforts:
-            if len(self._efforts) >= _MOST_KNOWN:
-                self._efforts.clear()
-            self._efforts[key] = self._effort(key[0], _each(calls, len(shapes)), self._trained)
+            keep(self._efforts, key, self._effort(key[0], _each(calls, len(shapes)), self._trained), _MOST_KNOWN)
         effort = self._efforts[key]
         if effort is None:
             self._miss(key[0], _each(calls, len(shapes)), step)

@@ -5,51 +5,44 @@ high. Some data sheets print only the sparse peak. Training accumulates in float
 float32 reach only half of their advertised peak, and the table has this lower number.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PeakRow:
-    """Peaks of a device, with a pattern for all names that drivers report for the device."""
+class Chip:
+    """Peaks of a device in dense TFLOPS, with a pattern for all names that drivers report for the device.
 
-    name: str
-    """Regular expression for the full name of the device in lower case, without vendor and brand."""
-    tflops: Mapping[str, float]
-    """Maps torch's name of a dtype to the dense peak in TFLOPS. If a dtype is missing, its peak is not published, or
-    the device doesn't support the dtype."""
-    source: str
+    A peak of None is not published, or the device doesn't support the dtype.
+    """
+
+    fp32: float | None
+    tf32: float | None
+    half: float
+    """Peak of float16 and bfloat16."""
+    fp8: float | None
     processors: int | None
     """Number of multiprocessors of the whole device, as torch reports it. For an Intel GPU, torch reports vector
     engines. A partition of the device has the same name but fewer multiprocessors. None means that torch reports no
     number."""
-    fma: int | None
-    """Multiply-adds per clock cycle of one multiprocessor in bfloat16, or in float16 for devices without bfloat16."""
+    source: str
+    name: str
+    """Regular expression for the full name of the device in lower case, without vendor and brand."""
     called: str
     """Example of a name that the driver reports for the device. If the driver reports the same name for two devices,
     the example ends with an additional word, such as "10GB"."""
-    architecture: str | None = None
+    bf16: bool = True
+    """False if the device doesn't support bfloat16."""
+    arch: str | None = None
     """ROCm's name of the architecture. If ROCm reports no device name, the architecture and the number of
     multiprocessors identify an AMD Instinct."""
 
-
-def _row(  # noqa: PLR0917 the columns of a table
-    fp32: float | None,
-    tf32: float | None,
-    half: float,
-    fp8: float | None,
-    processors: int | None,
-    fma: int | None,
-    source: str,
-    name: str,
-    called: str,
-    *,
-    bf16: bool = True,
-    arch: str | None = None,
-) -> PeakRow:
-    published = {"float32": fp32, "tfloat32": tf32, "float16": half, "bfloat16": half if bf16 else None, "float8": fp8}
-    tflops = {dtype: peak for dtype, peak in published.items() if peak is not None}
-    return PeakRow(name, tflops, source, processors, fma, called, arch)
+    @property
+    def tflops(self) -> dict[str, float]:
+        """Maps torch's name of a dtype to the dense peak in TFLOPS. A dtype without a peak is missing."""
+        bf16 = self.half if self.bf16 else None
+        names = ("float32", "tfloat32", "float16", "bfloat16", "float8")
+        peaks = zip(names, (self.fp32, self.tf32, self.half, bf16, self.fp8), strict=True)
+        return {dtype: peak for dtype, peak in peaks if peak is not None}
 
 
 _NV = "https://www.nvidia.com/en-us/data-center"
@@ -103,73 +96,73 @@ _TPU = "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm"
 
 # fmt: off
 DEVICES = (
-    #    fp32,  tf32,  half,  fp8,  SMs,  fma,  source,  name, called
-    _row(80,    1250,  2500,  5000, 152,  None, _GB200,  r"gb[23]00", "NVIDIA GB200"),
-    _row(80,    1125,  2250,  4500, 148,  None, _B200,   r"b[23]00( sxm6( ac)?)?", "NVIDIA B200"),
-    _row(60,    417.5, 835.5, 1671, 132,  2048, _H200,   r"h200 nvl", "NVIDIA H200 NVL"),
-    _row(67,    494.5, 989.5, 1979, 132,  2048, _H200,   r"h200( sxm5?)?( 141gb)?( hbm3e)?", "NVIDIA H200"),
-    _row(67,    494.5, 989.5, 1979, 132,  2048, _GH200,  r"gh200( (120gb|480gb|144g hbm3e))?", "NVIDIA GH200 480GB"),
-    _row(60,    417.5, 835.5, 1671, 132,  2048, _H100,   r"h100 nvl", "NVIDIA H100 NVL"),
-    _row(51,    378,   756.5, 1513, 114,  2048, _H100,   r"h100 pcie", "NVIDIA H100 PCIe"),
-    _row(67,    494.5, 989.5, 1979, 132,  2048, _H100,   r"h100 (80gb hbm3|sxm5?( 80gb)?)", "NVIDIA H100 80GB HBM3"),
-    _row(67,    494.5, 989.5, 1979, 132,  2048, _H800,   r"h800( sxm5?)?( 80gb)?( hbm3)?", "NVIDIA H800"),
-    _row(44,    74,    148,   296,  78,   None, _H20,    r"h20", "NVIDIA H20"),
-    _row(19.5,  156,   312,   None, 108,  1024, _A100,   r"a[18]00( (sxm4?|pcie|40gb|80gb))*", "NVIDIA A100-SXM4-80GB"),
-    _row(22.4,  179,   358,   None, 124,  1024, _A100_64, r"a100 sxm4? 64gb", "NVIDIA A100-SXM-64GB"),
-    _row(10.3,  82,    165,   None, 56,   1024, _A30,    r"a30", "NVIDIA A30"),
-    _row(91.6,  183,   362,   733,  142,  512,  _L40S,   r"l40s", "NVIDIA L40S"),
-    _row(90.5,  90.5,  181,   362,  142,  256,  _L40,    r"l40", "NVIDIA L40"),
-    _row(30.3,  60,    121,   242,  58,   512,  _L4,     r"l4", "NVIDIA L4"),
-    _row(37.4,  74.8,  149.7, None, 84,   512,  _A40,    r"a40", "NVIDIA A40"),
-    _row(None,  35,    70,    None, 80,   256,  _A10G,   r"a10g", "NVIDIA A10G"),
-    _row(31.2,  62.5,  125,   None, 72,   512,  _A10,    r"a10", "NVIDIA A10"),
-    _row(38.7,  77.4,  154.8, None, 84,   512,  _GA102,  r"rtx a6000", "NVIDIA RTX A6000"),
-    _row(27.8,  55.5,  111.1, None, 64,   512,  _A5000,  r"rtx a5000", "NVIDIA RTX A5000"),
-    _row(91.1,  182,   364,   728,  142,  512,  _6000,   r"rtx 6000 ada generation", "NVIDIA RTX 6000 Ada Generation"),
-    _row(65.3,  130.6, 261,   522,  100,  512,  _5000,   r"rtx 5000 ada generation", "NVIDIA RTX 5000 Ada Generation"),
-    _row(126,   251.9, 503.8, 1007, 188,  512,  _PRO,
+    #    fp32,  tf32,  half,  fp8,  SMs,  source,  name, called
+    Chip(80,    1250,  2500,  5000, 152,  _GB200, r"gb[23]00", "NVIDIA GB200"),
+    Chip(80,    1125,  2250,  4500, 148,  _B200,  r"b[23]00( sxm6( ac)?)?", "NVIDIA B200"),
+    Chip(60,    417.5, 835.5, 1671, 132,  _H200,  r"h200 nvl", "NVIDIA H200 NVL"),
+    Chip(67,    494.5, 989.5, 1979, 132,  _H200,  r"h200( sxm5?)?( 141gb)?( hbm3e)?", "NVIDIA H200"),
+    Chip(67,    494.5, 989.5, 1979, 132,  _GH200, r"gh200( (120gb|480gb|144g hbm3e))?", "NVIDIA GH200 480GB"),
+    Chip(60,    417.5, 835.5, 1671, 132,  _H100,  r"h100 nvl", "NVIDIA H100 NVL"),
+    Chip(51,    378,   756.5, 1513, 114,  _H100,  r"h100 pcie", "NVIDIA H100 PCIe"),
+    Chip(67,    494.5, 989.5, 1979, 132,  _H100,  r"h100 (80gb hbm3|sxm5?( 80gb)?)", "NVIDIA H100 80GB HBM3"),
+    Chip(67,    494.5, 989.5, 1979, 132,  _H800,  r"h800( sxm5?)?( 80gb)?( hbm3)?", "NVIDIA H800"),
+    Chip(44,    74,    148,   296,  78,   _H20,   r"h20", "NVIDIA H20"),
+    Chip(19.5,  156,   312,   None, 108,  _A100,  r"a[18]00( (sxm4?|pcie|40gb|80gb))*", "NVIDIA A100-SXM4-80GB"),
+    Chip(22.4,  179,   358,   None, 124,  _A100_64, r"a100 sxm4? 64gb", "NVIDIA A100-SXM-64GB"),
+    Chip(10.3,  82,    165,   None, 56,   _A30,   r"a30", "NVIDIA A30"),
+    Chip(91.6,  183,   362,   733,  142,  _L40S,  r"l40s", "NVIDIA L40S"),
+    Chip(90.5,  90.5,  181,   362,  142,  _L40,   r"l40", "NVIDIA L40"),
+    Chip(30.3,  60,    121,   242,  58,   _L4,    r"l4", "NVIDIA L4"),
+    Chip(37.4,  74.8,  149.7, None, 84,   _A40,   r"a40", "NVIDIA A40"),
+    Chip(None,  35,    70,    None, 80,   _A10G,  r"a10g", "NVIDIA A10G"),
+    Chip(31.2,  62.5,  125,   None, 72,   _A10,   r"a10", "NVIDIA A10"),
+    Chip(38.7,  77.4,  154.8, None, 84,   _GA102, r"rtx a6000", "NVIDIA RTX A6000"),
+    Chip(27.8,  55.5,  111.1, None, 64,   _A5000, r"rtx a5000", "NVIDIA RTX A5000"),
+    Chip(91.1,  182,   364,   728,  142,  _6000,  r"rtx 6000 ada generation", "NVIDIA RTX 6000 Ada Generation"),
+    Chip(65.3,  130.6, 261,   522,  100,  _5000,  r"rtx 5000 ada generation", "NVIDIA RTX 5000 Ada Generation"),
+    Chip(126,   251.9, 503.8, 1007, 188,  _PRO,
          r"rtx pro 6000 blackwell workstation edition",
          "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
-    _row(110.1, 220.2, 440.5, 881,  188,  512,  _MAX_Q,
+    Chip(110.1, 220.2, 440.5, 881,  188,  _MAX_Q,
          r"rtx pro 6000 blackwell max q workstation edition",
          "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"),
-    _row(104.8, 104.8, 209.5, 419,  170,  256,  _GB202,  r"rtx 5090", "NVIDIA GeForce RTX 5090"),
-    _row(56.3,  56.3,  112.6, 225,  84,   256,  _GB202,  r"rtx 5080", "NVIDIA GeForce RTX 5080"),
-    _row(82.6,  82.6,  165.2, 330,  128,  256,  _ADA,    r"rtx 4090", "NVIDIA GeForce RTX 4090"),
-    _row(52.2,  52.2,  104.4, 209,  80,   256,  _4080S,  r"rtx 4080 super", "NVIDIA GeForce RTX 4080 SUPER"),
-    _row(48.7,  48.7,  97.5,  195,  76,   256,  _ADA,    r"rtx 4080", "NVIDIA GeForce RTX 4080"),
-    _row(35.6,  35.6,  71,    None, 82,   256,  _3090,   r"rtx 3090", "NVIDIA GeForce RTX 3090"),
-    _row(29.8,  29.8,  59.5,  None, 68,   256,  _3080,   r"rtx 3080( 10gb)?", "NVIDIA GeForce RTX 3080 10GB"),
-    _row(30.6,  30.6,  61.3,  None, 70,   256,  _3080,   r"rtx 3080( 12gb)?", "NVIDIA GeForce RTX 3080 12GB"),
-    _row(15.7,  None,  125,   None, 80,   512,  _SXM3,   r"v100 sxm3 32gb", "Tesla V100-SXM3-32GB", bf16=False),
-    _row(15.7,  None,  125,   None, 80,   512,  _V100,   r"v100 sxm2( (16|32)gb)?", "Tesla V100-SXM2-32GB", bf16=False),
-    _row(14,    None,  112,   None, 80,   512,  _V100,   r"v100 pcie( (16|32)gb)?", "Tesla V100-PCIE-32GB", bf16=False),
-    _row(10.6,  None,  10.6,  None, 56,   64,   _P100,   r"p100 sxm2( 16gb)?", "Tesla P100-SXM2-16GB", bf16=False),
-    _row(9.3,   None,  9.3,   None, 56,   64,   _P100,   r"p100 pcie( (12|16)gb)?", "Tesla P100-PCIE-16GB", bf16=False),
-    _row(8.1,   None,  65,    None, 40,   512,  _T4,     r"t4", "Tesla T4", bf16=False),
-    _row(157.3, None,  2500,  5000, 256,  None, _MI355,  r"mi355x( (vf|oam))?", "AMD Instinct MI355X", arch="gfx950"),
-    _row(144.2, None,  2310,  4614, 256,  2048, _MI350,  r"mi350x( (vf|oam))?", "AMD Instinct MI350X", arch="gfx950"),
-    _row(163.4, 653.7, 1307,  2610, 304,  1024, _MI325,  r"mi325x( (vf|oam))?", "AMD Instinct MI325X", arch="gfx942"),
-    _row(163.4, 653.7, 1307,  2610, 304,  1024, _MI300,  r"mi300x( (vf|oam))?", "AMD Instinct MI300X", arch="gfx942"),
-    _row(122.6, 490.3, 980.6, 1961, 228,  1024, _MI300A, r"mi300a", "AMD Instinct MI300A", arch="gfx942"),
-    _row(47.9,  None,  191.5, None, 110,  512,  _MI250X, r"mi250x( mi250)?", "AMD Instinct MI250X", arch="gfx90a"),
-    _row(45.3,  None,  181,   None, 104,  512,  _MI250,  r"(mi250x )?mi250", "AMD Instinct MI250", arch="gfx90a"),
-    _row(45.3,  None,  181,   None, 104,  512,  _MI210,  r"mi210", "AMD Instinct MI210", arch="gfx90a"),
-    _row(52.4,  419.4, 838.9, None, 1024, 256,  _1550,  rf"{_MAX} 1550( 1024)?", "Intel Data Center GPU Max 1550 1024"),
-    _row(45.9,  367,   734,   None, 896,  256,  _1550,  rf"{_MAX} 1550( 896)?", "Intel Data Center GPU Max 1550 896"),
-    _row(26.2,  209.7, 419.4, None, 512,  256,  _1550,  rf"{_MAX} 1550( 512)?", "Intel Data Center GPU Max 1550 512"),
-    _row(22.9,  183.5, 367,   None, 448,  256,  _1550,  rf"{_MAX} 1550( 448)?", "Intel Data Center GPU Max 1550 448"),
-    _row(22.2,  177.8, 355.5, None, 448,  256,  _1100,  rf"{_MAX} 1100", "Intel(R) Data Center GPU Max 1100"),
-    _row(None,  None,  373.9, None, None, None, _ASCEND, r"ascend910b1", "Ascend910B1"),
-    _row(None,  None,  353.9, None, None, None, _ASCEND, r"ascend910b2c?", "Ascend910B2"),
-    _row(None,  None,  294.9, None, None, None, _ASCEND, r"ascend910b3", "Ascend910B3"),
-    _row(None,  None,  245.8, None, None, None, _ASCEND, r"ascend910b4( 1)?", "Ascend910B4"),
-    _row(None,  None,  353.9, None, None, None, _910C,   r"ascend910 93[69]2", "Ascend910_9392"),
-    _row(None,  None,  432,   865,  None, None, _GAUDI,  r"gaudi ?2", "GAUDI2"),
-    _row(None,  None,  918,   None, None, None, _TPU,    r"tpu v6e|tpu v6 lite", "TPU v6 lite"),
-    _row(None,  None,  459,   None, None, None, _TPU,    r"tpu v5p?", "TPU v5p"),
-    _row(None,  None,  197,   None, None, None, _TPU,    r"tpu v5e|tpu v5 lite", "TPU v5 lite"),
-    _row(None,  None,  275,   None, None, None, _TPU,    r"tpu v4", "TPU v4"),
+    Chip(104.8, 104.8, 209.5, 419,  170,  _GB202, r"rtx 5090", "NVIDIA GeForce RTX 5090"),
+    Chip(56.3,  56.3,  112.6, 225,  84,   _GB202, r"rtx 5080", "NVIDIA GeForce RTX 5080"),
+    Chip(82.6,  82.6,  165.2, 330,  128,  _ADA,   r"rtx 4090", "NVIDIA GeForce RTX 4090"),
+    Chip(52.2,  52.2,  104.4, 209,  80,   _4080S, r"rtx 4080 super", "NVIDIA GeForce RTX 4080 SUPER"),
+    Chip(48.7,  48.7,  97.5,  195,  76,   _ADA,   r"rtx 4080", "NVIDIA GeForce RTX 4080"),
+    Chip(35.6,  35.6,  71,    None, 82,   _3090,  r"rtx 3090", "NVIDIA GeForce RTX 3090"),
+    Chip(29.8,  29.8,  59.5,  None, 68,   _3080,  r"rtx 3080( 10gb)?", "NVIDIA GeForce RTX 3080 10GB"),
+    Chip(30.6,  30.6,  61.3,  None, 70,   _3080,  r"rtx 3080( 12gb)?", "NVIDIA GeForce RTX 3080 12GB"),
+    Chip(15.7,  None,  125,   None, 80,   _SXM3,  r"v100 sxm3 32gb", "Tesla V100-SXM3-32GB", bf16=False),
+    Chip(15.7,  None,  125,   None, 80,   _V100,  r"v100 sxm2( (16|32)gb)?", "Tesla V100-SXM2-32GB", bf16=False),
+    Chip(14,    None,  112,   None, 80,   _V100,  r"v100 pcie( (16|32)gb)?", "Tesla V100-PCIE-32GB", bf16=False),
+    Chip(10.6,  None,  10.6,  None, 56,   _P100,  r"p100 sxm2( 16gb)?", "Tesla P100-SXM2-16GB", bf16=False),
+    Chip(9.3,   None,  9.3,   None, 56,   _P100,  r"p100 pcie( (12|16)gb)?", "Tesla P100-PCIE-16GB", bf16=False),
+    Chip(8.1,   None,  65,    None, 40,   _T4,    r"t4", "Tesla T4", bf16=False),
+    Chip(157.3, None,  2500,  5000, 256,  _MI355, r"mi355x( (vf|oam))?", "AMD Instinct MI355X", arch="gfx950"),
+    Chip(144.2, None,  2310,  4614, 256,  _MI350, r"mi350x( (vf|oam))?", "AMD Instinct MI350X", arch="gfx950"),
+    Chip(163.4, 653.7, 1307,  2610, 304,  _MI325, r"mi325x( (vf|oam))?", "AMD Instinct MI325X", arch="gfx942"),
+    Chip(163.4, 653.7, 1307,  2610, 304,  _MI300, r"mi300x( (vf|oam))?", "AMD Instinct MI300X", arch="gfx942"),
+    Chip(122.6, 490.3, 980.6, 1961, 228,  _MI300A, r"mi300a", "AMD Instinct MI300A", arch="gfx942"),
+    Chip(47.9,  None,  191.5, None, 110,  _MI250X, r"mi250x( mi250)?", "AMD Instinct MI250X", arch="gfx90a"),
+    Chip(45.3,  None,  181,   None, 104,  _MI250, r"(mi250x )?mi250", "AMD Instinct MI250", arch="gfx90a"),
+    Chip(45.3,  None,  181,   None, 104,  _MI210, r"mi210", "AMD Instinct MI210", arch="gfx90a"),
+    Chip(52.4,  419.4, 838.9, None, 1024, _1550,  rf"{_MAX} 1550( 1024)?", "Intel Data Center GPU Max 1550 1024"),
+    Chip(45.9,  367,   734,   None, 896,  _1550,  rf"{_MAX} 1550( 896)?", "Intel Data Center GPU Max 1550 896"),
+    Chip(26.2,  209.7, 419.4, None, 512,  _1550,  rf"{_MAX} 1550( 512)?", "Intel Data Center GPU Max 1550 512"),
+    Chip(22.9,  183.5, 367,   None, 448,  _1550,  rf"{_MAX} 1550( 448)?", "Intel Data Center GPU Max 1550 448"),
+    Chip(22.2,  177.8, 355.5, None, 448,  _1100,  rf"{_MAX} 1100", "Intel(R) Data Center GPU Max 1100"),
+    Chip(None,  None,  373.9, None, None, _ASCEND, r"ascend910b1", "Ascend910B1"),
+    Chip(None,  None,  353.9, None, None, _ASCEND, r"ascend910b2c?", "Ascend910B2"),
+    Chip(None,  None,  294.9, None, None, _ASCEND, r"ascend910b3", "Ascend910B3"),
+    Chip(None,  None,  245.8, None, None, _ASCEND, r"ascend910b4( 1)?", "Ascend910B4"),
+    Chip(None,  None,  353.9, None, None, _910C,  r"ascend910 93[69]2", "Ascend910_9392"),
+    Chip(None,  None,  432,   865,  None, _GAUDI, r"gaudi ?2", "GAUDI2"),
+    Chip(None,  None,  918,   None, None, _TPU,   r"tpu v6e|tpu v6 lite", "TPU v6 lite"),
+    Chip(None,  None,  459,   None, None, _TPU,   r"tpu v5p?", "TPU v5p"),
+    Chip(None,  None,  197,   None, None, _TPU,   r"tpu v5e|tpu v5 lite", "TPU v5 lite"),
+    Chip(None,  None,  275,   None, None, _TPU,   r"tpu v4", "TPU v4"),
 )
 # fmt: on
 """Devices with a published dense peak."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from perf_callbacks.kernel.clock import perf_counter
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 
 SECONDS = 0.9
 """Duration of a measurement in seconds, for all dtypes together."""
@@ -88,31 +88,28 @@ def measure(
     found: dict[str, MeasuredPeak] = {}
     with torch.no_grad():
         for name in wanted:
-            with suppress(RuntimeError):  # dtype not supported, or out of memory
-                found[name] = _search(make(device, DTYPES[name]), seconds / len(wanted), clock)
+            peak = _search(make(device, DTYPES[name]), seconds / len(wanted), clock)
+            if peak is not None:
+                found[name] = peak
     return found
 
 
-def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
-    """Return the highest FLOP/s over all matrix sizes. Each size gets an equal part of the time.
+def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak | None:
+    """Return the highest FLOP/s over all matrix sizes, or None if the device doesn't support the dtype.
 
-    The search ends early if a round with the next size would take too long, or if the matrices don't fit into memory.
+    Each size gets an equal part of the time. The search ends early if a round with the next size would take too long,
+    or if the matrices don't fit into memory.
     """
     part = seconds / len(rounds.sizes)
     found: list[MeasuredPeak] = []
     shortest = 0.0
-    for size in rounds.sizes:
-        if GROWTH * shortest > part:
-            break
-        try:
+    with suppress(RuntimeError):  # dtype not supported, or out of memory
+        for size in rounds.sizes:
+            if GROWTH * shortest > part:
+                break
             shortest = _shortest(rounds, size, part, clock)
-        except RuntimeError as error:  # out of memory, if smaller matrices fitted
-            let_pass(error)
-            if not found:
-                raise
-            break
-        found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
-    return max(found, key=lambda peak: peak.flops_per_second)
+            found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
+    return max(found, key=lambda peak: peak.flops_per_second, default=None)
 
 
 def _shortest(rounds: Matmuls, size: int, seconds: float, clock: Callable[[], float]) -> float:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perf_callbacks.flops.peaks.device_peaks import DEVICES, PeakRow
+from perf_callbacks.flops.peaks.device_peaks import DEVICES, Chip
 from perf_callbacks.kernel.settings.config import ConfigError
 
 TERA = 1e12
@@ -81,11 +81,11 @@ NAMELESS = "radeon graphics"
 """Name that ROCm reports for every AMD GPU if ROCm's list of device names is missing, as in small containers."""
 
 
-def _rows(device: str, processors: int | None, architecture: str | None) -> list[PeakRow]:
+def _rows(device: str, processors: int | None, architecture: str | None) -> list[Chip]:
     name = _name(device)
     if name == NAMELESS and architecture is not None:
         built = architecture.partition(":")[0], processors
-        return [row for row in DEVICES if (row.architecture, row.processors) == built]
+        return [row for row in DEVICES if (row.arch, row.processors) == built]
     rows = [row for row in DEVICES if re.fullmatch(row.name, name)]
     return [row for row in rows if processors is None or row.processors in {None, processors}]
 
@@ -187,17 +187,6 @@ def _positive(text: str) -> float:
     if not 0 < number * TERA < float("inf"):
         raise ConfigError(f"peak_tflops: got {text!r}, wanted TFLOPS above 0 such as 989.5.")
     return number
-
-
-def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
-    """Return the share of a device's peak that was reached: MFU for model FLOPs, HFU for executed FLOPs.
-
-    >>> mfu(494.75e12, 1.0, 989.5e12)
-    0.5
-    """
-    if peak_flops_per_second is None or peak_flops_per_second <= 0 or seconds <= 0:
-        return None
-    return flops / seconds / peak_flops_per_second
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:

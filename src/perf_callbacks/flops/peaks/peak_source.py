@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,63 +42,40 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     return measured_peaks(device, dtypes, local_rank=int(local_rank) if local_rank.isdecimal() else 0) or known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conditions:
-    """Conditions under which a peak was measured. Under other conditions, the peak is measured again."""
-
-    node: str
-    device: str
-    threads: int
-    cpus: int | None
-    """Number of CPUs on which the process may run, or None if unknown."""
-    torch: str
-    precision: str
-    """Precision of float32 matmuls, such as "high"."""
-
-
-def conditions(device: torch.device) -> Conditions:
-    """Return the conditions under which this process would measure a peak."""
-    return Conditions(
-        node=platform.node(),
-        device=devices.of(device).name,
-        threads=torch.get_num_threads(),
-        cpus=allowed_cpus(),
-        torch=str(torch.__version__),
-        precision=torch.get_float32_matmul_precision(),
+def cache_file(device: torch.device, directory: Path | None = None) -> Path:
+    """Return the path of the JSON file with the peaks that were measured under the conditions of this process."""
+    conditions = (
+        platform.node(),
+        devices.of(device).name,
+        torch.get_num_threads(),
+        allowed_cpus(),
+        str(torch.__version__),
+        torch.get_float32_matmul_precision(),
     )
+    name = hashlib.sha256(msgspec.json.encode(conditions)).hexdigest()[:16]
+    return (directory or cache_directory()) / f"peak-{name}.json"
 
 
-class Cache:
-    """JSON file of the peaks that were measured under the same conditions. Errors in writing the file are ignored."""
-
-    def __init__(self, directory: Path, where: Conditions) -> None:
-        name = hashlib.sha256(msgspec.json.encode(where)).hexdigest()[:16]
-        self.path = directory / f"peak-{name}.json"
-
-    def read(self) -> dict[str, MeasuredPeak]:
-        """Return the peaks in the file, or an empty dict if the file is older than a day, missing or unreadable."""
-        with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
-            if unix_time() - self.path.stat().st_mtime <= FRESH_SECONDS:
-                found = msgspec.json.decode(self.path.read_bytes(), type=dict[str, MeasuredPeak])
-                return {name: peak for name, peak in found.items() if peak.flops_per_second > 0}
-        return {}
-
-    def write(self, measured: Mapping[str, MeasuredPeak]) -> None:
-        """Write measured peaks to the file atomically."""
-        unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(msgspec.json.encode(measured))
-            unfinished.replace(self.path)
-
-    def forget(self) -> None:
-        """Remove the file, because a run was faster than a peak in the file."""
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
+def read(path: Path) -> dict[str, MeasuredPeak]:
+    """Return the peaks in a file, or an empty dict if the file is older than a day, missing or unreadable."""
+    with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
+        if unix_time() - path.stat().st_mtime <= FRESH_SECONDS:
+            found = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
+            return {name: peak for name, peak in found.items() if peak.flops_per_second > 0}
+    return {}
 
 
-_KNOWN: dict[Conditions, dict[str, MeasuredPeak]] = {}
-"""Peaks that this process has measured, or has read from a file."""
+def write(path: Path, measured: Mapping[str, MeasuredPeak]) -> None:
+    """Write measured peaks to a file atomically. Errors are ignored."""
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(msgspec.json.encode(measured))
+        unfinished.replace(path)
+
+
+_KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}
+"""Peaks that this process has measured, or has read from a file, by the path of the file."""
 
 
 def measured_peaks(
@@ -114,31 +90,32 @@ def measured_peaks(
 
     A peak that was measured within the last day is reused.
     """
-    where = conditions(device)
-    cache = Cache(directory or cache_directory(), where)
-    known = _KNOWN.setdefault(where, {})
+    path = cache_file(device, directory)
+    known = _KNOWN.setdefault(path, {})
     names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
     if missing := [name for name in names if name not in known]:
-        known.update(cache.read())
+        known.update(read(path))
         missing = [name for name in missing if name not in known]
         if missing and (local_rank == 0 or device.type != "cpu"):
             known.update(measure(device, missing))
-            cache.write(known)
+            write(path, known)
     found = {name: known[name] for name in names if name in known}
-    return _described(found, where) if found else None
+    return _described(found, device) if found else None
 
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
     """Delete the measured peaks of a device, so that the next run measures them again."""
-    where = conditions(device)
-    _KNOWN.pop(where, None)
-    Cache(directory or cache_directory(), where).forget()
+    path = cache_file(device, directory)
+    _KNOWN.pop(path, None)
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
-def _described(found: Mapping[str, MeasuredPeak], where: Conditions) -> Peaks:
+def _described(found: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks:
     by_dtype = {name: it.flops_per_second for name, it in found.items()}
     rates = ", ".join(
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
     )
-    threads = f" with {where.threads} thread{'s' * (where.threads > 1)}" if where.device == "cpu" else ""
-    return Peaks(by_dtype, f"measured on {where.device}{threads}: {rates}", measured=True)
+    name, threads = devices.of(device).name, torch.get_num_threads()
+    on = f"cpu with {threads} thread{'s' * (threads > 1)}" if name == "cpu" else name
+    return Peaks(by_dtype, f"measured on {on}: {rates}", measured=True)
