@@ -106,9 +106,9 @@ def test_only_keeps_the_number_of_a_finding():
 
 def test_a_program_with_its_own_callback_keeps_its_checklist():
     lines = ('PerfConfig(gc="sync")', "OMP_NUM_THREADS=8")
-    found = probe(*lines, pinned=True, bound=True)
+    found = probe(*lines, applied=("pinning", "affinity"))
     assert names(candidates(found, (), 8)) == [("pinning", None), ("threads", 8), ("gc", None), ("affinity", None)]
-    own = probe(*lines, pinned=True, bound=True, own_callback=True)
+    own = probe(*lines, applied=("pinning", "affinity"), own_callback=True)
     assert names(candidates(own, (), 8)) == [("threads", 8)]
     assert names(candidates(own, ("gc",), 8)) == []
 

@@ -61,9 +61,16 @@ def path() -> Path:
 
 def key(run: Run) -> str:
     """Return the ledger's key for a run. The path of the program's file is part of the key."""
-    identity = Identity.of(run)
-    program = str(Path(identity.directory or "", identity.program or ""))
-    known = (program, run.model, run.parameters, run.batch, run.device, run.devices, run.world_size, run.door)
+    known = (
+        Identity.of(run).program,
+        run.model,
+        run.parameters,
+        run.batch,
+        run.device,
+        run.devices,
+        run.world_size,
+        run.door,
+    )
     return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
 
 

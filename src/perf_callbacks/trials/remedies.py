@@ -4,7 +4,7 @@ A finding suggests a line of code to the user. A trial makes the change that the
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -142,17 +142,22 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
         only: Groups that `--only` names. If no group is named, all remedies that don't need `--only` are allowed.
         cpus: Number of CPUs of this process.
     """
-    found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the first is the largest and wins
-    names = _allowed(only)
+    called_for = [one for one in map(of_finding, probe.findings) if one is not None]
+    found = []
     for remedy in REMEDIES:
-        if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
-            number = max(1, cpus - 1) if remedy.name in NUMBERED else None
-            change = ProgramChange(name=remedy.name, value=number)
-            line = remedy.line.format(number)
-            found[remedy.name] = Candidate(remedy=remedy, change=change, line=line, called_for=False)
-    if probe.own_callback:
-        names -= {"gc", "affinity", "pinning"}
-    return [found[name] for name in [remedy.name for remedy in REMEDIES] if name in found and name in names]
+        name, asked = remedy.name, remedy.group in only
+        if not asked and (only or remedy.asked):
+            continue
+        if probe.own_callback and name in {"gc", "affinity", "pinning"}:
+            continue
+        candidate = next((one for one in called_for if one.remedy is remedy), None)  # the first is the largest
+        if candidate is None and (name in probe.applied or (asked and name in DEFAULTS)):
+            number = max(1, cpus - 1) if name in NUMBERED else None
+            change, line = ProgramChange(name=name, value=number), remedy.line.format(number)
+            candidate = Candidate(remedy=remedy, change=change, line=line, called_for=name in probe.applied)
+        if candidate is not None:
+            found.append(candidate)
+    return found
 
 
 NUMBERED = frozenset({"workers", "threads"})
@@ -161,21 +166,6 @@ number."""
 
 DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
 """Remedies that `--only` can select although no finding calls for them."""
-
-
-def _allowed(only: Collection[str]) -> set[str]:
-    return {one.name for one in REMEDIES if one.group in only or not (only or one.asked)}
-
-
-def _called_for(probe: TrialOutcome) -> Iterator[Candidate]:
-    for finding in probe.findings:
-        candidate = of_finding(finding)
-        if candidate is not None:
-            yield candidate
-    checklist = {"pinning": probe.pinned, "affinity": probe.bound}
-    for remedy in REMEDIES:
-        if checklist.get(remedy.name):
-            yield Candidate(remedy=remedy, change=ProgramChange(name=remedy.name), line=remedy.line)
 
 
 def settings(changes: Iterable[ProgramChange], *, own_callback: bool) -> dict[str, str]:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import FAILED, Identity, Plan, ProgramChange, TrialOutcome, current, outcome_path, write
+from perf_callbacks.trials.plan import FAILED, Identity, Plan, TrialOutcome, current, outcome_path, write
 
 if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
@@ -49,6 +48,8 @@ class Turn:
 
     def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
         self.plan, self.path, self._clock = plan, path, clock
+        self.changes = {change.name: change.value for change in plan.changes}
+        """Number of each change of the plan, by the name of the change. Some changes have no number."""
         self._process = os.getpid()
         self._optimizer: Callable[[], Any] = type(None)
         self._steps = 0
@@ -65,10 +66,6 @@ class Turn:
         self.checklist: set[str] = set()
         """Items of the callback's checklist that are applied."""
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
-
-    def change(self, name: str) -> ProgramChange | None:
-        """Return the change with this name, or None if the plan has no such change."""
-        return next((change for change in self.plan.changes if change.name == name), None)
 
     @property
     def mine(self) -> bool:
@@ -161,18 +158,13 @@ class Turn:
 
     def _outcome(self, steps: int) -> TrialOutcome:
         recorder = self.recorder()
-        findings: tuple[Finding, ...] = ()
-        if self.plan.probe and recorder is not None:
-            summary = recorder.summary
-            findings = summary.findings if summary is not None else ()
+        summary = recorder.summary if self.plan.probe and recorder is not None else None
         return TrialOutcome(
             steps=steps,
             seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
             losses=tuple([float(loss) for loss in self._losses]),
             applied=tuple(sorted(self.applied | {ITEMS[one] for one in self.checklist if one in ITEMS})),
-            findings=findings,
-            pinned="loaders" in self.checklist,
-            bound="affinity" in self.checklist,
+            findings=summary.findings if summary is not None else (),
             own_callback=self.own_callback,
             identity=Identity.of(recorder.run) if recorder is not None else None,
         )
