@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.stacks import DEEPEST
 
 _MODULE = "torch.utils.data.dataloader"
 _WAITS = ("_get_data", "_try_get_data")
@@ -31,11 +30,7 @@ _STATES = {
 def awaited(thread: int) -> tuple[int, int] | None:
     """Return the number and the process id of the worker for which a thread waits, or None without such a worker."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the only way to a stack
-    for _ in range(DEEPEST):
-        if frame is None or (
-            frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE)
-        ):
-            break
+    while frame is not None and not (frame.f_code.co_name in _WAITS and frame.f_globals.get("__name__") == _MODULE):
         frame = frame.f_back
     if frame is None:
         return None
