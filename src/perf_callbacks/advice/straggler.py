@@ -1,6 +1,6 @@
 """Rules `straggler` and `uneven`: slow ranks that other ranks wait for, and work that is uneven over ranks."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.stragglers.text import (
     BATCH_REBALANCE,
@@ -13,7 +13,7 @@ from perf_callbacks.stragglers.text import (
 )
 
 
-def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def straggler(facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the slow ranks that cost the job most, and the cause. The share is the cost of all slow ranks."""
     found = None if measured is None else measured.summary.stragglers
     if measured is None or not measured.known or found is None or not found.costliest:
@@ -31,7 +31,7 @@ def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
     return finding("straggler", share, evidence, remedy)
 
 
-def uneven_batches(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def uneven_batches(facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the time for which ranks with small batches wait for ranks with large batches."""
     lost = None if measured is None else measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
@@ -39,7 +39,7 @@ def uneven_batches(_machine: MachineFacts, facts: Facts, measured: Measured | No
     return _uneven(measured, seconds, "Batches are uneven: ranks with less work waited", remedy)
 
 
-def uneven_stages(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
+def uneven_stages(_facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the time for which the stages of a pipeline wait for the longest stage."""
     lost = None if measured is None else measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds

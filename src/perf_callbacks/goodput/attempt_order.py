@@ -21,7 +21,7 @@ def in_order(attempts: Iterable[Attempt]) -> list[tuple[float, Attempt]]:
     boots = {run.boot_id: run for run in runs if run.boot_id}
 
     def start(run: Run) -> float:
-        last = boots.get(run.boot_id)
+        last = boots.get(run.boot_id or "")
         began = run.started_unix if last is None else last.started_unix - _uptime(last) + _uptime(run)
         return began if math.isfinite(began) else 0.0
 
