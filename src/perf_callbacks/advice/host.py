@@ -107,7 +107,7 @@ def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
     if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < COMPUTING:
         return None
     uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
-    evidence = f"Operations use {uses}, and {idle:.0f} of {_cpus(cpus)} were idle"
+    evidence = f"Operations use {uses}, and {idle:.0f} of {cpu.counted(cpus)} were idle"
     wanted = min(cpus, facts.threads + int(idle))
     return finding("host", None, evidence, f"OMP_NUM_THREADS={wanted}, if the operations are large")
 
@@ -117,7 +117,3 @@ def anomalies(facts: Facts, _measured: Measured | None) -> Finding | None:
     if not facts.anomalies:
         return None
     return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
-
-
-def _cpus(number: int) -> str:
-    return "1 CPU" if number == 1 else f"{number} CPUs"

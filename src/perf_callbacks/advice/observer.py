@@ -207,7 +207,7 @@ class _Since:
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
-        self._idle_before, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled() or 0.0
+        self._idled, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled() or 0.0
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that change during the fit."""
@@ -267,9 +267,7 @@ class _Since:
     def _idle(self, seconds: float) -> float | None:
         """Return the mean number of idle CPUs among the CPUs on which this process may run, or None if unknown."""
         idle = cpu_time.idle(self._cpus)
-        return (
-            None if idle is None or self._idle_before is None or not self._own else (idle - self._idle_before) / seconds
-        )
+        return None if idle is None or self._idled is None or not self._own else (idle - self._idled) / seconds
 
 
 def _has_ranks(model: nn.Module | None) -> bool:

@@ -55,14 +55,11 @@ class ProfiledSteps:
 def profiled(facts: Facts, measured: Measured) -> ProfiledSteps | None:
     """Return the profile whose step time is closest to the usual step time, or None if no profile shows the device."""
     timeline = "cpu" if facts.accelerator is None else "device"
-    known = [
-        (abs(one.step_seconds - measured.step_seconds), one)
-        for one in facts.profiles
-        if one.timeline == timeline and one.step_seconds and one.busy_seconds > 0
-    ]
+    known = [one for one in facts.profiles if one.timeline == timeline and one.step_seconds and one.busy_seconds > 0]
     if not known or not measured.known:
         return None
-    return ProfiledSteps(min(known, key=lambda pair: pair[0])[1], measured)
+    closest = min(known, key=lambda one: abs((one.step_seconds or 0.0) - measured.step_seconds))
+    return ProfiledSteps(closest, measured)
 
 
 def on_device(facts: Facts, measured: Measured | None) -> bool:

@@ -43,8 +43,8 @@ def reads_each_step(facts: Facts) -> bool:
 
 def _read_most(facts: Facts) -> str | None:
     """Return the line that reads values from tensors most often in a step, or None if no line does."""
-    reads = facts.work.values_read if facts.work is not None else {}
-    return _most_frequent(reads)[0] if reads else None
+    found = None if facts.work is None else _most_frequent(facts.work.values_read)
+    return None if found is None else found[0]
 
 
 def reading(facts: Facts, measured: Measured | None) -> Finding | None:
@@ -67,8 +67,7 @@ def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
     Lines of installed packages don't count. The function returns None if no line is known.
     """
     reads = {} if facts.work is None else facts.work.reads
-    reads = {line: count for line, count in reads.items() if "site-packages" not in line}
-    return _most_frequent(reads) if reads else None
+    return _most_frequent({line: count for line, count in reads.items() if "site-packages" not in line})
 
 
 @timed
@@ -107,7 +106,7 @@ def blocking(facts: Facts, _measured: Measured | None) -> Finding | None:
     return finding("sync", None, f"{facts.blocking} makes the host wait for each kernel", f"unsetting {facts.blocking}")
 
 
-def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int]:
-    """Return the line with the most reads, without its directory, and the number of reads."""
-    line = max(reads, key=lambda place: reads[place])
-    return line.rpartition("/")[2], reads[line]
+def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int] | None:
+    """Return the line with the most reads, without its directory, and the number of reads. None without reads."""
+    line = max(reads, key=reads.__getitem__, default=None)
+    return None if line is None else (line.rpartition("/")[2], reads[line])
