@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -16,14 +16,11 @@ SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
 """Reasons why a trial ended without a measured time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramChange:
-    """One change that a trial makes to a program from outside."""
+Changes = Mapping[str, int | None]
+"""Changes that a trial makes to a program from outside: the name of each remedy, and its number or None.
 
-    name: str
-    """Name of a remedy, such as "workers"."""
-    value: int | None = None
-    """Number that belongs to the change, such as the number of workers."""
+For example, the number of the remedy "workers" is the number of workers.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +29,7 @@ class Plan:
 
     scratch: str
     """Directory for everything that the trial writes."""
-    changes: tuple[ProgramChange, ...] = ()
+    changes: Changes = field(default_factory=dict)
     steps: int = 60
     """Least number of measured steps."""
     seconds: float = 10.0

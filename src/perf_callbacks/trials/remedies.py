@@ -4,11 +4,11 @@ A finding suggests a line of code to the user. A trial makes the change that the
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.trials.plan import ProgramChange, TrialOutcome
+from perf_callbacks.trials.plan import Changes, TrialOutcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,8 @@ class Candidate:
     """One remedy that trials apply to a program, with its number and its line of code."""
 
     remedy: Remedy
-    change: ProgramChange
+    value: int | None
+    """Number of the remedy, such as the number of workers."""
     line: str
     """Line of code that the user should write."""
     promised: tuple[float, float] | None = None
@@ -113,8 +114,8 @@ class Candidate:
     @property
     def title(self) -> str:
         """Name of the candidate in tables."""
-        title = self.remedy.title.format(self.change.value)
-        return title.replace("1 workers", "1 worker") if self.change.value == 1 else title
+        title = self.remedy.title.format(self.value)
+        return title.replace("1 workers", "1 worker") if self.value == 1 else title
 
 
 def of_finding(finding: Finding) -> Candidate | None:
@@ -123,8 +124,7 @@ def of_finding(finding: Finding) -> Candidate | None:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:
             value = int(match[1]) if match.re.groups and match[1] is not None else None
-            change = ProgramChange(name=remedy.name, value=value)
-            return Candidate(remedy=remedy, change=change, line=finding.remedy, promised=_promised(finding))
+            return Candidate(remedy=remedy, value=value, line=finding.remedy, promised=_promised(finding))
     return None
 
 
@@ -153,8 +153,8 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
         candidate = next((one for one in called_for if one.remedy is remedy), None)  # the first is the largest
         if candidate is None and (name in probe.applied or (asked and name in DEFAULTS)):
             number = max(1, cpus - 1) if name in NUMBERED else None
-            change, line = ProgramChange(name=name, value=number), remedy.line.format(number)
-            candidate = Candidate(remedy=remedy, change=change, line=line, called_for=name in probe.applied)
+            line = remedy.line.format(number)
+            candidate = Candidate(remedy=remedy, value=number, line=line, called_for=name in probe.applied)
         if candidate is not None:
             found.append(candidate)
     return found
@@ -168,18 +168,13 @@ DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
 """Remedies that `--only` can select although no finding calls for them."""
 
 
-def settings(changes: Iterable[ProgramChange], *, own_callback: bool) -> dict[str, str]:
+def settings(changes: Changes, *, own_callback: bool) -> dict[str, str]:
     """Return the environment variables of a trial, which turn off automatic changes that the trial doesn't measure."""
-    changes = tuple(changes)
-    names = {change.name for change in changes}
     variables = {
         "PERF_CALLBACKS_CHECKLIST": "on",
-        "PERF_CALLBACKS_GC": "sync" if "gc" in names else "observe",
-        "PERF_CALLBACKS_AFFINITY": "auto" if "affinity" in names else "off",
-        "PERF_CALLBACKS_LOADERS": "apply" if "pinning" in names else "off",
+        "PERF_CALLBACKS_GC": "sync" if "gc" in changes else "observe",
+        "PERF_CALLBACKS_AFFINITY": "auto" if "affinity" in changes else "off",
+        "PERF_CALLBACKS_LOADERS": "apply" if "pinning" in changes else "off",
     }
-    found = {} if own_callback else variables
-    for change in changes:
-        if change.name == "threads":
-            found["OMP_NUM_THREADS"] = str(change.value)
-    return found
+    threads = {"OMP_NUM_THREADS": str(changes["threads"])} if "threads" in changes else {}
+    return threads if own_callback else variables | threads

@@ -14,8 +14,8 @@ from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.records.fit_records import Finding, Run
-from perf_callbacks.trials.plan import Identity, ProgramChange
-from perf_callbacks.trials.remedies import of_finding
+from perf_callbacks.trials.plan import Identity
+from perf_callbacks.trials.remedies import Candidate, of_finding
 from perf_callbacks.trials.text import TrialResults
 
 Interval = tuple[float, float, float]
@@ -27,15 +27,15 @@ def _path(identity: Identity) -> Path:
     return cache_directory() / f"try-{hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]}.json"
 
 
-def _key(change: ProgramChange) -> str:
-    return f"{change.name} {change.value}"
+def _key(candidate: Candidate) -> str:
+    return f"{candidate.remedy.name} {candidate.value}"
 
 
 def store(result: TrialResults) -> None:
     """Store the gains of the trials in a file. If the file can't be written, nothing is stored."""
     found = result.gains()
     gains = {
-        _key(one.change): (gain.low, gain.factor, gain.high)
+        _key(one): (gain.low, gain.factor, gain.high)
         for one in result.candidates
         if (gain := found.get(one.title)) is not None and gain.low is not None and gain.high is not None
     }
@@ -61,4 +61,4 @@ def with_gains(findings: Sequence[Finding], gains: Mapping[str, Interval]) -> tu
 
 def _gain(finding: Finding, gains: Mapping[str, Interval]) -> Interval | None:
     candidate = of_finding(finding)
-    return None if candidate is None else gains.get(_key(candidate.change))
+    return None if candidate is None else gains.get(_key(candidate))

@@ -131,7 +131,7 @@ def as_json(result: TrialResults) -> dict[str, Any]:
             {
                 "setting": name,
                 "remedy": candidate.remedy.name if candidate is not None else None,
-                "value": candidate.change.value if candidate is not None else None,
+                "value": candidate.value if candidate is not None else None,
                 "line": candidate.line if candidate is not None else None,
                 "step_seconds": [one[name].step_seconds for one in rounds],
                 "faster": gain.factor if gain is not None else None,

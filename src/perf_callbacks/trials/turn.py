@@ -48,8 +48,7 @@ class Turn:
 
     def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
         self.plan, self.path, self._clock = plan, path, clock
-        self.changes = {change.name: change.value for change in plan.changes}
-        """Number of each change of the plan, by the name of the change. Some changes have no number."""
+        self.changes = plan.changes
         self._process = os.getpid()
         self._optimizer: Callable[[], Any] = type(None)
         self._steps = 0
