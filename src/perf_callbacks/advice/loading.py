@@ -2,6 +2,7 @@
 
 import math
 
+from perf_callbacks.advice import cpu
 from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.loaded_batches import STARVED
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -89,15 +90,10 @@ def data(facts: Facts, measured: Measured) -> Finding | None:
     if wanted < useful:
         took += f"; memory leaves room for {wanted or 'no'} worker{'s' * (wanted != 1)}"
     computed = 1.0 if workers else _computed(facts, measured, wait)
-    threads = 1 if facts.accelerator else facts.threads
+    threads = 0 if facts.accelerator else facts.threads  # on a device, the host's own work is in `load`
     free = cpus if facts.free_cpus is None else facts.free_cpus
-    available = min(cpus, threads + free)
-    if facts.accelerator:  # the host's own work is in `load`
-        pace = faster(load, busy + HAND_OVER_SECONDS, max(1, wanted), available, 0, computed=computed)
-    else:
-        beside = busy + HAND_OVER_SECONDS + CONTENTION * computed * wait
-        pace = faster(load, beside, max(1, wanted), available, threads, computed=computed)
-    won = step - pace
+    beside = busy + HAND_OVER_SECONDS + (0.0 if facts.accelerator else CONTENTION * computed * wait)
+    won = step - faster(load, beside, max(1, wanted), min(cpus, max(1, threads) + free), threads, computed=computed)
     if wanted > workers and won > wait / 4:
         promised, most = measured.share(won), measured.share(wait)
         if not workers:
@@ -107,8 +103,7 @@ def data(facts: Facts, measured: Measured) -> Finding | None:
         share, low = min(HIGH * promised, most), measured.low(LOW * promised, "data")
         return finding("data", share, took, _workers(facts, wanted), low=low, line=line)
     if useful <= workers:
-        took += "; 1 CPU leaves" if cpus == 1 else f"; {cpus} CPUs leave"
-        took += " no room for more workers"
+        took += f"; {cpu.counted(cpus)} {'leaves' if cpus == 1 else 'leave'} no room for more workers"
     elif wanted == useful:
         took += "; the CPU is busy" if cpus == 1 else f"; {cpus} CPUs are busy"
     share, remedy = measured.share(wait), "caching prepared samples, or cheaper transforms"

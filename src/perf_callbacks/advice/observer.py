@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.busy_lines import BusyLines
@@ -58,24 +59,22 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         return None
     if facts.workers and not facts.persistent:
         recorder.observe(waits)
-    ranks = exchange.of(recorder)
-    notes = None if ranks is None else FindingNotes()
-    if ranks is not None and notes is not None:
-        ranks.open(CHANNEL, notes)
-    recorder.observe(lines)
-    recorder.observe(StepBlocks())
-    recorder.observe(LoadedBatches(facts.workers or 0))
+    for observer in (lines, StepBlocks(), LoadedBatches(facts.workers or 0)):
+        recorder.observe(observer)
     if updates is not None:
         recorder.observe(updates)
-    return Advice(recorder, facts, since, notes)
+    return Advice(recorder, facts, since)
 
 
 class Advice(Observer):
     """Applies the rules to the facts that were read when the fit began, and to the facts of all observers."""
 
-    def __init__(self, recorder: Recorder, facts: Facts, since: "_Since", notes: FindingNotes | None) -> None:
+    def __init__(self, recorder: Recorder, facts: Facts, since: "_Since") -> None:
         self._recorder = recorder
-        self._notes, self._failed = notes, False
+        self._failed = False
+        self._ranks, self._notes = exchange.of(recorder), FindingNotes()
+        if self._ranks is not None:
+            self._ranks.open(CHANNEL, self._notes)
         self._gains = of_run(recorder.run)
         self._facts = facts
         self._since, self._began = since, unix_time()
@@ -101,10 +100,9 @@ class Advice(Observer):
                 **recorder.observers.facts(),
             )
             found = with_gains(table.findings(facts, summary), self._gains)
-            if summary is None or self._notes is None:
+            if summary is None or self._ranks is None:
                 return found
-            if (ranks := exchange.of(recorder)) is not None:
-                self._notes.set(found, ranks)
+            self._notes.set(found, self._ranks)
             return verdict(found, self._notes.others, summary.stragglers)
         self._failed = True
         return ()
@@ -117,9 +115,9 @@ class Advice(Observer):
 
     def before_summary(self) -> None:
         """On rank 0, wait a moment for the findings of the other ranks, whose fits end now too."""
-        ranks, run = exchange.of(self._recorder), self._recorder.run
-        if ranks is not None and self._notes is not None and run.rank == 0 and self._recorder.failure is None:
-            self._notes.gather(ranks, run.world_size)
+        run = self._recorder.run
+        if self._ranks is not None and run.rank == 0 and self._recorder.failure is None:
+            self._notes.gather(self._ranks, run.world_size)
 
 
 def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
@@ -156,7 +154,8 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         ranks_on_cpus=machine.processes_on_cpus,
         workers=min([loader.num_workers for loader in loaders], default=None),
         prefetch=max([loader.prefetch_factor or 2 for loader in loaders], default=2),
-        persistent=all([_persists(loader) for loader in loaders]),
+        # workers of an iterable data set may have to begin anew in each epoch
+        persistent=all([one.persistent_workers or isinstance(one.dataset, IterableDataset) for one in loaders]),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
@@ -185,11 +184,6 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         uncached=found.uncached,
         expandable=found.expandable,
     )
-
-
-def _persists(loader: Any) -> bool:
-    """Return True if workers persist, or if the data set is iterable and so may need new workers in each epoch."""
-    return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
 class _Since:
@@ -297,8 +291,6 @@ def _inner(outer: Any) -> Any:
     """Unwrap a model, an optimizer or a loader from accelerate, DDP, Lightning and torch.compile."""
     for name in ("_orig_mod", "module", "optimizer", "base_dataloader", "model"):
         inner = getattr(outer, name, None)
-        if isinstance(inner, nn.Module | torch.optim.Optimizer | torch.utils.data.DataLoader) and not hasattr(
-            outer, "config"
-        ):
+        if isinstance(inner, nn.Module | torch.optim.Optimizer | DataLoader) and not hasattr(outer, "config"):
             return _inner(inner)
     return outer

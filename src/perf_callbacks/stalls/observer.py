@@ -70,8 +70,8 @@ class StallWatch(Observer):
         self._noticed = 0.0
         self._told = self._speaks = False
         self._ended = False
-        self._ticked = recorder.clock()
-        self._unseen_seconds = 0.0  # from the end of the last step to the tick that saw this end
+        self._now, self._ticked = 0.0, recorder.clock()  # time of the last tick on the clocks of watchdog and fit
+        self._since = 0.0  # time at which the stall began, on the clock of the watchdog
         self._over_at: float | None = None  # time at which the step with the stall ended
         self._where: str | None = None
         self._stalls: list[float] = []  # seconds of each stall that is over
@@ -96,8 +96,8 @@ class StallWatch(Observer):
     def summary(self) -> dict[str, StallSummary]:
         """Return the stalls so far. A stall that still lasts counts as soon as it is reported."""
         seconds, under_way = sum(self._stalls), self._told and not self._ended
-        if under_way and self._patience is not None:
-            seconds += self._seconds(self._patience)
+        if under_way:
+            seconds += self._now - self._since
         count = len(self._stalls) + under_way
         return {"stalls": StallSummary(count=count, seconds=seconds, under_way=under_way, where=self._where)}
 
@@ -111,9 +111,7 @@ class StallWatch(Observer):
             self._ended = True
             patience, step = self._patience, self._engine.step
             if patience is not None and patience.end():
-                until = self._recorder.clock() if self._over_at is None else self._over_at
-                how = "training ended" if step == patience.step else "training goes on"
-                self._over(how, patience.lost + self._unseen_seconds + until - self._ticked)
+                self._over("training ended" if step == patience.step else "training goes on")
             self._stack = NOWHERE
             if self._recorder.exchanging:
                 self._notes.say(self._here(ENDED), 0.0)
@@ -124,13 +122,12 @@ class StallWatch(Observer):
             return False
         if self._patience is None:
             self._patience = Patience(self._recorder.config.stall_after, self._recorder.run.step, now)
-        self._ticked = self._recorder.clock()
+        self._now, self._ticked = now, self._recorder.clock()
         step, spans = self._engine.step, self._engine.open_spans[:]
         longer = bool(spans) or step == self._left_at
         change = self._patience.tick(now, step, spans[-1] if spans else None, longer=longer)
         if change == "over":
-            since = 0.0 if self._over_at is None else max(0.0, min(self._ticked - self._over_at, PERIOD_SECONDS))
-            self._over("training goes on", self._patience.lost + self._unseen_seconds - since)
+            self._over("training goes on")
         elif change == "began":
             stack = stacks.of_thread(self._thread)
             if stack is None:
@@ -141,7 +138,7 @@ class StallWatch(Observer):
             doubt = self._patience.waited >= self._patience.limit(longer=longer) / 2
             self._share(self._ranks, self._patience.base, now, doubt=doubt)
         if self._note is not None and not self._told:
-            self._try_to_tell(self._note, self._seconds(self._patience), now)
+            self._try_to_tell(self._note, self._now - self._since, now)
         return True
 
     def _begin(self, patience: Patience, stack: Stack, now: float, *, longer: bool) -> None:
@@ -150,15 +147,11 @@ class StallWatch(Observer):
         The watch notices the end of a step with a delay of up to one tick. The duration of the stall
         includes the delay at the end of the step before the stall.
         """
-        self._stack = stack
+        self._stack, self._since = stack, now - patience.without_step
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
-        self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
+        self._since -= 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
         self._recorder.observers.look_ahead()
-
-    def _seconds(self, patience: Patience) -> float:
-        """Return the seconds that the current stall has lasted so far."""
-        return patience.without_step + self._unseen_seconds
 
     def _here(self, state: str) -> Note:
         """Make a note of the training thread's position."""
@@ -246,8 +239,10 @@ class StallWatch(Observer):
             Stall(step=note.step, rank=rank, stage=note.stage, since_seconds=note.since_seconds, stack=stack)
         )
 
-    def _over(self, how: str, lost: float) -> None:
+    def _over(self, how: str) -> None:
         """Record the duration of a reported stall, and log its end if this rank logged the stall."""
+        end = self._recorder.clock() if self._over_at is None else self._over_at
+        lost = self._now + end - self._ticked - self._since
         note, first = self._note, self._recorder.run.step  # the first step counts as a mean step in any case
         if note is not None and self._told:
             self._stalls.append(lost)
