@@ -43,8 +43,6 @@ class LedgerLine:
 
     key: str
     """Key that runs share if they have the same program, model, batch, device and number of ranks."""
-    title: str
-    """Readable title with program, model and host."""
     run: RunFigures
     """Mean step time and other numbers of the whole run."""
     early: RunFigures | None = None

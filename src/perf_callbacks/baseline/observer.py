@@ -19,7 +19,7 @@ from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
-from perf_callbacks.report import run_figures, run_title
+from perf_callbacks.report import run_figures
 from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials import turn
 
@@ -139,8 +139,7 @@ class BaselineWatch(Observer):
             directory = None if journal is None else str(journal.parent.parent.absolute())
             state = "ended" if summary.failure is None else "failed"
             figures = run_figures.of(run, summary, directory=directory, state=state)
-            key, title = ledger.key(run), run_title.title(run)
-            ledger.append(LedgerLine(key=key, title=title, run=figures, early=self._early), self._file)
+            ledger.append(LedgerLine(key=ledger.key(run), run=figures, early=self._early), self._file)
 
 
 def rate_of(text: str) -> float | None:

@@ -1,7 +1,7 @@
 """Comparison of a run with its baseline: the change of the step time, and the versions and stages that changed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -107,16 +107,20 @@ def line(found: Standing) -> str:
 
 def alike(one: RunFigures, other: RunFigures) -> bool:
     """Return True if two runs have the same model, batch, device and number of ranks. Unknown values are ignored."""
-    for name in ("parameters", "batch", "device", "devices", "world_size"):
-        values = getattr(one, name), getattr(other, name)
-        if None not in values and values[0] != values[1]:
-            return False
+    if not same(one, other, ("parameters", "batch", "device", "devices", "world_size")):
+        return False
     for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
         amounts = [_per_step(getattr(figures, name), figures) for figures in (one, other)]
         known = [amount for amount in amounts if amount is not None]
         if len(known) == len(amounts) and max(known) - min(known) > most * max(known):
             return False
     return True
+
+
+def same(one: object, other: object, fields: Iterable[str]) -> bool:
+    """Return True if these fields have the same values in two objects. Unknown values are ignored."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
+    return all([None in pair or pair[0] == pair[1] for pair in pairs])
 
 
 def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:

@@ -192,13 +192,13 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 def _trainer(writes: Writes, module: ModuleType) -> None:
     """Keep a Hugging Face trainer from saving models, and from resuming from a checkpoint."""
     writes.keep(module.Trainer, "save_model", 1)
+    _arguments(module.Trainer, functools.partial(_from_the_start, writes, "resume_from_checkpoint"), "train")
 
-    def resume(given: dict[str, Any]) -> None:
-        if given.get("resume_from_checkpoint"):
-            writes.resumes()
-            given["resume_from_checkpoint"] = None
 
-    _arguments(module.Trainer, resume, "train")
+def _from_the_start(writes: Writes, argument: str, given: dict[str, Any]) -> None:
+    if given.get(argument):
+        writes.resumes()
+        given[argument] = None
 
 
 def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
@@ -230,13 +230,8 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
             given["log_every_n_steps"] = logging
             turn.applied.add("logging")
 
-    def resume(given: dict[str, Any]) -> None:
-        if given.get("ckpt_path"):
-            writes.resumes()
-            given["ckpt_path"] = None
-
     _arguments(module.Trainer, change)
-    _arguments(module.Trainer, resume, "fit")
+    _arguments(module.Trainer, functools.partial(_from_the_start, writes, "ckpt_path"), "fit")
 
 
 def _several(given: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """Files that `perf-callbacks try` and the program exchange: the plan of a trial, and its outcome."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,6 @@ import msgspec
 from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.records.fit_records import Finding, Run
 from perf_callbacks.kernel.settings.config import printable
-from perf_callbacks.trials import TRIAL
 
 SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
 """Reasons why a trial ended without a measured time."""
@@ -95,12 +93,6 @@ class TrialOutcome:
     def step_seconds(self) -> float | None:
         """Mean seconds of a step, or None if no step was measured."""
         return self.seconds / self.steps if self.steps else None
-
-
-def current(environ: Mapping[str, str] = os.environ) -> Plan | None:
-    """Read the plan of the trial that this process belongs to. Return None if the process belongs to no trial."""
-    path = environ.get(TRIAL)
-    return None if not path else msgspec.json.decode(Path(path).read_bytes(), type=Plan)
 
 
 def outcome_path(plan_path: Path) -> Path:

@@ -45,9 +45,8 @@ class TrialResults:
     @property
     def settings(self) -> list[str]:
         """Names of the settings that were tried in every complete round."""
-        first = self.rounds[0] if self.rounds else {}
         names = [BASE, *[one.title for one in self.candidates], TOGETHER]
-        return [name for name in names if all(name in one for one in self.rounds) and name in first]
+        return [name for name in names if self.rounds and all(name in one for one in self.rounds)]
 
     def gains(self) -> dict[str, Gain]:
         """Return the speedup of each setting. Speedups have no interval if fewer than two rounds are complete."""
@@ -64,10 +63,8 @@ class TrialResults:
             return "differs from run to run"
         found = [compared(base[0], one[name].losses) for one in rounds]
         worst = next((kind for kind in (OTHER, CLOSE, SAME) if kind in found), None)
-        remedies = [
-            one.remedy for one in self.candidates if one.title in ((name,) if name != TOGETHER else self.together)
-        ]
-        if worst == OTHER and any(remedy.alters for remedy in remedies):
+        titles = self.together if name == TOGETHER else (name,)
+        if worst == OTHER and any(one.remedy.alters for one in self.candidates if one.title in titles):
             return "changed, by design"
         return worst or "unknown"
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import FAILED, Identity, Plan, TrialOutcome, current, outcome_path, write
+from perf_callbacks.trials.plan import FAILED, Identity, Plan, TrialOutcome, outcome_path, write
 
 if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
@@ -46,8 +48,8 @@ PROBE_AGAIN_SECONDS = 1.0
 class Turn:
     """Measures a trial in the program's process, from the steps of the first optimizer that makes a step."""
 
-    def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
-        self.plan, self.path, self._clock = plan, path, clock
+    def __init__(self, plan: Plan, path: Path) -> None:
+        self.plan, self.path = plan, path
         self.changes = plan.changes
         self._process = os.getpid()
         self._optimizer: Callable[[], Any] = type(None)
@@ -90,7 +92,7 @@ class Turn:
                 return
             self._optimizer, self._steps, self._began_step = weakref.ref(optimizer), 0, 0
         self._steps += 1
-        now = self._last = self._clock()
+        now = self._last = perf_counter()
         if self._steps == 1:
             self._first = now
         elif not self._began_step:
@@ -109,7 +111,7 @@ class Turn:
         from perf_callbacks.kernel.process import device  # noqa: PLC0415 the program has imported torch by now
 
         device.synchronize()
-        return self._clock()
+        return perf_counter()
 
     def _verdict(self) -> bool:
         recorder = self.recorder()
@@ -172,9 +174,9 @@ class Turn:
 def of_process() -> Turn | None:
     """Return the `Turn` of this process, or None if the process is part of no trial."""
     if not _TURNS:
-        plan = current()
-        turn = None if plan is None else Turn(plan, Path(os.environ[TRIAL]))
-        if turn is not None:
+        path, turn = os.environ.get(TRIAL), None
+        if path:
+            turn = Turn(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
             atexit.register(turn.at_exit)
         _TURNS.append(turn)
     return _TURNS[0]
