@@ -3,20 +3,17 @@
 Several processes may append lines at once. `read` skips incomplete lines, and lines with values of a wrong type.
 """
 
-import errno
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import msgspec
 
 from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.records import atomic_file
+from perf_callbacks.kernel.records import atomic_file, journal_file
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.report.run_figures import RunFigures
@@ -33,8 +30,6 @@ MOST_BYTES = 4_000_000
 
 LONGEST_LINE = 20_000
 """Size of the longest line that is read or written, in bytes."""
-
-_NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,20 +75,20 @@ def append(line: LedgerLine, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists() and file.stat().st_size + len(data) > MOST_BYTES:
         atomic_file.replace(file, b"".join(map(_encoded, read(file)[-MOST_LINES:])), 0o600)
-    with _opened(file, "a+") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, size - 1))
-        torn = size > 0 and opened.read(1) != b"\n"
-        opened.write(b"\n" + data if torn else data)  # a single write: lines of several processes don't mix
+    with journal_file.opened(file, permissions=0o600) as ledger:
+        size = ledger.seek(0, os.SEEK_END)
+        ledger.seek(max(0, size - 1))
+        torn = size > 0 and ledger.read(1) != b"\n"
+        ledger.write(b"\n" + data if torn else data)  # a single write: lines of several processes don't mix
 
 
 def read(file: Path) -> list[LedgerLine]:
     """Read the lines of the ledger, oldest first. Return an empty list if the file can't be read."""
     data = b""
-    with suppress(OSError), _opened(file, "r") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, size - MOST_BYTES - LONGEST_LINE))
-        data = opened.read(MOST_BYTES + LONGEST_LINE)
+    with suppress(OSError), journal_file.opened(file, "r") as ledger:
+        size = ledger.seek(0, os.SEEK_END)
+        ledger.seek(max(0, size - MOST_BYTES - LONGEST_LINE))
+        data = ledger.read(MOST_BYTES + LONGEST_LINE)
     texts = [text for text in data.decode(errors="replace").split("\n") if len(text) <= LONGEST_LINE]
     return [line for line in [unpack(LedgerLine, text) for text in texts] if line is not None]
 
@@ -115,17 +110,6 @@ def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str)
         if line.key == wanted and line.run.run_id != besides and line.early is not None
     }
     return [*found.values()][-number:]
-
-
-def _opened(file: Path, mode: str) -> FileIO:
-    """Open a regular file. A link could lead to any file of the user, and a pipe could block for ever."""
-    if not _NO_LINK and file.is_symlink():  # Windows
-        raise OSError(errno.ELOOP, "it is a symbolic link")
-    opened = FileIO(file, mode, opener=lambda name, flags: os.open(name, flags | _NO_LINK | _NO_WAIT, 0o600))
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise OSError("it is not a regular file")
-    return opened
 
 
 def _encoded(line: LedgerLine) -> bytes:

@@ -31,9 +31,6 @@ SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
 FEWEST_STEPS = 5
 """If the program ends early, the trial counts only with at least this many measured steps."""
 
-ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
-"""For each item of the callback's checklist: the name of the remedy that makes the same change."""
-
 LOSSES = 20
 """Number of first calls of `backward` whose losses are compared."""
 
@@ -61,11 +58,9 @@ class Turn:
         self._losses: list[Any] = []
         self._seconds = plan.seconds
         self.applied: set[str] = set()
-        """Names of the changes that changed something in the program."""
+        """Names of the changes that changed something in the program, or that the callback's checklist made."""
         self.recorder: Callable[[], Recorder | None] = type(None)
         self.own_callback = False
-        self.checklist: set[str] = set()
-        """Items of the callback's checklist that are applied."""
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
     @property
@@ -164,7 +159,7 @@ class Turn:
             steps=steps,
             seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
             losses=tuple([float(loss) for loss in self._losses]),
-            applied=tuple(sorted(self.applied | {ITEMS[one] for one in self.checklist if one in ITEMS})),
+            applied=tuple(sorted(self.applied)),
             findings=summary.findings if summary is not None else (),
             own_callback=self.own_callback,
             identity=Identity.of(recorder.run) if recorder is not None else None,
