@@ -196,10 +196,8 @@ class BusyLines(Observer):
         """
         if look.moment[0] != self._step:
             self._count(look.moment[0])
-        stage: Stage | None = look.stage
-        if self._engine.excluded is not None:
-            stage = None
-        elif stage is Stage.UNDECIDED:
+        stage = look.stage if self._engine.excluded is None else None
+        if stage is Stage.UNDECIDED:
             self._decided[look.moment[1]] = None
         elif stage not in self._lines:
             return

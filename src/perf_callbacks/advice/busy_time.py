@@ -113,7 +113,8 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
     if steps is None:
         return None
     exposed = steps.profile.exposed_communication_seconds
-    number = _collectives_per_step(steps)
+    operations = [one for one in steps.profile.operations if one.kind == COMMUNICATION]
+    number = max([one.calls for one in operations], default=0) / steps.number  # of the most frequent collective
     saved, remedy = _overlapping(facts, steps, number)
     share = saved * (steps.share(exposed) - _lost_to_ranks(measured))
     if share < LEAST:
@@ -148,11 +149,6 @@ def _lost_to_ranks(measured: Measured) -> float:
     uneven = (lost.uneven_batches_seconds or 0.0) + (lost.uneven_stages_seconds or 0.0)
     part = (sum(lost.seconds_by_cause.values()) + uneven) / lost.seconds
     return part * measured.steps_seconds / measured.seconds
-
-
-def _collectives_per_step(steps: ProfiledSteps) -> float:
-    """Return how often the most frequent collective runs in a step, or 0 if the profile lists no collective."""
-    return max([one.calls for one in steps.profile.operations if one.kind == COMMUNICATION], default=0) / steps.number
 
 
 def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:

@@ -2,15 +2,7 @@
 
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.stragglers.text import (
-    BATCH_REBALANCE,
-    NAMES,
-    REMEDIES,
-    SYNCED_REMEDIES,
-    UNEVEN_BATCHES,
-    UNEVEN_STAGES,
-    rank_names,
-)
+from perf_callbacks.stragglers import text
 
 
 @timed
@@ -24,10 +16,10 @@ def straggler(facts: Facts, measured: Measured) -> Finding | None:
     ranks, cause, seconds, _ = next(found.named())
     part = sum(found.seconds_by_cause.values()) / found.seconds
     evidence = (
-        f"The job waited for slow ranks for {part:.0%} of its steps, longest for {rank_names(ranks)}: {NAMES[cause]}, "
-        f"{seconds:,.3g} s of {found.seconds:,.3g} s"
+        f"The job waited for slow ranks for {part:.0%} of its steps, longest for {text.rank_names(ranks)}: "
+        f"{text.NAMES[cause]}, {seconds:,.3g} s of {found.seconds:,.3g} s"
     )
-    remedy = (SYNCED_REMEDIES if facts.gc == "sync" else REMEDIES)[cause]
+    remedy = (text.SYNCED_REMEDIES if facts.gc == "sync" else text.REMEDIES)[cause]
     share = part * measured.steps_seconds / measured.seconds
     return finding("straggler", share, evidence, remedy)
 
@@ -37,7 +29,7 @@ def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time for which ranks with small batches wait for ranks with large batches."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
-    remedy = BATCH_REBALANCE if facts.integration == "transformers" else UNEVEN_BATCHES
+    remedy = text.BATCH_REBALANCE if facts.integration == "transformers" else text.UNEVEN_BATCHES
     return _uneven(measured, seconds, "Batches are uneven: ranks with less work waited", remedy)
 
 
@@ -47,7 +39,7 @@ def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds
     cause = "Stages of the pipeline are uneven: the longest made the others wait"
-    return _uneven(measured, seconds, cause, UNEVEN_STAGES)
+    return _uneven(measured, seconds, cause, text.UNEVEN_STAGES)
 
 
 def _uneven(measured: Measured, seconds: float | None, cause: str, remedy: str) -> Finding | None:
