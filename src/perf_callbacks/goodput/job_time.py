@@ -6,18 +6,9 @@ from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import Any
 
+from perf_callbacks.goodput import time_kinds
 from perf_callbacks.goodput.attempt_order import in_order, parents, survivors
-from perf_callbacks.goodput.time_kinds import (
-    DOWNTIME,
-    KINDS,
-    PRODUCTIVE,
-    RESTORE,
-    STARTUP,
-    STEP_KINDS,
-    by_kind,
-    lasted,
-    records,
-)
+from perf_callbacks.goodput.time_kinds import KINDS
 from perf_callbacks.kernel.records.fit_records import Run, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.report.history import Attempt
@@ -99,12 +90,12 @@ class JobTime:
     @property
     def ettr(self) -> float | None:
         """Effective training time ratio: the time of surviving steps as a share of all time."""
-        return _share(STEP_KINDS, self.seconds)
+        return _share(time_kinds.STEP_KINDS, self.seconds)
 
     @property
     def goodput(self) -> float | None:
         """Share of all device time that surviving steps use, without waits for data and for other ranks."""
-        return _share((PRODUCTIVE,), self.device_seconds)
+        return _share((time_kinds.PRODUCTIVE,), self.device_seconds)
 
     @property
     def device_hours(self) -> float:
@@ -143,7 +134,7 @@ def of(attempts: Iterable[Attempt]) -> JobTime:
     first = covered = 0.0
     found: list[AttemptTime] = []
     for place, (begin, one) in enumerate(timed):
-        seconds = lasted(one)
+        seconds = time_kinds.lasted(one)
         if place + 1 < len(timed):
             seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
         restore = max(0.0, one.run.restore_seconds or 0.0)
@@ -152,9 +143,13 @@ def of(attempts: Iterable[Attempt]) -> JobTime:
             first = covered = begin - known
         gap = max(0.0, begin - covered)
         known, restore = min(known, gap), min(restore, gap)
-        before = {STARTUP: known - restore, RESTORE: restore, DOWNTIME: gap - known}
+        before = {
+            time_kinds.STARTUP: known - restore,
+            time_kinds.RESTORE: restore,
+            time_kinds.DOWNTIME: gap - known,
+        }
         covered = max(covered, begin + seconds)
-        parts = by_kind(one, kept[place], seconds)
+        parts = time_kinds.by_kind(one, kept[place], seconds)
         parts |= {kind: part for kind, part in before.items() if kind in parts}
         found.append(_attempt(one, kept[place], origins[place], parts, begin - known - first))
     whole = sum([one.all_seconds for one in found])
@@ -193,7 +188,7 @@ def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
     if not own or one.run.world_size == 1:
         return own, own
     shared = of_job = 0.0
-    for window in records(one, Window):
+    for window in time_kinds.records(one, Window):
         begin, end = bisect_left(one.step, window.first_step), bisect_right(one.step, window.last_step)
         covered = [
             place for place in range(begin, end) if one.excluded.get(one.step[place], "recounted") == "recounted"
@@ -207,7 +202,7 @@ def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
 
 def _joules(one: Attempt) -> float | None:
     """Return the energy of the rank's device. Return None if the energy is unknown or processes share the device."""
-    uses = [use for use in records(one, Use) if use.energy_joules is not None]
+    uses = [use for use in time_kinds.records(one, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None
     return sum([use.energy_joules or 0.0 for use in uses])

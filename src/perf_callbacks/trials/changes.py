@@ -92,7 +92,14 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
     _numbers(turn, torch)
     optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
-    _before(torch.Tensor, "backward", untraced(lambda loss, *_args, **_kwargs: turn.backward(loss)))
+    inner, store = torch.Tensor.backward, untraced(lambda loss, *_: turn.backward(loss))
+
+    @functools.wraps(inner)
+    def backward(loss: object, *args: Any, **kwargs: Any) -> None:
+        store(loss)
+        inner(loss, *args, **kwargs)
+
+    torch.Tensor.backward = backward
 
     def loads_state(given: dict[str, Any]) -> None:
         if given["state_dict"].get("state"):  # accelerate loads the empty state of a new optimizer
@@ -209,8 +216,7 @@ def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
         if project is not None:
             directories = {"project_dir": turn.plan.scratch, "logging_dir": turn.plan.scratch}
             given["project_config"] = dataclasses.replace(project, **directories)
-        if given.get("log_with") is not None:
-            given["log_with"] = None
+        given["log_with"] = None
 
     _arguments(module.Accelerator, change)
     writes.keep(module.Accelerator, "save_state", 1)
@@ -237,18 +243,6 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
 def _several(given: Any) -> list[Any]:
     """Convert an argument to a list. The argument may be a list, one object, or None."""
     return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
-
-
-def _before(owner: Any, name: str, call: Callable[..., object]) -> None:
-    """Wrap a method, so that each call of the method first calls `call` with the same arguments."""
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        call(*args, **kwargs)
-        return inner(*args, **kwargs)
-
-    setattr(owner, name, method)
 
 
 def _arguments(owner: Any, change: Callable[[dict[str, Any]], None], name: str = "__init__") -> None:
