@@ -84,7 +84,7 @@ class _File(FileIO):
         self.close()
 
 
-def opened(path: Path, mode: str = "a+", permissions: int = 0o666) -> FileIO:
+def opened(path: Path, mode: str = "a+", permissions: int = 0o666) -> _File:
     """Open a regular file. A link could lead to any file of the user, and a pipe could block for ever."""
     if not _NO_LINK and path.is_symlink():  # Windows
         raise OSError(errno.ELOOP, "it is a symbolic link")
