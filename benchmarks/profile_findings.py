@@ -7,7 +7,7 @@ the model is a DistributedDataParallel.
 """
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from perf_callbacks.advice import table
@@ -18,16 +18,6 @@ from perf_callbacks.profiles.idle import DATA_CAUSE
 from perf_callbacks.profiles.reduction import reduce_file
 
 STEPS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Machine of a run."""
-
-    accelerator: str | None
-    cpus: int | None = None
-    memory_available: int | None = None
-    local_world_size: int = 1
 
 
 def run_of(profile: Profile) -> Summary:
@@ -62,9 +52,9 @@ def main() -> None:
     for path in given.traces:
         found = reduce_file(path)
         profile = replace(found, steps=found.steps or 1)
-        machine = Machine(accelerator="cuda" if profile.timeline == "device" else None)
-        facts = Facts(profiles=(profile,), ddp=given.ddp, device_type="cuda", workers=0)
-        findings = table.findings(machine, facts, run_of(profile))
+        accelerator = "cuda" if profile.timeline == "device" else None
+        facts = Facts(accelerator=accelerator, profiles=(profile,), ddp=given.ddp, device_type="cuda", workers=0)
+        findings = table.findings(facts, run_of(profile))
         print(path.name, "" if findings else "no finding")
         for one in findings:
             print(f"  {one.cause} {one.share or 0:.0%}: {one.evidence}; try {one.remedy}")

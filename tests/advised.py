@@ -27,7 +27,7 @@ PLAIN = replace(WORK, by_phase={"forward": 300, "backward": 600})
 
 
 def machine(**changes):
-    usual = {"accelerator": None, "cpus": 8, "memory_available": 40e9, "local_world_size": 1}
+    usual = {"accelerator": None, "cpus": 8, "memory_available": 40e9, "local_ranks": 1}
     return SimpleNamespace(**usual | changes)
 
 
@@ -57,9 +57,14 @@ def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, useful=
     )
 
 
+def findings(on, facts, of=None):
+    """All findings about a fit on a machine."""
+    return table.findings(replace(facts, **vars(on)), of)
+
+
 def found(cause, facts=None, of=None, on=None):
     """The finding of one cause; None where no rule speaks of it."""
-    every = table.findings(on or machine(), facts or Facts(workers=0, work=PLAIN), of)
+    every = findings(on or machine(), facts or Facts(workers=0, work=PLAIN), of)
     return next((one for one in every if one.cause == cause), None)
 
 

@@ -18,7 +18,7 @@ def found(*, available=None, expandable=None, **known):
     use = MemoryUse()
     for name, value in known.items():
         setattr(use, name, value)
-    return memory(SimpleNamespace(memory_available=available), Facts(memory=use, expandable=expandable), MEASURED)
+    return memory(Facts(memory_available=available, memory=use, expandable=expandable), MEASURED)
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_a_leak_comes_first():
 
 def test_nothing_is_said_of_memory_that_is_well_used():
     assert found(parts=PARTS) is None
-    assert memory(SimpleNamespace(), Facts(), MEASURED) is None
-    assert memory(SimpleNamespace(), Facts(memory=MemoryUse()), None) is None
+    assert memory(Facts(), MEASURED) is None
+    assert memory(Facts(memory=MemoryUse()), None) is None

@@ -205,7 +205,7 @@ def since_a_second(monkeypatch, idle, own, queued, *, ranks=1):
     """After a second in which the training thread ran, and waited for a CPU for `queued` seconds."""
     now = [0.0]
     monkeypatch.setattr(observer.processes, "cpu_mask", lambda: frozenset(range(8)))
-    monkeypatch.setattr(observer, "read_processes", lambda: SimpleNamespace(cpu_seconds=own * now[0]))
+    monkeypatch.setattr(observer.processes, "read", lambda: SimpleNamespace(cpu_seconds=own * now[0]))
     monkeypatch.setattr(observer.cpu_time, "idle", lambda _cpus: idle * now[0])
     monkeypatch.setattr(observer.cpu_time, "throttled", lambda: None)
     monkeypatch.setattr(observer.cpu_time, "read", lambda _thread: CpuTime(now[0], queued * now[0]))

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from advised import PLAIN, copy, found, machine, profile, summary
+from advised import PLAIN, copy, findings, found, machine, profile, summary
 from profiled_cases import BETWEEN, CPU, CUDA, DDP, FUSIBLE, LATE, READS, RUN, SLOW_CODE, profiled, reduced
 
-from perf_callbacks.advice import table
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
@@ -25,7 +24,7 @@ HEALTHY = {
 @pytest.mark.parametrize("timeline", ["cpu", "device"])
 def test_a_healthy_profile_is_no_finding(timeline):
     on = CPU if timeline == "cpu" else CUDA
-    assert table.findings(on, profiled(DDP, **HEALTHY, timeline=timeline), RUN) == ()
+    assert findings(on, profiled(DDP, **HEALTHY, timeline=timeline), RUN) == ()
 
 
 SILENT = {
@@ -55,7 +54,7 @@ SILENT = {
 @pytest.mark.parametrize("case", SILENT)
 def test_no_finding(case):
     facts, of, on = SILENT[case]
-    assert table.findings(on, facts, of) == ()
+    assert findings(on, facts, of) == ()
 
 
 def test_the_profile_most_like_the_usual_steps_counts():
@@ -77,15 +76,15 @@ def test_idle_time_is_at_most_that_of_usual_steps(step, share):
 
 def test_idle_time_after_a_wait_and_for_launches_are_different_times():
     facts = profiled(step=1.1, idle={"host": 0.35, "sync": 0.2}, sync={"aten::item": 0.2})
-    host, sync = table.findings(CUDA, facts, RUN)
+    host, sync = findings(CUDA, facts, RUN)
     assert (host.cause, host.share) == ("host", pytest.approx(0.25))
     assert (sync.cause, sync.share) == ("sync", pytest.approx(0.2))
 
 
 def test_time_outside_of_forward_backward_and_optimizer_belongs_to_other_rules():
-    (only,) = table.findings(CUDA, profiled(step=1.5, idle={"host": 0.5}), BETWEEN)
+    (only,) = findings(CUDA, profiled(step=1.5, idle={"host": 0.5}), BETWEEN)
     assert only.evidence.startswith("Python code outside")
-    both = table.findings(CUDA, profiled(step=1.5, idle={"host": 0.9}), BETWEEN)
+    both = findings(CUDA, profiled(step=1.5, idle={"host": 0.9}), BETWEEN)
     assert [one.share for one in both] == pytest.approx([1.4 * 0.5 / 1.5, 0.4 / 1.5])
 
 
@@ -94,7 +93,7 @@ def test_casts_are_fused_and_counted_once():
         classes={"elementwise": 0.1, "copy": 0.3},
         copies=[copy("float32 to bfloat16", 0.2, "aten::to"), copy("layout", 0.1)],
     )
-    compiling, copying = table.findings(CUDA, facts, RUN)
+    compiling, copying = findings(CUDA, facts, RUN)
     assert (compiling.cause, compiling.share) == ("compile", pytest.approx(0.3))
     assert (copying.cause, copying.share) == ("copy", pytest.approx(0.1))
 
@@ -109,14 +108,14 @@ def test_a_profiler_that_makes_steps_of_a_cpu_longer_changes_no_share():
 
 def test_a_cpu_that_is_missing_comes_before_copies():
     facts = profiled(Facts(starved_share=0.2), timeline="cpu", copies=[copy("layout", 0.25)])
-    cpu, copying = table.findings(machine(), facts, RUN)
+    cpu, copying = findings(machine(), facts, RUN)
     assert (cpu.cause, copying.cause, copying.share) == ("cpu", "copy", pytest.approx(0.25 * 0.8))
 
 
 def test_what_fused_attention_saves_is_not_fused_again():
     facts = Facts(work=PLAIN, attention="eager", sdpa=True)
     attention = found("attention", facts, RUN, CUDA).share
-    both = table.findings(CUDA, profiled(facts, classes={"elementwise": 0.6}), RUN)
+    both = findings(CUDA, profiled(facts, classes={"elementwise": 0.6}), RUN)
     assert {one.cause: one.share for one in both if one.share} == {
         "attention": attention,
         "compile": pytest.approx(0.6 - attention),
@@ -130,21 +129,21 @@ def test_a_profile_replaces_guesses_about_a_device():
     slow = replace(RUN, flops=FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0))
     work = replace(PLAIN, by_dtype={"bfloat16": 100}, reads=READS, reductions=4)
     facts = Facts(memory=use, half="bf16", nan_filter=True, ddp=True, work=work)
-    assert {one.cause for one in table.findings(CUDA, facts, slow)} == {"host", "compile", "sync"}
-    assert table.findings(CUDA, profiled(facts), slow) == ()
+    assert {one.cause for one in findings(CUDA, facts, slow)} == {"host", "compile", "sync"}
+    assert findings(CUDA, profiled(facts), slow) == ()
 
 
 def test_slow_code_costs_at_most_what_the_device_idles():
     code = {"forward": SLOW_CODE, "backward": SLOW_CODE}
     assert found("host", Facts(slow_code=code), RUN, CUDA).share is None
-    findings = table.findings(CUDA, profiled(Facts(slow_code=code), **LATE), RUN)
-    assert [one.share for one in findings] == pytest.approx([0.2, 0.2])
-    assert table.findings(CUDA, profiled(Facts(slow_code=code)), RUN) == ()
+    every = findings(CUDA, profiled(Facts(slow_code=code), **LATE), RUN)
+    assert [one.share for one in every] == pytest.approx([0.2, 0.2])
+    assert findings(CUDA, profiled(Facts(slow_code=code)), RUN) == ()
 
 
 def test_a_loader_that_the_callback_does_not_know_is_no_python_code():
     facts = profiled(step=1.5, idle={"data": 0.4, "host": 0.1})
-    data, host = table.findings(CUDA, facts, BETWEEN)
+    data, host = findings(CUDA, facts, BETWEEN)
     assert (data.cause, data.share) == ("data", pytest.approx(0.4 / 1.5))
     assert (host.cause, host.share) == ("host", pytest.approx(1.4 * 0.1 / 1.5))
     assert found("data", facts, summary(data=0.01, other=0.5), CUDA) is None

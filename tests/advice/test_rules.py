@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from advised import PLAIN, STAGES, WORK, found, machine, summary
+from advised import PLAIN, STAGES, WORK, findings, found, machine, summary
 
-from perf_callbacks.advice import step_blocks, table
+from perf_callbacks.advice import step_blocks
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Drift, Facts, SlowCode
 from perf_callbacks.advice.loading import HAND_OVER_SECONDS, HIGH, LOW, faster
@@ -20,34 +20,34 @@ EXACT = dict.fromkeys(step_blocks.STAGES, 0.0)
 @pytest.mark.parametrize(("share", "causes"), [(0.06, ["drift"]), (0.02, ["host", "drift"])])
 def test_growth_of_other_work_is_drift_and_not_host_work_too(share, causes):
     facts = Facts(drift=Drift(0.1, 0.12, share, "other"), host_line="train.py:9 `log`")
-    findings = table.findings(machine(), facts, summary(other=0.1))
-    assert [one.cause for one in findings] == causes
-    assert "at train.py:9 `log`" in next(one.evidence for one in findings if one.cause == "drift")
+    every = findings(machine(), facts, summary(other=0.1))
+    assert [one.cause for one in every] == causes
+    assert "at train.py:9 `log`" in next(one.evidence for one in every if one.cause == "drift")
 
 
 def test_nothing_is_wrong_with_a_run_that_only_computes():
-    assert table.findings(machine(), Facts(workers=0, work=PLAIN, sdpa=True, attention="sdpa"), summary()) == ()
+    assert findings(machine(), Facts(workers=0, work=PLAIN, sdpa=True, attention="sdpa"), summary()) == ()
 
 
 def test_a_run_of_a_few_steps_tells_nothing():
     few = summary(steps=ENOUGH_STEPS - 1, data=5.0, other=5.0, optimizer=5.0)
-    assert table.findings(machine(), Facts(workers=0, work=WORK), few) == ()
+    assert findings(machine(), Facts(workers=0, work=WORK), few) == ()
 
 
 @pytest.mark.verdict_after_ten_seconds
 def test_a_run_of_less_than_ten_seconds_tells_nothing():
     quick = {name: 0.09 * seconds for name, seconds in (STAGES | {"data": 0.5, "other": 0.5}).items()}
-    assert table.findings(machine(), Facts(workers=0, work=WORK), summary(steps=50, **quick)) == ()
-    assert table.findings(machine(), Facts(workers=0, work=WORK), summary(steps=100, **quick))
+    assert findings(machine(), Facts(workers=0, work=WORK), summary(steps=50, **quick)) == ()
+    assert findings(machine(), Facts(workers=0, work=WORK), summary(steps=100, **quick))
 
 
 def test_the_lack_of_a_cpu_comes_before_what_it_makes_longer():
     facts = Facts(workers=2, starved_share=0.2)
-    cpu, host, data = table.findings(machine(), facts, summary(data=1.0, other=2.0))
+    cpu, host, data = findings(machine(), facts, summary(data=1.0, other=2.0))
     assert [one.cause for one in (cpu, host, data)] == ["cpu", "host", "data"]
     assert (cpu.share, host.share) == (0.2, pytest.approx(1.4 * 0.5 * (1 - 0.2 * 4 / 3)))  # three of four seconds work
     assert "took 50% of the run" in host.evidence
-    data, cpu = table.findings(machine(), facts, summary(data=4.0))
+    data, cpu = findings(machine(), facts, summary(data=4.0))
     assert [one.cause for one in (data, cpu)] == ["data", "cpu"], "a loader is slow with a CPU too"
 
 
@@ -62,7 +62,7 @@ def test_without_workers_the_training_thread_loads_and_needs_a_cpu():
 def test_a_thread_that_sleeps_has_hardly_less_to_win():
     """The thread needed a CPU for a few percent, and lacked it for as long."""
     facts = Facts(starved_share=0.06)
-    host, cpu = table.findings(machine(), facts, summary(other=4.0))
+    host, cpu = findings(machine(), facts, summary(other=4.0))
     assert (host.cause, host.share, cpu.cause) == ("host", pytest.approx((1 + 0.8 * 0.94) / 2), "cpu")
 
 
@@ -78,7 +78,7 @@ def test_a_little_time_without_a_cpu_is_no_finding_and_a_device_is_not_slowed_by
 
 
 def test_threads_beyond_cpus_are_advised_against_once():
-    every = table.findings(machine(cpus=2), Facts(threads=8, starved_share=0.3), summary())
+    every = findings(machine(cpus=2), Facts(threads=8, starved_share=0.3), summary())
     assert [one.remedy for one in every] == ["OMP_NUM_THREADS=2"]
 
 
@@ -168,7 +168,7 @@ def test_host_memory_limits_workers(available, ranks, taken, workers, said):
     use = MemoryUse()
     use.parts = Memory(step=2, device="cpu", weights_gb=1.0, peak_gb=1.0 + taken)
     facts = Facts(workers=0, batch_bytes=10**9, memory=use, free_cpus=8.0)
-    on = machine(memory_available=available, local_world_size=ranks)
+    on = machine(memory_available=available, local_ranks=ranks)
     finding = found("data", facts, summary(data=3.0), on)
     assert (f"num_workers={workers})" in finding.remedy) == (workers > 0)
     assert "workers" not in finding.evidence.partition(";")[2] if said is None else said in finding.evidence
@@ -279,18 +279,18 @@ def grpo(**parts):
 
 @pytest.mark.parametrize("part", ["generation", "rewards"])
 def test_parts_of_other_are_findings_of_their_own(part):
-    worst, rest = table.findings(machine(), Facts(), grpo(**{part: 0.8}))
+    worst, rest = findings(machine(), Facts(), grpo(**{part: 0.8}))
     assert (worst.cause, worst.share) == ("host", 0.4)
     assert (rest.cause, rest.share) == ("host", pytest.approx(1.4 * 0.1))
 
 
 def test_parts_of_other_are_no_logging():
-    every = table.findings(machine(), Facts(log_every=1), grpo(generation=0.8))
+    every = findings(machine(), Facts(log_every=1), grpo(generation=0.8))
     assert [(one.cause, one.share) for one in every] == [("host", 0.4), ("sync", pytest.approx(2.4 * 0.1))]
 
 
 def test_parts_of_other_that_take_nothing_are_no_finding():
-    (host,) = table.findings(machine(), Facts(), grpo(generation=0.002))
+    (host,) = findings(machine(), Facts(), grpo(generation=0.002))
     assert host.share == pytest.approx(1.4 * 0.499)
 
 
@@ -331,7 +331,7 @@ def test_eager_attention_where_the_model_could_fuse_it():
 def test_fused_attention_of_wide_heads_may_save_nothing_on_a_cpu(head, accelerator, factors):
     facts = Facts(work=PLAIN, attention="eager", sdpa=True, widths=EXACT, head=head)
     plain = found("attention", replace(facts, head=None), summary()).share / 1.5
-    every = table.findings(machine(accelerator=accelerator), facts, summary())
+    every = findings(machine(accelerator=accelerator), facts, summary())
     finding = next(one for one in every if one.cause == "attention")
     assert (finding.low, finding.share) == pytest.approx((factors[0] * plain, factors[1] * plain))
 
@@ -412,7 +412,7 @@ def test_waits_for_workers_that_start_are_advised_once():
     most = replace(summary(data=1.0), steps=200)  # of which 100 are measured
     facts = replace(EPOCHS, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
     assert "persistent" in found("data", facts, most).remedy
-    assert len([one for one in table.findings(machine(), facts, most) if one.cause == "data"]) == 1
+    assert len([one for one in findings(machine(), facts, most) if one.cause == "data"]) == 1
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, 0.5])
@@ -442,9 +442,9 @@ def test_eager_attention_is_known_before_the_run():
     [({"blocking": "CUDA_LAUNCH_BLOCKING"}, "sync"), ({"anomalies": True}, "host"), ({"threads": 16}, "threads")],
 )
 def test_advice_that_needs_no_run(facts, cause):
-    (finding,) = table.findings(machine(), Facts(**facts))
+    (finding,) = findings(machine(), Facts(**facts))
     assert (finding.cause, finding.share) == (cause, None)
-    assert table.findings(machine(), Facts(threads=8)) == ()
+    assert findings(machine(), Facts(threads=8)) == ()
 
 
 @pytest.mark.parametrize(
@@ -468,23 +468,23 @@ def test_threads_are_advised_for_the_cpus_that_other_programs_leave(threads, lef
 
 
 def test_other_programs_are_unknown_before_the_run():
-    assert table.findings(machine(), Facts(threads=8, left_cpus=1.0)) == ()
+    assert findings(machine(), Facts(threads=8, left_cpus=1.0)) == ()
 
 
 def test_threads_without_a_cpu_come_first():
-    every = table.findings(machine(), Facts(threads=16, workers=0), summary(data=1.0, other=0.5))
+    every = findings(machine(), Facts(threads=16, workers=0), summary(data=1.0, other=0.5))
     assert [one.cause for one in every][:2] == ["threads", "data"]
 
 
 def test_threads_of_the_host_hardly_matter_to_an_accelerator():
-    assert table.findings(machine(accelerator="cuda"), Facts(threads=16)) == ()
+    assert findings(machine(accelerator="cuda"), Facts(threads=16)) == ()
 
 
 EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
 
 
 def test_workers_that_are_started_for_each_epoch():
-    (finding,) = table.findings(machine(), EPOCHS, summary(data=0.5))
+    (finding,) = findings(machine(), EPOCHS, summary(data=0.5))
     assert (finding.cause, finding.share) == ("data", pytest.approx(1.6 * 50 / 150))
 
 
@@ -503,7 +503,7 @@ def test_workers_that_are_started_promise_less_than_all_of_the_time():
     ],
 )
 def test_workers_that_need_not_persist(changes):
-    every = table.findings(machine(), replace(EPOCHS, **changes), summary(data=0.5))
+    every = findings(machine(), replace(EPOCHS, **changes), summary(data=0.5))
     assert all("persistent" not in one.remedy for one in every)
 
 
@@ -517,7 +517,7 @@ FEW = Facts(threads=1, free_cpus=6.8)
 
 
 def test_more_threads_are_advised_where_most_cpus_are_idle():
-    (finding,) = table.findings(machine(), FEW, summary())
+    (finding,) = findings(machine(), FEW, summary())
     assert (finding.cause, finding.share, "OMP_NUM_THREADS=7" in finding.remedy) == ("host", None, True)
 
 
@@ -534,11 +534,11 @@ def test_more_threads_are_advised_where_most_cpus_are_idle():
     ],
 )
 def test_more_threads_are_not_advised(facts, of, on):
-    assert all("threads" not in one.remedy.lower() for one in table.findings(on, facts, of))
+    assert all("threads" not in one.remedy.lower() for one in findings(on, facts, of))
 
 
 def test_the_finding_that_could_win_most_comes_first():
-    every = table.findings(
+    every = findings(
         machine(), Facts(workers=0, work=PLAIN, blocking="CUDA_LAUNCH_BLOCKING"), summary(data=1.0, other=3.0)
     )
     assert [one.cause for one in every] == ["host", "data", "sync"]
@@ -548,8 +548,8 @@ def test_findings_are_the_same_on_a_clock_of_another_pace():
     facts = Facts(workers=0, work=WORK)
     slow = summary(**{name: 16 * seconds for name, seconds in STAGES.items()} | {"data": 16.0, "other": 4.0})
     quick = summary(data=1.0, other=0.25)
-    scaled = [replace(one, share=pytest.approx(one.share, abs=0.001)) for one in table.findings(machine(), facts, slow)]
-    assert scaled == [*table.findings(machine(), facts, quick)]  # handing over a batch takes 2 ms at any pace
+    scaled = [replace(one, share=pytest.approx(one.share, abs=0.001)) for one in findings(machine(), facts, slow)]
+    assert scaled == [*findings(machine(), facts, quick)]  # handing over a batch takes 2 ms at any pace
 
 
 @pytest.mark.parametrize("stage", ["forward", "backward", "optimizer"])
@@ -595,7 +595,7 @@ def test_a_long_first_step_is_worth_the_time_beyond_a_usual_step():
 
 def test_a_first_step_that_compiles_has_a_finding_already():
     facts = Facts(compilations=Compilations(1, 40.0, 0, ""))
-    every = table.findings(machine(), facts, summary(spans={"first_step": 50.0}))
+    every = findings(machine(), facts, summary(spans={"first_step": 50.0}))
     assert [one.cause for one in every] == ["compile"]
     facts = Facts(compilations=Compilations(1, 4.0, 0, ""))
     assert found("startup", facts, summary(spans={"first_step": 50.0}))

@@ -376,7 +376,7 @@ def test_a_finding_has_the_line_that_its_sentence_names():
 def causes(rule):
     """Causes that a rule finds in all cases."""
     cases = [case for cases in CASES.values() for case in cases.values()]
-    findings = [rule(on, facts, None if of is None else Measured(of)) for facts, of, on in cases]
+    findings = [rule(replace(facts, **vars(on)), None if of is None else Measured(of)) for facts, of, on in cases]
     return {finding.cause for finding in findings if finding is not None}
 
 

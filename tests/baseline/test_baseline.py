@@ -82,7 +82,7 @@ def faster(file, factor):
         rates = {"samples_per_second": 2 / seconds, "tokens_per_second": None}
         changed = {"step_seconds": seconds, "versions": {**early.versions, "torch": "1.0"}, "run_id": f"r{place}"}
         found = replace(early, **changed, **rates)
-        ledger.append(ledger.LedgerLine(key=line.key, title=line.title, run=found, early=found), file)
+        ledger.append(ledger.LedgerLine(key=line.key, run=found, early=found), file)
 
 
 def test_a_fit_says_how_it_stands_to_the_last_runs_of_its_program(file, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from threading import Thread
 
 import msgspec
@@ -16,7 +15,7 @@ from perf_callbacks.report.run_figures import RunFigures
 
 def a_line(key="k", run_id="a1", *, early=True, **run):
     figures = RunFigures(run_id=run_id, step_seconds=0.1, **run)
-    return LedgerLine(key=key, title="train.py", run=figures, early=figures if early else None)
+    return LedgerLine(key=key, run=figures, early=figures if early else None)
 
 
 def test_lines_are_read_in_order(tmp_path):
@@ -68,9 +67,9 @@ HOSTILE = [
     b"{}",
     b"null",
     b"[" * 10_000,
-    b'{"key":"k","title":"t","run":{"run_id":7}}',
-    b'{"key":"k","title":"t","run":{"run_id":"a","step_seconds":"1"}}',
-    b'{"key":"k","title":"t","run":{"run_id":"a","step_seconds":1e999}}',
+    b'{"key":"k","run":{"run_id":7}}',
+    b'{"key":"k","run":{"run_id":"a","step_seconds":"1"}}',
+    b'{"key":"k","run":{"run_id":"a","step_seconds":1e999}}',
     b"\xff\xfe\x00",
     b"x" * 30_000,
 ]
@@ -148,5 +147,5 @@ def test_a_missing_ledger_has_no_lines(tmp_path):
 
 def test_a_line_that_is_too_long_is_not_written(tmp_path):
     file = tmp_path / "runs.jsonl"
-    ledger.append(replace(a_line(), title="x" * 30_000), file)
+    ledger.append(a_line(program="x" * 30_000), file)
     assert not file.exists()

@@ -13,7 +13,7 @@ from trial_kit import AT_ONCE, LOOP
 
 from perf_callbacks.launch import run, tries
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import Plan, ProgramChange, write
+from perf_callbacks.trials.plan import Plan, write
 from perf_callbacks.trials.remedies import settings
 
 SEEN = """
@@ -73,15 +73,14 @@ def seen(tmp_path):
         (tmp_path / "train.py").write_text(source)
         own = Path(tempfile.mkdtemp(prefix="t"))  # the path of a socket can't be long
         path = tmp_path / f"{len([*tmp_path.glob('*.plan')])}.plan"
-        changes = tuple([ProgramChange(name=name, value=value) for name, value in changes])
-        write(path, Plan(scratch=str(own), changes=changes, steps=5, seconds=0.0))
+        write(path, Plan(scratch=str(own), changes=dict(changes), steps=5, seconds=0.0))
         environ = {
             **run.environment(program_environ(), reports=False),
             **tries.QUIET,
             "PERF_CALLBACKS_FLOPS": "off",
             "PERF_CALLBACKS_OUTPUT_DIR": str(own),
             "TMPDIR": str(own),
-            **settings(changes, own_callback=False),
+            **settings(dict(changes), own_callback=False),
             TRIAL: str(path),
             **environ,
         }

@@ -114,28 +114,26 @@ def test_nothing_is_said_where_nothing_was_compared():
 
 def test_the_advice_names_the_worst_rank_and_the_share_of_all():
     """`tests/advice/wordings.txt` has its sentences."""
-    found = straggler(None, Facts(), Measured(summary()))
+    found = straggler(Facts(), Measured(summary()))
     assert found is not None
     assert (found.cause, found.share) == ("straggler", pytest.approx(0.162))
     assert "rank 3" in found.evidence
-    several = straggler(None, Facts(), Measured(summary(costliest_ranks=((3, 7), (), ()))))
+    several = straggler(Facts(), Measured(summary(costliest_ranks=((3, 7), (), ()))))
     assert several is not None
     assert "ranks 3 and 7" in several.evidence
 
 
 def test_uneven_work_is_a_finding_of_its_own_with_its_share():
     of = Measured(summary(uneven_batches_seconds=20.0, uneven_stages_seconds=12.0))
-    found = [rule(None, Facts(), of) for rule in (uneven_batches, uneven_stages)]
+    found = [rule(Facts(), of) for rule in (uneven_batches, uneven_stages)]
     assert [(one.cause, one.share) for one in found] == [("uneven", 0.2), ("uneven", 0.12)]
-    trainer = uneven_batches(None, Facts(integration="transformers"), of)
+    trainer = uneven_batches(Facts(integration="transformers"), of)
     assert 'train_sampling_strategy="batch_rebalance"' in trainer.remedy
     nothing = Measured(summary(uneven_batches_seconds=0.0))
-    assert [rule(None, Facts(), one) for rule in (uneven_batches, uneven_stages) for one in (nothing, None)] == [
-        None
-    ] * 4
+    assert [rule(Facts(), one) for rule in (uneven_batches, uneven_stages) for one in (nothing, None)] == [None] * 4
 
 
 @pytest.mark.parametrize("changes", [{"slowdown": None}, {"stragglers": ()}, {"included_steps": 2}])
 def test_the_advice_is_silent_where_no_rank_is_slow(changes):
-    assert straggler(None, Facts(), Measured(summary(**changes))) is None
-    assert straggler(None, Facts(), None) is None
+    assert straggler(Facts(), Measured(summary(**changes))) is None
+    assert straggler(Facts(), None) is None

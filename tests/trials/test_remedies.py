@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.trials.plan import ProgramChange, TrialOutcome
+from perf_callbacks.trials.plan import TrialOutcome
 from perf_callbacks.trials.remedies import GROUPS, REMEDIES, candidates, of_finding, settings
 
 WORDINGS = Path(__file__).parents[1] / "advice" / "wordings.txt"
@@ -59,7 +59,7 @@ def probe(*lines, **found):
 
 
 def names(found):
-    return [(one.change.name, one.change.value) for one in found]
+    return [(one.remedy.name, one.value) for one in found]
 
 
 def test_the_lines_of_the_table_are_lines_of_rules():
@@ -72,7 +72,7 @@ def test_a_line_calls_for_its_remedy(line):
     if line not in EXPECTED:
         assert found is None
         return
-    assert (found.change.name, found.change.value) == EXPECTED[line]
+    assert (found.remedy.name, found.value) == EXPECTED[line]
     assert found.line == line
     assert found.promised == (1.0, 2.0)
     assert found.called_for
@@ -106,9 +106,9 @@ def test_only_keeps_the_number_of_a_finding():
 
 def test_a_program_with_its_own_callback_keeps_its_checklist():
     lines = ('PerfConfig(gc="sync")', "OMP_NUM_THREADS=8")
-    found = probe(*lines, pinned=True, bound=True)
+    found = probe(*lines, applied=("pinning", "affinity"))
     assert names(candidates(found, (), 8)) == [("pinning", None), ("threads", 8), ("gc", None), ("affinity", None)]
-    own = probe(*lines, pinned=True, bound=True, own_callback=True)
+    own = probe(*lines, applied=("pinning", "affinity"), own_callback=True)
     assert names(candidates(own, (), 8)) == [("threads", 8)]
     assert names(candidates(own, ("gc",), 8)) == []
 
@@ -126,7 +126,7 @@ def test_the_settings_of_a_trial():
     def variables(**changed):
         return {f"PERF_CALLBACKS_{name}": value for name, value in (bare | changed).items()}
 
-    assert settings((), own_callback=False) == variables()
-    changes = [ProgramChange(name=name) for name in ("gc", "affinity", "pinning")]
+    assert settings({}, own_callback=False) == variables()
+    changes = dict.fromkeys(("gc", "affinity", "pinning"))
     assert settings(changes, own_callback=False) == variables(GC="sync", AFFINITY="auto", LOADERS="apply")
-    assert settings([ProgramChange(name="threads", value=3)], own_callback=True) == {"OMP_NUM_THREADS": "3"}
+    assert settings({"threads": 3}, own_callback=True) == {"OMP_NUM_THREADS": "3"}

@@ -9,7 +9,7 @@ from fakes import a_run
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.report import cards
 from perf_callbacks.trials import results
-from perf_callbacks.trials.plan import Identity, ProgramChange, TrialOutcome
+from perf_callbacks.trials.plan import Identity, TrialOutcome
 from perf_callbacks.trials.remedies import REMEDIES, Candidate
 from perf_callbacks.trials.text import BASE, TrialResults
 
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def result(rounds, identity=None):
-    candidate = Candidate(remedy=WORKERS, change=ProgramChange(name="workers", value=2), line=LINE)
+    candidate = Candidate(remedy=WORKERS, value=2, line=LINE)
 
     def outcome(seconds):
         return TrialOutcome(steps=10, seconds=10 * seconds)

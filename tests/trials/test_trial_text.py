@@ -9,7 +9,7 @@ import pytest
 from snapshots import matches
 
 from perf_callbacks.trials import text
-from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, ProgramChange, TrialOutcome
+from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, TrialOutcome
 from perf_callbacks.trials.remedies import REMEDIES, Candidate
 from perf_callbacks.trials.text import BASE, TOGETHER, TrialResults
 
@@ -18,7 +18,7 @@ KINDS = {remedy.name: remedy for remedy in REMEDIES}
 
 
 def candidate(name, value=None, line="the line to write"):
-    return Candidate(remedy=KINDS[name], change=ProgramChange(name=name, value=value), line=line)
+    return Candidate(remedy=KINDS[name], value=value, line=line)
 
 
 WORKERS = candidate("workers", 2, "DataLoader(num_workers=2)")

@@ -33,12 +33,6 @@ LEAST_LASTING = 0.25
 A smaller share may be chance.
 """
 
-MOST_LINES = 256
-"""Largest number of distinct lines that are counted per stage.
-
-If a stage already has this many lines, samples of new lines are dropped.
-"""
-
 LOOKS = 4
 """How often a tick of the watchdog samples the position of the training thread."""
 
@@ -156,20 +150,18 @@ class BusyLines(Observer):
             return
         turned = None
         for mark, time in zip(pairs[::2], pairs[1::2], strict=True):
-            if type(mark) is Pause:
-                continue
-            if turned in unknown:
-                self._decided[turned] = Stage.OPTIMIZER if mark in _OPTIMIZING else Stage.OTHER
-            turned = time
+            if type(mark) is not Pause:
+                if turned in unknown:
+                    self._decided[turned] = Stage.OPTIMIZER if mark in _OPTIMIZING else Stage.OTHER
+                turned = time
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Facts` about lines of the program. A line is None if no line stands out."""
         if self._engine.step != self._step:
             self._count(self._engine.step)
-        found: dict[str, Any] = {name: _most(self._lines[stage]) for stage, name in FACTS.items()}
         calls = dict(self._calls)
         return {
-            **found,
+            **{name: _most(self._lines[stage]) for stage, name in FACTS.items()},
             "first_line": _most(self._lines[None]),
             "slow_code": {stage.name.lower(): code for stage in COMPUTING if (code := self._code(stage)) is not None},
             "collect_line": max(calls, key=calls.__getitem__, default="") or None,
@@ -202,10 +194,8 @@ class BusyLines(Observer):
         """
         if look.moment[0] != self._step:
             self._count(look.moment[0])
-        stage: Stage | None = look.stage
-        if self._engine.excluded is not None:
-            stage = None
-        elif stage is Stage.UNDECIDED:
+        stage = look.stage if self._engine.excluded is None else None
+        if stage is Stage.UNDECIDED:
             self._decided[look.moment[1]] = None
         elif stage not in self._lines:
             return
@@ -245,18 +235,14 @@ class BusyLines(Observer):
         """Count the samples of steps that have ended."""
         seen, self._step, self._seen = self._seen, step, []
         for sample in seen:
-            stage = sample.stage
-            if stage is Stage.UNDECIDED:
-                if self._decided.get(sample.turned) is None:
-                    self._seen.append(sample)
-                    continue
-                stage = self._decided[sample.turned]
-            lines = self._lines[stage]
-            if sample.line in lines or len(lines) < MOST_LINES:
-                lines[sample.line] += 1
-                if sample.slow and sample.line is not None and stage in self._slow:
-                    self._slow[stage][function(sample.line)] += 1
-        wanted = {sample.turned for sample in self._seen[-MOST_LINES:]}
+            stage = self._decided.get(sample.turned) if sample.stage is Stage.UNDECIDED else sample.stage
+            if stage is None and sample.stage is not None:
+                self._seen.append(sample)
+                continue
+            self._lines[stage][sample.line] += 1
+            if sample.slow and sample.line is not None and stage in self._slow:
+                self._slow[stage][function(sample.line)] += 1
+        wanted = {sample.turned for sample in self._seen}
         self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
     def _code(self, stage: Stage) -> SlowCode | None:
@@ -267,11 +253,9 @@ class BusyLines(Observer):
         if sum([slow[name] for name in found]) < FEWEST_LOOKS:
             return None
         most = max(found, key=found.__getitem__)
-        line = next(line for line, _ in lines.most_common() if line is not None and function(line) == most)
         every = sum([counts.total() for stage, counts in self._lines.items() if stage is not None])
-        others = [one for other, seen in self._lines.items() if other not in {None, stage} for one in seen]
-        in_loop = any([one is not None and function(one) == most for one in others])
-        return SlowCode(line, sum(found.values()), lines.total(), every, in_loop)
+        in_loop = any([most in _by_function(seen) for other, seen in self._lines.items() if other not in {None, stage}])
+        return SlowCode(_busiest(lines, most), sum(found.values()), lines.total(), every, in_loop)
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
@@ -290,8 +274,13 @@ def _most(lines: Counter[str | None]) -> str | None:
     """Return the busiest line of the busiest function, or None if no function stands out."""
     for name, looks in _by_function(lines).most_common(1):
         if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
-            return next(line for line, _ in lines.most_common() if line and function(line) == name)
+            return _busiest(lines, name)
     return None
+
+
+def _busiest(lines: Counter[str | None], name: str) -> str:
+    """Return the busiest line of a function."""
+    return next(line for line, _ in lines.most_common() if line is not None and function(line) == name)
 
 
 def function(line: str) -> str:

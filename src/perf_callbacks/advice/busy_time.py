@@ -3,7 +3,7 @@
 import re
 
 from perf_callbacks.advice import model, waits
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import LEAST, ProfiledSteps, profiled
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy
@@ -52,17 +52,17 @@ MOSTLY = 0.5
 
 
 @timed
-def fusing(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def fusing(facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile on a device, because it fuses element-wise operations and casts.
 
     The rule subtracts the savings of the rules `attention` and `recompute`, so that no saving counts twice. On a CPU,
     compilation saved little or nothing: see `benchmarks/fusing.py`.
     """
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:
         return None
     seconds = fusible_seconds(steps.profile)
-    others = [rule(machine, facts, measured) for rule in (model.attention, model.recompute)]
+    others = [rule(facts, measured) for rule in (model.attention, model.recompute)]
     within = measured.share(measured.stage("forward") + measured.stage("backward"))
     share = min(steps.share(seconds), within) - sum([one.share or 0.0 for one in others if one is not None])
     if share < FUSIBLE:
@@ -79,9 +79,9 @@ def fusible_seconds(profile: Profile) -> float:
 
 
 @timed
-def copies(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def copies(facts: Facts, measured: Measured) -> Finding | None:
     """Report the operation that spends most time on copies within one memory, for example to change a layout."""
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None:
         return None
     by_operation: dict[str, list[ProfiledCopy]] = {}
@@ -96,9 +96,9 @@ def copies(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
 
 
 @timed
-def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def transfers(facts: Facts, measured: Measured) -> Finding | None:
     """Report copies between host and device that run while the device computes nothing."""
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
     by_kind = {kind: [one for one in steps.profile.copies if one.kind == kind] for kind in TRANSFERS}
@@ -107,13 +107,14 @@ def transfers(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 
 @timed
-def collectives(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def collectives(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which only collectives run, except waits for slow ranks and for uneven work."""
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None:
         return None
     exposed = steps.profile.exposed_communication_seconds
-    number = _collectives_per_step(steps)
+    operations = [one for one in steps.profile.operations if one.kind == COMMUNICATION]
+    number = max([one.calls for one in operations], default=0) / steps.number  # of the most frequent collective
     saved, remedy = _overlapping(facts, steps, number)
     share = saved * (steps.share(exposed) - _lost_to_ranks(measured))
     if share < LEAST:
@@ -148,11 +149,6 @@ def _lost_to_ranks(measured: Measured) -> float:
     uneven = (lost.uneven_batches_seconds or 0.0) + (lost.uneven_stages_seconds or 0.0)
     part = (sum(lost.seconds_by_cause.values()) + uneven) / lost.seconds
     return part * measured.steps_seconds / measured.seconds
-
-
-def _collectives_per_step(steps: ProfiledSteps) -> float:
-    """Return how often the most frequent collective runs in a step, or 0 if the profile lists no collective."""
-    return max([one.calls for one in steps.profile.operations if one.kind == COMMUNICATION], default=0) / steps.number
 
 
 def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[float, str]:

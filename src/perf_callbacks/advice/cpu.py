@@ -1,6 +1,6 @@
 """Rule `cpu`: the training thread was ready to run and had no CPU."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 
 CAUSE = "cpu"
@@ -27,27 +27,27 @@ INFLATED = frozenset(
 
 
 @timed
-def no_cpu(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
+def no_cpu(facts: Facts, _measured: Measured) -> Finding | None:
     """Report the time in which the training thread had no CPU, and why: a quota, threads, workers or other programs."""
     share = facts.starved_share
     if share is None or share < LEAST:
         return None
-    why, remedy = _why(machine, facts)
+    why, remedy = _why(facts)
     evidence = f"The training thread was ready to run and had no CPU for {share:.0%} of the run: {why}"
     # The host may run ahead of a device, or wait for the device. Then the lack of a CPU costs less, or nothing.
-    return finding(CAUSE, share if machine.accelerator is None else None, evidence, remedy)
+    return finding(CAUSE, share if facts.accelerator is None else None, evidence, remedy)
 
 
-def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | None:
+def surplus_threads(facts: Facts) -> tuple[str, str] | None:
     """Return evidence and remedy if operations use too many threads, or else None.
 
     Operations should use at most one thread for each CPU that other programs leave free.
     """
-    cpus = machine.cpus or facts.threads
+    cpus = facts.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))
-    if machine.accelerator is not None or facts.threads <= left:
+    if facts.accelerator is not None or facts.threads <= left:
         return None
-    number = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
+    number = counted(cpus)
     found = f"operations use {facts.threads} threads, and "
     if left < cpus:
         found += f"other programs leave {left} of {number}"
@@ -56,16 +56,16 @@ def surplus_threads(machine: MachineFacts, facts: Facts) -> tuple[str, str] | No
     return found, f"OMP_NUM_THREADS={left}"
 
 
-def _why(machine: MachineFacts, facts: Facts) -> tuple[str, str]:
-    cpus, workers = machine.cpus or 1, facts.workers or 0
-    number = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
+def _why(facts: Facts) -> tuple[str, str]:
+    cpus, workers = facts.cpus or 1, facts.workers or 0
+    number = counted(cpus)
     if facts.quota_reached:
         return "the CPU quota of the container was used up", f"a quota of more than {number}, or fewer threads"
-    threads = surplus_threads(machine, facts)
+    threads = surplus_threads(facts)
     if threads is not None:
         return threads
     left = max(1, cpus - workers)
-    if machine.accelerator is None and workers and facts.threads > left:
+    if facts.accelerator is None and workers and facts.threads > left:
         one = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
         return f"operations use {facts.threads} threads, and {one} {number} with them", f"OMP_NUM_THREADS={left}"
     if workers >= cpus > 1:
@@ -74,3 +74,8 @@ def _why(machine: MachineFacts, facts: Facts) -> tuple[str, str]:
         )
         return f"{workers} workers of the loader share {number} with it", form.format(cpus - 1)
     return f"other programs or threads used its {number}", "more CPUs for this process, or fewer programs beside it"
+
+
+def counted(cpus: int) -> str:
+    """Return a number of CPUs as text, such as "1 CPU"."""
+    return "1 CPU" if cpus == 1 else f"{cpus} CPUs"

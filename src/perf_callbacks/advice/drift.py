@@ -1,7 +1,7 @@
 """Rule `drift`: steps become longer in the course of a fit."""
 
 from perf_callbacks.advice import cpu
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 
 CAUSE = "drift"
@@ -17,7 +17,7 @@ GROWS = "looking for lists, hooks or logs that grow from step to step"
 
 
 @timed
-def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def longer(facts: Facts, measured: Measured) -> Finding | None:
     """Report that steps became longer although batches didn't grow, and name the stage that grew most."""
     found, share = facts.drift, saved(facts, measured)
     if found is None or share is None:
@@ -29,7 +29,7 @@ def longer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding |
     line = facts.host_line if found.stage == "other" else None
     evidence += f", at {line}" if line else ""
     remedy = REMEDIES.get(found.stage, GROWS)
-    if machine.accelerator is not None and found.stage not in REMEDIES:
+    if facts.accelerator is not None and found.stage not in REMEDIES:
         remedy += ", and for throttling" + (f" ({facts.clocks})" if facts.clocks else "")
     return finding(CAUSE, share, evidence, remedy, line=line)
 

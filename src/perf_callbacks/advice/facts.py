@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.flops.peaks.peak_rates import Peaks
@@ -31,30 +31,6 @@ programs of `benchmarks/promises.py` saved 0.45, 0.47 and 2.3 s: see `docs/verdi
 
 DEVIATIONS = 1.96
 """Half the width of a 95 % confidence interval, in standard errors."""
-
-
-class MachineFacts(Protocol):
-    """Facts about the machine that the rules use."""
-
-    @property
-    def accelerator(self) -> str | None:
-        """Kind of accelerator in use, or None without an accelerator."""
-        ...
-
-    @property
-    def cpus(self) -> int | None:
-        """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine."""
-        ...
-
-    @property
-    def memory_available(self) -> int | None:
-        """Bytes of host memory that the process may still take."""
-        ...
-
-    @property
-    def local_world_size(self) -> int:
-        """Number of processes of the job on this machine."""
-        ...
 
 
 class Drift(NamedTuple):
@@ -107,6 +83,16 @@ class Facts:
     """Facts about a fit. A field is None if its value is unknown."""
 
     integration: str = "loop"
+    accelerator: str | None = None
+    """Kind of accelerator in use, or None without an accelerator."""
+    cpus: int | None = None
+    """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine."""
+    memory_available: int | None = None
+    """Bytes of host memory that the process may still take."""
+    local_ranks: int = 1
+    """Number of processes of the job on this machine."""
+    ranks_on_cpus: int = 1
+    """Number of processes of the job that share the CPUs on which this process may run."""
     workers: int | None = None
     """Number of worker processes of the training loader, or None if the loader is no `DataLoader`."""
     prefetch: int = 2
@@ -320,15 +306,15 @@ def interrupting(share: float, most: float = INTERRUPTED[1]) -> tuple[float, flo
     return INTERRUPTED[0] * share, min(most * share, (share + 1) / 2)
 
 
-Rule = Callable[[MachineFacts, Facts, Measured | None], Finding | None]
+Rule = Callable[[Facts, Measured | None], Finding | None]
 
 
-def timed(rule: Callable[[MachineFacts, Facts, Measured], Finding | None]) -> Rule:
+def timed(rule: Callable[[Facts, Measured], Finding | None]) -> Rule:
     """Wrap a rule, so that it finds nothing until enough steps are measured."""
 
     @wraps(rule)
-    def applied(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-        return rule(machine, facts, measured) if measured is not None and measured.known else None
+    def applied(facts: Facts, measured: Measured | None) -> Finding | None:
+        return rule(facts, measured) if measured is not None and measured.known else None
 
     return applied
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from perf_callbacks.advice import cpu, drift
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
 from perf_callbacks.advice.waits import reads_each_step
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
@@ -24,7 +24,7 @@ TRAINERS = frozenset({"transformers", "lightning"})
 
 
 @timed
-def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def host(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time of Python code in steps, outside of loader, model and optimizer.
 
     In a trainer's loop, the rule needs a line of the user's program, because users can't change the trainer's code.
@@ -33,7 +33,7 @@ def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
         return None
     if facts.integration in TRAINERS and facts.host_line is None:
         return None
-    share = measured.share(measured.unnamed - unknown_loading(machine, facts, measured))
+    share = measured.share(measured.unnamed - unknown_loading(facts, measured))
     grown = drift.saved(facts, measured)
     if facts.drift is not None and facts.drift.stage == "other" and grown is not None and grown >= share / 2:
         return None  # the rule `drift` covers most of the same time
@@ -48,17 +48,17 @@ def host(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
 
 
 @timed
-def generation(machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
+def generation(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which TRL generates completions. vLLM generates faster, but needs an accelerator."""
     share = measured.share(measured.part(GENERATION))
     remedy = "fewer or shorter completions (num_generations, max_completion_length)"
-    if machine.accelerator is not None:
+    if facts.accelerator is not None:
         remedy = "use_vllm=True in the trainer's arguments, or " + remedy
     return finding("host", measured.with_cpu(share), f"Generating completions took {share:.0%} of the run", remedy)
 
 
 @timed
-def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
+def rewards(_facts: Facts, measured: Measured) -> Finding | None:
     """Report the time of TRL's reward functions and models."""
     share = measured.share(measured.part(REWARDS))
     remedy = "reward functions that take all completions at once"
@@ -66,13 +66,13 @@ def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Findin
 
 
 @timed
-def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def small_batches(facts: Facts, measured: Measured) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
     The reported idle time is a lower limit, because busy time of other stages and other processes is subtracted too.
     """
     use = facts.memory
-    if machine.accelerator is None or use is None or use.gpu_busy is None or on_device(machine, facts, measured):
+    if facts.accelerator is None or use is None or use.gpu_busy is None or on_device(facts, measured):
         return None
     share = measured.share(measured.computing) - use.gpu_busy
     if use.gpu_readings < ENOUGH_READINGS or share < LARGE:
@@ -84,11 +84,11 @@ def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Fi
     return finding("host", share, evidence, remedy)
 
 
-def too_many_threads(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def too_many_threads(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise one thread per CPU that other programs leave free. With an accelerator, the rule advises nothing."""
     if measured is None or not measured.known:  # a moment says little about other programs
         facts = replace(facts, left_cpus=None)
-    surplus = cpu.surplus_threads(machine, facts)
+    surplus = cpu.surplus_threads(facts)
     if surplus is None:
         return None
     evidence, remedy = surplus
@@ -96,28 +96,24 @@ def too_many_threads(machine: MachineFacts, facts: Facts, measured: Measured | N
 
 
 @timed
-def too_few_threads(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
     """Advise more threads if the threads use less than half of the CPUs, and at least half of the CPUs are idle.
 
     The saving is unknown: small operations run in one thread in any case.
     """
-    cpus, idle = machine.cpus, facts.free_cpus
-    if machine.accelerator is not None or cpus is None or idle is None:
+    cpus, idle = facts.cpus, facts.free_cpus
+    if facts.accelerator is not None or cpus is None or idle is None:
         return None
     if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < COMPUTING:
         return None
     uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
-    evidence = f"Operations use {uses}, and {idle:.0f} of {_cpus(cpus)} were idle"
+    evidence = f"Operations use {uses}, and {idle:.0f} of {cpu.counted(cpus)} were idle"
     wanted = min(cpus, facts.threads + int(idle))
     return finding("host", None, evidence, f"OMP_NUM_THREADS={wanted}, if the operations are large")
 
 
-def anomalies(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def anomalies(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report autograd's anomaly detection."""
     if not facts.anomalies:
         return None
     return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
-
-
-def _cpus(number: int) -> str:
-    return "1 CPU" if number == 1 else f"{number} CPUs"

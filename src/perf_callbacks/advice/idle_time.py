@@ -3,7 +3,7 @@
 import re
 
 from perf_callbacks.advice import slow_code, waits
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import LEAST, profiled, unknown_loading
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.settings.config import printable
@@ -38,9 +38,9 @@ If no pattern matches the operation, the remedy is `KEEPING`.
 
 
 @timed
-def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def loading(facts: Facts, measured: Measured) -> Finding | None:
     """Report the wait for a DataLoader that the program did not pass to the callback."""
-    steps, seconds = profiled(machine, facts, measured), unknown_loading(machine, facts, measured)
+    steps, seconds = profiled(facts, measured), unknown_loading(facts, measured)
     share = measured.with_cpu(measured.share(seconds))
     if steps is None or share < LEAST:
         return None
@@ -50,12 +50,12 @@ def loading(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
 
 
 @timed
-def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def launches(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which the device waits until the host launches kernels.
 
     If samples show much slow code, only the rules of `slow_code` report the waits.
     """
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
     if steps is None or steps.on_cpu or known:
         return None
@@ -76,9 +76,9 @@ def launches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 
 @timed
-def waiting(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def waiting(facts: Facts, measured: Measured) -> Finding | None:
     """Report the operation in which the host waits longest for the device. After each wait, the device idles."""
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
     least, most = steps.idle(SYNC)

@@ -60,31 +60,28 @@ class LiveAdvice(Observer):
     def step_ended(self, step: int) -> None:
         """Show the window's worst cause if the window is over."""
         now = self._recorder.clock()
-        if now - self._began >= WINDOW_SECONDS:
-            with guard(logs(log.warning, "perf_callbacks gives no more advice before the end: %s.")):
-                self._look(now)
-                self._began, self._step = now, step
-                self._due = step + 1
-                return
-            self._due = NEVER
+        passed = now - self._began
+        if passed < WINDOW_SECONDS:
+            pace = passed / max(step - self._step, 1)
+            self._due = step + (min(MOST_STEPS, int((WINDOW_SECONDS - passed) / pace) + 1) if pace > 0 else MOST_STEPS)
             return
-        pace = (now - self._began) / max(step - self._step, 1)
-        left = WINDOW_SECONDS - (now - self._began)
-        self._due = step + (min(MOST_STEPS, int(left / pace) + 1) if pace > 0 else MOST_STEPS)
+        self._due = NEVER
+        with guard(logs(log.warning, "perf_callbacks gives no more advice before the end: %s.")):
+            self._look(now)
+            self._began, self._step, self._due = now, step, step + 1
 
     def _look(self, now: float) -> None:
-        engine = self._recorder.engine
-        summary, seconds = engine.summary(now=now), now - self._began
+        summary = self._recorder.engine.summary(now=now)
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
         found = self._recorder.observers.findings(window)
         worst = next((one for one in found if one.cause not in WHOLE_FIT), None)
-        if worst is None or worst.share is None or worst.share < LARGE or worst.cause in self._told:
+        if worst is None or (worst.share or 0.0) < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:
             self._told.add(worst.cause)
             self._told_at = now
-            self._show(cards.live(worst, seconds, terminal.columns()))
+            self._show(cards.live(worst, now - self._began, terminal.columns()))
 
 
 def between(before: Summary, after: Summary) -> Summary:

@@ -2,7 +2,8 @@
 
 import math
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
+from perf_callbacks.advice import cpu
+from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.loaded_batches import STARVED
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.use import GB
@@ -15,7 +16,7 @@ MOST_WORKERS = 16
 HAND_OVER_SECONDS = 0.002
 """Seconds that it takes to receive a batch from a worker. More workers don't shorten this time.
 
-A batch of two tensors took 2.0 to 2.7 ms on a quiet machine. The main process asks the worker for one file descriptor
+A batch of two tensors took 2.0 to 2.7 ms on a quiet facts. The main process asks the worker for one file descriptor
 per tensor, so larger tensors hardly take longer.
 """
 
@@ -60,7 +61,7 @@ Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times the waits f
 
 
 @timed
-def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def data(facts: Facts, measured: Measured) -> Finding | None:
     """Advise workers that load batches while the model computes. The wait and the CPUs decide the number of workers.
 
     Without workers, the wait is the time to load a batch. If the training thread waits for n workers, each worker needs
@@ -79,51 +80,43 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | N
     line = None if workers else facts.data_line
     took += f", mostly at {line}" if line else ""
     if workers and (facts.calm_share or 0.0) >= CALM:
-        return _prefetch(machine, facts, measured, took, busy=busy, wait=wait)
-    cpus = machine.cpus or 1
+        return _prefetch(facts, measured, took, busy=busy, wait=wait)
+    cpus = facts.cpus or 1
     # A device works on while the host loads, so its idle time is less than the time to load a batch.
-    load = step * workers if workers else step if machine.accelerator else wait
+    load = step * workers if workers else step if facts.accelerator else wait
     useful = min(MOST_WORKERS, cpus, math.ceil(HEADROOM * load / busy) if busy > 0 else cpus)
-    room = _room(machine, facts)
+    room = _room(facts)
     wanted = useful if room is None else min(useful, room)
     if wanted < useful:
         took += f"; memory leaves room for {wanted or 'no'} worker{'s' * (wanted != 1)}"
     computed = 1.0 if workers else _computed(facts, measured, wait)
-    threads = 1 if machine.accelerator else facts.threads
+    threads = 0 if facts.accelerator else facts.threads  # on a device, the host's own work is in `load`
     free = cpus if facts.free_cpus is None else facts.free_cpus
-    available = min(cpus, threads + free)
-    if machine.accelerator:  # the host's own work is in `load`
-        pace = faster(load, busy + HAND_OVER_SECONDS, max(1, wanted), available, 0, computed=computed)
-    else:
-        beside = busy + HAND_OVER_SECONDS + CONTENTION * computed * wait
-        pace = faster(load, beside, max(1, wanted), available, threads, computed=computed)
-    won = step - pace
+    beside = busy + HAND_OVER_SECONDS + (0.0 if facts.accelerator else CONTENTION * computed * wait)
+    won = step - faster(load, beside, max(1, wanted), min(cpus, max(1, threads) + free), threads, computed=computed)
     if wanted > workers and won > wait / 4:
         promised, most = measured.share(won), measured.share(wait)
         if not workers:
             promised, most = measured.with_cpu(promised), measured.with_cpu(most)
-            if not machine.accelerator:  # the model gets faster, too, if its thread no longer loads batches
+            if not facts.accelerator:  # the model gets faster, too, if its thread no longer loads batches
                 _, most = interrupting(most, MOST_UNLOADED)
         share, low = min(HIGH * promised, most), measured.low(LOW * promised, "data")
         return finding("data", share, took, _workers(facts, wanted), low=low, line=line)
     if useful <= workers:
-        took += "; 1 CPU leaves" if cpus == 1 else f"; {cpus} CPUs leave"
-        took += " no room for more workers"
+        took += f"; {cpu.counted(cpus)} {'leaves' if cpus == 1 else 'leave'} no room for more workers"
     elif wanted == useful:
         took += "; the CPU is busy" if cpus == 1 else f"; {cpus} CPUs are busy"
     share, remedy = measured.share(wait), "caching prepared samples, or cheaper transforms"
     return finding("data", share, took, remedy, low=measured.low(share, "data"), line=line)
 
 
-def _prefetch(
-    machine: MachineFacts, facts: Facts, measured: Measured, took: str, *, busy: float, wait: float
-) -> Finding | None:
+def _prefetch(facts: Facts, measured: Measured, took: str, *, busy: float, wait: float) -> Finding | None:
     """Advise a larger `prefetch_factor`, because the time to load a batch varies much."""
     workers = facts.workers or 1
     missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
     wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))
     took += f" with {facts.prefetch} batches each in advance, in bursts"
-    while wanted > facts.prefetch and (_room(machine, facts, wanted) or workers) < workers:
+    while wanted > facts.prefetch and (_room(facts, wanted) or workers) < workers:
         wanted -= 1
     share, remedy = measured.share(wait), f"DataLoader(num_workers={workers}, prefetch_factor={wanted})"
     if facts.integration == "transformers":
@@ -133,18 +126,18 @@ def _prefetch(
     return finding("data", share, took, remedy, low=measured.low(LOW * share, "data"))
 
 
-def _room(machine: MachineFacts, facts: Facts, prefetch: int | None = None) -> int | None:
+def _room(facts: Facts, prefetch: int | None = None) -> int | None:
     """Return the number of workers for which host memory suffices. None means that memory or batch size is unknown."""
-    if machine.memory_available is None or facts.batch_bytes is None:
+    if facts.memory_available is None or facts.batch_bytes is None:
         return None
-    parts = facts.memory.parts if facts.memory is not None and machine.accelerator is None else None
+    parts = facts.memory.parts if facts.memory is not None and facts.accelerator is None else None
     taken = 0.0 if parts is None else ((parts.peak_gb or 0.0) - (parts.weights_gb or 0.0)) * GB  # by training itself
     each = WORKER_BYTES + ((prefetch or facts.prefetch) + IN_WORK) * facts.batch_bytes
-    return max(0, int((machine.memory_available / machine.local_world_size - taken) / each))
+    return max(0, int((facts.memory_available / facts.local_ranks - taken) / each))
 
 
 @timed
-def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def restarts(facts: Facts, measured: Measured) -> Finding | None:
     """Advise persistent workers if the wait for an epoch's first batch exceeds the time to load a batch.
 
     If n workers keep up with training, loading one batch takes at most the time of n steps. A longer wait for the first

@@ -1,6 +1,6 @@
 """Rules `memory` and `gc`: leaks of host memory, full or uncached device memory, and garbage collection."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
@@ -22,25 +22,25 @@ MANY = 100_000
 """A program counts as growing if at least this many new objects stay in use."""
 
 
-def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def memory(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report a leak of host memory. Without a leak, report that the device's memory was full."""
     if facts.memory is None:
         return None
     if facts.memory.leak is not None:
-        return _leak(facts.memory.leak, machine.memory_available)
+        return _leak(facts.memory.leak, facts.memory_available)
     return _full(facts.memory, facts.expandable) if facts.memory.retries else None
 
 
-def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def uncached(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report the environment variable that turns off the cache of device memory. The rule needs no run."""
-    if machine.accelerator is None or not facts.uncached:
+    if facts.accelerator is None or not facts.uncached:
         return None
     evidence = f"{facts.uncached} is set: torch asks the driver for the memory of each tensor"
     return finding("memory", None, evidence, f"unsetting {facts.uncached}")
 
 
 @timed
-def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def garbage(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time of garbage collections that the callback schedules, the program calls, or Python starts."""
     found = measured.summary.gc
     if found is None or not found.seconds:

@@ -2,7 +2,7 @@
 
 import math
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import on_device
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -109,7 +109,7 @@ _REPEATED = {
 
 
 @timed
-def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def recompute(facts: Facts, measured: Measured) -> Finding | None:
     """Report activation checkpointing, which runs forwards again. The forward's time gives an estimate of the cost."""
     work = facts.work
     if work is None or not work.hardware_flops:
@@ -120,8 +120,8 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     estimate = min(measured.model("forward") * again / forward, measured.model("backward"))
     seconds = max(estimate, min(FORWARDS * measured.model("forward"), RECOMPUTED[1] * estimate))
     evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
-    if machine.accelerator is None and machine.memory_available is not None:
-        evidence += f" while {machine.memory_available / GIGA:.0f} GB of memory are free"
+    if facts.accelerator is None and facts.memory_available is not None:
+        evidence += f" while {facts.memory_available / GIGA:.0f} GB of memory are free"
     remedy = "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
     if facts.integration == "transformers":
         remedy = "TrainingArguments(gradient_checkpointing=False)"
@@ -131,7 +131,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 
 @timed
-def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def padded(facts: Facts, measured: Measured) -> Finding | None:
     """Report padding: the model computes padding tokens, although the mask hides them."""
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
@@ -150,7 +150,7 @@ def padded(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
     return finding("padding", min(most * share, (share + 1) / 2), evidence, remedy, low=low)
 
 
-def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def attention(facts: Facts, measured: Measured | None) -> Finding | None:
     """Report eager attention if the model supports fused attention. Before a run, the share is unknown.
 
     After a run, attention's share of the FLOPs of matrix products gives an estimate of the saving. The real saving may
@@ -172,20 +172,20 @@ def attention(machine: MachineFacts, facts: Facts, measured: Measured | None) ->
     seconds = batched / every * (measured.model("forward") + measured.model("backward"))
     evidence = f"{EAGER}, and its products are {batched / every:.0%} of the FLOPs"
     share = measured.with_cpu(measured.share(seconds))
-    wide = machine.accelerator is None and (facts.head or 0) > NARROW
+    wide = facts.accelerator is None and (facts.head or 0) > NARROW
     least, most = FUSED_WIDE if wide else FUSED
     low = measured.low(least * share, "forward", "backward")
     return finding("attention", most * share, evidence, remedy, low=low)
 
 
 @timed
-def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def optimizer(facts: Facts, measured: Measured) -> Finding | None:
     """Advise the fused form of torch's optimizer. On an accelerator, torch updates many tensors at once anyway.
 
     Only the optimizer's own update gets faster. Clipping, hooks, the scheduler and `zero_grad` don't get faster.
     """
     saved = saved_by_fused(facts.optimizer, facts.elements)
-    if not saved or facts.fused or machine.accelerator is not None or facts.update_part is None:
+    if not saved or facts.fused or facts.accelerator is not None or facts.update_part is None:
         return None
     seconds = min(facts.update_part * measured.stage("optimizer"), measured.model("optimizer"))
     evidence = (
@@ -202,7 +202,7 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
 
 
 @timed
-def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def recompiling(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time that torch.compile takes. If a guard fails, for example for a new shape, torch compiles again."""
     found = facts.compilations
     if found is None or not found.number:
@@ -224,12 +224,12 @@ def recompiling(_machine: MachineFacts, facts: Facts, measured: Measured) -> Fin
 
 
 @timed
-def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def compiling(facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile if nothing is compiled and HFU is low, on a device with fast 16-bit matrix products.
 
     With a profile, `busy_time.fusing` and `idle_time.launches` advise torch.compile instead, and estimate the saving.
     """
-    if facts.half is None or facts.work is None or facts.work.compiled or on_device(machine, facts, measured):
+    if facts.half is None or facts.work is None or facts.work.compiled or on_device(facts, measured):
         return None
     hfu, working = measured.summary.hfu, measured.computing
     if hfu is None or not working or hfu * measured.step_seconds / working >= LOW:
@@ -238,7 +238,7 @@ def compiling(machine: MachineFacts, facts: Facts, measured: Measured) -> Findin
     return finding("compile", None, evidence, COMPILED.get(facts.integration, "torch.compile(model)"))
 
 
-def precision(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def precision(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise a 16-bit format, or TF32, if most FLOPs are float32 on a device that is faster in these formats."""
     work = facts.work
     if facts.half is None or work is None or not work.by_dtype:
@@ -286,12 +286,12 @@ def saved_by_fused(optimizer: str | None, elements: float) -> float:
     return next((saved for most, saved in zip(SIZES, shares, strict=False) if elements <= most), 0.0)
 
 
-def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def deterministic(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report deterministic algorithms.
 
     On an accelerator, deterministic algorithms are slower, and torch also fills uninitialized memory.
     """
-    if not facts.deterministic or machine.accelerator is None:
+    if not facts.deterministic or facts.accelerator is None:
         return None
     remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")
     return finding("precision", None, "Deterministic algorithms are on, which are slower", remedy)

@@ -3,13 +3,13 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from perf_callbacks.advice import compilations, table
 from perf_callbacks.advice.busy_lines import BusyLines
@@ -24,12 +24,10 @@ from perf_callbacks.kernel.clock import perf_counter, unix_time
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import environment
-from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time, device as devices, processes
-from perf_callbacks.kernel.process.processes import read as read_processes
 from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
@@ -52,8 +50,7 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
     try:
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
-        machine = environment.read(device=devices.of(recorder.device))
-        since = _Since(machine.cpus, machine.processes_on_cpus)
+        since = _Since(facts.cpus, facts.ranks_on_cpus)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
         updates = _updates(recorder, training.setup(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
@@ -62,28 +59,23 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         return None
     if facts.workers and not facts.persistent:
         recorder.observe(waits)
-    ranks = exchange.of(recorder)
-    notes = None if ranks is None else FindingNotes()
-    if ranks is not None and notes is not None:
-        ranks.open(CHANNEL, notes)
-    recorder.observe(lines)
-    recorder.observe(StepBlocks())
-    recorder.observe(LoadedBatches(facts.workers or 0))
+    for observer in (lines, StepBlocks(), LoadedBatches(facts.workers or 0)):
+        recorder.observe(observer)
     if updates is not None:
         recorder.observe(updates)
-    return Advice(recorder, machine, facts, since, notes)
+    return Advice(recorder, facts, since)
 
 
 class Advice(Observer):
     """Applies the rules to the facts that were read when the fit began, and to the facts of all observers."""
 
-    def __init__(
-        self, recorder: Recorder, machine: Environment, facts: Facts, since: "_Since", notes: FindingNotes | None
-    ) -> None:
+    def __init__(self, recorder: Recorder, facts: Facts, since: "_Since") -> None:
         self._recorder = recorder
-        self._notes, self._failed = notes, False
+        self._failed = False
+        self._ranks, self._notes = exchange.of(recorder), FindingNotes()
+        if self._ranks is not None:
+            self._ranks.open(CHANNEL, self._notes)
         self._gains = of_run(recorder.run)
-        self._machine = machine
         self._facts = facts
         self._since, self._began = since, unix_time()
         self._profiles: tuple[Profile, ...] = ()
@@ -107,11 +99,10 @@ class Advice(Observer):
                 **self._since.facts(),
                 **recorder.observers.facts(),
             )
-            found = with_gains(table.findings(self._machine, facts, summary), self._gains)
-            if summary is None or self._notes is None:
+            found = with_gains(table.findings(facts, summary), self._gains)
+            if summary is None or self._ranks is None:
                 return found
-            if (ranks := exchange.of(recorder)) is not None:
-                self._notes.set(found, ranks)
+            self._notes.set(found, self._ranks)
             return verdict(found, self._notes.others, summary.stragglers)
         self._failed = True
         return ()
@@ -124,9 +115,9 @@ class Advice(Observer):
 
     def before_summary(self) -> None:
         """On rank 0, wait a moment for the findings of the other ranks, whose fits end now too."""
-        ranks, run = exchange.of(self._recorder), self._recorder.run
-        if ranks is not None and self._notes is not None and run.rank == 0 and self._recorder.failure is None:
-            self._notes.gather(ranks, run.world_size)
+        run = self._recorder.run
+        if self._ranks is not None and run.rank == 0 and self._recorder.failure is None:
+            self._notes.gather(self._ranks, run.world_size)
 
 
 def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
@@ -139,15 +130,14 @@ def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | No
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
     """Return the findings that need no measured run."""
-    machine = environment.read(device=devices.of(device))
-    return table.findings(machine, read(None, Setup(), integration="", device=device))
+    return table.findings(read(None, Setup(), integration="", device=device))
 
 
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
     """Read the facts about a fit. The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
     found = devices.of(device)
-    features = found.features()
+    features, machine = found.features(), environment.read(device=found)
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
@@ -157,9 +147,15 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
     loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
     return Facts(
         integration=integration,
+        accelerator=machine.accelerator,
+        cpus=machine.cpus,
+        memory_available=machine.memory_available,
+        local_ranks=machine.local_world_size,
+        ranks_on_cpus=machine.processes_on_cpus,
         workers=min([loader.num_workers for loader in loaders], default=None),
         prefetch=max([loader.prefetch_factor or 2 for loader in loaders], default=2),
-        persistent=all([_persists(loader) for loader in loaders]),
+        # workers of an iterable data set may have to begin anew in each epoch
+        persistent=all([one.persistent_workers or isinstance(one.dataset, IterableDataset) for one in loaders]),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
@@ -171,7 +167,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         log_every=setup.log_every,
         ddp=_has_ranks(model),
         nan_filter=setup.nan_filter,
-        weights=Counter([tuple(one.shape) for one in _parameters(model) if one.dim() > 1]),
+        weights=Counter([tuple(one.shape) for one in model.parameters() if one.dim() > 1] if model is not None else ()),
         vocabulary=_size(config, "vocab_size"),
         head=_head(config),
         device_type=found.kind,
@@ -190,11 +186,6 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
     )
 
 
-def _persists(loader: Any) -> bool:
-    """Return True if workers persist, or if the data set is iterable and so may need new workers in each epoch."""
-    return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
-
-
 class _Since:
     """CPU times that the system has counted since the fit began."""
 
@@ -205,13 +196,12 @@ class _Since:
             cpus: Number of CPUs that this process may keep busy.
             sharing: Number of ranks that share the CPUs on which this process may run.
         """
-        self._own = cpus
-        self._sharing = sharing
-        self._all = read_processes()
+        self._own, self._sharing = cpus or 0, sharing
+        self._used = processes.read()
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
-        self._idle, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled()
+        self._idled, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled() or 0.0
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that change during the fit."""
@@ -219,25 +209,26 @@ class _Since:
         if found is None:
             return {}
         ran, queued = found
+        idle, stopped = self._idle(seconds), (cpu_time.throttled() or 0.0) - self._throttled
         return {
-            "left_cpus": self._left(seconds, min(MOST_WANTED, 1 + queued / ran)),
+            "left_cpus": self._left(self._others(idle, seconds), min(MOST_WANTED, 1 + queued / ran)),
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
             "starved_share": queued / seconds,
-            "quota_reached": self._stopped() / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
-            "free_cpus": self._free(seconds),
+            "quota_reached": stopped / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
+            "free_cpus": None if idle is None else self._own * min(1.0, idle / len(self._cpus)),
         }
 
     def summary(self) -> CpuSummary | None:
         """Return the summary's part about the CPUs, or None if the system says nothing about them."""
         seconds, found = perf_counter() - self._began, self._of_thread()
-        others, free, load = self._others(seconds), self._free(seconds), None
+        idle, load = self._idle(seconds), None
         with suppress(AttributeError, OSError):  # Windows has no load average
             load = os.getloadavg()[0]
         part = CpuSummary(
             cpus=len(self._cpus) or None,
             no_cpu_share=None if found is None else found.queued / seconds,
-            other_cpus=others,
-            idle_cpus=None if free is None or not self._own else free * len(self._cpus) / self._own,
+            other_cpus=self._others(idle, seconds),
+            idle_cpus=None if idle is None else min(idle, len(self._cpus)),
             load_average=load,
         )
         return None if part == CpuSummary(cpus=part.cpus) else part
@@ -247,12 +238,7 @@ class _Since:
         now, before = cpu_time.read(self._thread), self._time
         return None if now is None or before is None or now.ran <= before.ran else now.since(before)
 
-    def _stopped(self) -> float:
-        """Return for how many seconds the cgroup's CPU quota stopped this job. The seconds of all CPUs are added up."""
-        now = cpu_time.throttled()
-        return 0.0 if now is None or self._throttled is None else now - self._throttled
-
-    def _left(self, seconds: float, wanted: float) -> float | None:
+    def _left(self, others: float | None, wanted: float) -> float | None:
         """Return the number of the process's CPUs that other programs leave free.
 
         The CPU time of other programs is all busy time minus the time of this process, its workers and ranks on the
@@ -260,35 +246,28 @@ class _Since:
         by the CPU time that the program gets. `wanted` is measured for the training thread, and assumed to be the same
         for other programs.
         """
-        others = self._others(seconds)
-        if others is None or not self._own:
+        if others is None:
             return None
         return min(self._own, max(0.0, len(self._cpus) - wanted * others) / self._sharing)
 
-    def _others(self, seconds: float) -> float | None:
+    def _others(self, idle: float | None, seconds: float) -> float | None:
         """Return the mean number of the process's CPUs that other programs used, or None if unknown."""
-        idle, used = cpu_time.idle(self._cpus), read_processes()
-        if idle is None or self._idle is None or used is None or self._all is None or not self._own:
+        used = processes.read()
+        if idle is None or used is None or self._used is None:
             return None
-        busy = len(self._cpus) - (idle - self._idle) / seconds
-        return max(0.0, busy - self._sharing * (used.cpu_seconds - self._all.cpu_seconds) / seconds)
+        busy = len(self._cpus) - idle
+        return max(0.0, busy - self._sharing * (used.cpu_seconds - self._used.cpu_seconds) / seconds)
 
-    def _free(self, seconds: float) -> float | None:
-        """Return the mean number of idle CPUs: the number of the process's CPUs times the share of idle CPU time."""
+    def _idle(self, seconds: float) -> float | None:
+        """Return the mean number of idle CPUs among the CPUs on which this process may run, or None if unknown."""
         idle = cpu_time.idle(self._cpus)
-        if idle is None or self._idle is None or self._own is None:
-            return None
-        return self._own * min(1.0, (idle - self._idle) / seconds / len(self._cpus))
+        return None if idle is None or self._idled is None or not self._own else (idle - self._idled) / seconds
 
 
 def _has_ranks(model: nn.Module | None) -> bool:
     """Return True if DDP sums the gradients of the model over several ranks."""
     group: Any = getattr(model, "process_group", None)
     return isinstance(model, DistributedDataParallel) and group is not None and group.size() > 1
-
-
-def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
-    return () if model is None else model.parameters()
 
 
 def _text(config: Any) -> Any:
@@ -312,8 +291,6 @@ def _inner(outer: Any) -> Any:
     """Unwrap a model, an optimizer or a loader from accelerate, DDP, Lightning and torch.compile."""
     for name in ("_orig_mod", "module", "optimizer", "base_dataloader", "model"):
         inner = getattr(outer, name, None)
-        if isinstance(inner, nn.Module | torch.optim.Optimizer | torch.utils.data.DataLoader) and not hasattr(
-            outer, "config"
-        ):
+        if isinstance(inner, nn.Module | torch.optim.Optimizer | DataLoader) and not hasattr(outer, "config"):
             return _inner(inner)
     return outer

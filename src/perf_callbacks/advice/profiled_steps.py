@@ -6,7 +6,7 @@ step without a profiler. On a CPU, the profiler also makes the operations longer
 the profiled steps instead of seconds.
 """
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
+from perf_callbacks.advice.facts import Facts, Measured
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
@@ -52,30 +52,27 @@ class ProfiledSteps:
         return measured.share(least), measured.share(most)
 
 
-def profiled(machine: MachineFacts, facts: Facts, measured: Measured) -> ProfiledSteps | None:
+def profiled(facts: Facts, measured: Measured) -> ProfiledSteps | None:
     """Return the profile whose step time is closest to the usual step time, or None if no profile shows the device."""
-    timeline = "cpu" if machine.accelerator is None else "device"
-    known = [
-        (abs(one.step_seconds - measured.step_seconds), one)
-        for one in facts.profiles
-        if one.timeline == timeline and one.step_seconds and one.busy_seconds > 0
-    ]
+    timeline = "cpu" if facts.accelerator is None else "device"
+    known = [one for one in facts.profiles if one.timeline == timeline and one.step_seconds and one.busy_seconds > 0]
     if not known or not measured.known:
         return None
-    return ProfiledSteps(min(known, key=lambda pair: pair[0])[1], measured)
+    closest = min(known, key=lambda one: abs((one.step_seconds or 0.0) - measured.step_seconds))
+    return ProfiledSteps(closest, measured)
 
 
-def on_device(machine: MachineFacts, facts: Facts, measured: Measured | None) -> bool:
+def on_device(facts: Facts, measured: Measured | None) -> bool:
     """Return True if a profile shows what the fit's device did.
 
     A rule that guesses what the device did calls `on_device`, and finds nothing if there is a profile.
     """
-    return machine.accelerator is not None and measured is not None and profiled(machine, facts, measured) is not None
+    return facts.accelerator is not None and measured is not None and profiled(facts, measured) is not None
 
 
-def unknown_loading(machine: MachineFacts, facts: Facts, measured: Measured) -> float:
+def unknown_loading(facts: Facts, measured: Measured) -> float:
     """Return the seconds per step in which the program waits for a DataLoader that the callback doesn't know."""
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None or measured.stage("data"):
         return 0.0
     seconds = steps.profile.idle_seconds.get(DATA_CAUSE, 0.0)
@@ -84,13 +81,13 @@ def unknown_loading(machine: MachineFacts, facts: Facts, measured: Measured) -> 
     return min(measured.unnamed, seconds / steps.number)
 
 
-def slow_code_share(machine: MachineFacts, facts: Facts, measured: Measured, part: float) -> float | None:
+def slow_code_share(facts: Facts, measured: Measured, part: float) -> float | None:
     """Return an upper limit for the share of the run in which the device waits for slow code.
 
     None means that no profile shows a device. `part` is the number of samples with the slow code, divided by the number
     of all samples.
     """
-    steps = profiled(machine, facts, measured)
+    steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
     every = sum([code.looks / code.of_all for code in facts.slow_code.values()])

@@ -1,6 +1,6 @@
 """Rules `shape`: sizes of matrix products that tensor cores can't use well."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, Measured, finding
 from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, misaligned, padded, uneven
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -8,7 +8,7 @@ MATTERS = 0.1
 """A rule reports a size if products with this size have at least this share of the FLOPs."""
 
 
-def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def padding(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report the size with the most FLOPs among the sizes that are no multiple of 8.
 
     Advise a better size, and name its cost.
@@ -23,7 +23,7 @@ def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
     return finding("shape", None, evidence, remedy)
 
 
-def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def tiles(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report a matrix product whose last wave of tiles leaves many multiprocessors idle. Advise one wave less.
 
     The rule assumes the tiles of the largest kernels. cuBLAS may choose other kernels, so the saving is unknown.

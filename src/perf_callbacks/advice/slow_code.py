@@ -1,6 +1,6 @@
 """Rules `host` about slow code of the program in forward, backward and optimizer: Python, small operations, sleeps."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import slow_code_share
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -15,24 +15,24 @@ BESIDE = 1.2
 
 
 @timed
-def forward(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def forward(facts: Facts, measured: Measured) -> Finding | None:
     """Report slow code in forward and loss, for example a loop over samples in the loss."""
-    return _named("forward", machine, facts, measured)
+    return _named("forward", facts, measured)
 
 
 @timed
-def backward(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def backward(facts: Facts, measured: Measured) -> Finding | None:
     """Report slow code in hooks of the backward and in the program's own autograd functions."""
-    return _named("backward", machine, facts, measured)
+    return _named("backward", facts, measured)
 
 
 @timed
-def optimizer(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def optimizer(facts: Facts, measured: Measured) -> Finding | None:
     """Report slow code in clipping, in hooks of the optimizer and in schedulers."""
-    return _named("optimizer", machine, facts, measured)
+    return _named("optimizer", facts, measured)
 
 
-def _named(stage: str, machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def _named(stage: str, facts: Facts, measured: Measured) -> Finding | None:
     code = facts.slow_code.get(stage)
     if code is None:
         return None
@@ -40,10 +40,10 @@ def _named(stage: str, machine: MachineFacts, facts: Facts, measured: Measured) 
     remedy = f"vectorizing `{name}`, or calling it every 50 steps"
     if code.in_loop or name.startswith("<"):
         remedy = "vectorizing this code, or running it every 50 steps"
-    if machine.accelerator is not None:
+    if facts.accelerator is not None:
         part = code.looks / code.of_all
         evidence = f"Python code in {stage} kept the host busy for {part:.0%} of the run, mostly at {code.line}"
-        share = slow_code_share(machine, facts, measured, part)
+        share = slow_code_share(facts, measured, part)
         return finding("host", share, evidence, remedy, line=code.line) if part >= LARGE else None
     share = measured.share(measured.stage(stage) * code.part)
     evidence = f"Python code in {stage} took {share:.0%} of the run, mostly at {code.line}"

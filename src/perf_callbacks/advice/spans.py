@@ -2,7 +2,7 @@
 
 import math
 
-from perf_callbacks.advice.facts import INTERRUPTED, Facts, MachineFacts, Measured, finding, interrupting
+from perf_callbacks.advice.facts import INTERRUPTED, Facts, Measured, finding, interrupting
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -24,12 +24,12 @@ _OFTEN = {
 }
 
 
-def evaluation(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def evaluation(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise rarer evaluations."""
     return _rarer(EVALUATION, "Evaluations", facts, measured)
 
 
-def checkpoint(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def checkpoint(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise rarer checkpoints."""
     return _rarer(CHECKPOINT, "Checkpoints", facts, measured)
 

@@ -1,6 +1,6 @@
 """Rule `stall`: time in which no step ended."""
 
-from perf_callbacks.advice.facts import WORTH, Facts, MachineFacts, Measured
+from perf_callbacks.advice.facts import WORTH, Facts, Measured
 from perf_callbacks.kernel.records.fit_records import Finding
 
 CAUSE = "stall"
@@ -10,7 +10,7 @@ REMEDY = "`perf-callbacks report`, which shows the stack of each rank that hung"
 LIVE_REMEDY = "`perf-callbacks watch` or `perf-callbacks show`, which show the stack of the rank that hangs"
 
 
-def stall(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
+def stall(_facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the time of all stalls, and the place of the last stall. A stall that still lasts is always reported."""
     found = None if measured is None else measured.summary.stalls
     if measured is None or found is None or not found.count or not measured.seconds:

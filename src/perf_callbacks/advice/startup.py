@@ -1,6 +1,6 @@
 """Rules `startup`: a large part of the run passes before the measured steps."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.engine.account import FIRST_STEP, FLOP_COUNTING, STARTUP
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -25,7 +25,7 @@ REMEDIES = {
 
 
 @timed
-def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def startup(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time until the callback was set up. The share refers to all wall time, including startup."""
     wall = measured.summary.wall_seconds
     seconds = wall.get(STARTUP, 0.0)
@@ -41,7 +41,7 @@ def startup(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding
 
 
 @timed
-def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def first_step(facts: Facts, measured: Measured) -> Finding | None:
     """Report a long first step, its longest stage and its busiest line, unless torch.compile took most of the step."""
     wall, compiled = measured.summary.wall_seconds, facts.compilations
     seconds = wall.get(FIRST_STEP, 0.0) - measured.step_seconds
@@ -57,7 +57,7 @@ def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
         evidence += f", mostly in the stage {stage}"
         if stage == "data" and facts.workers:
             evidence += ", in which the workers start"
-        elif machine.accelerator is not None and stage not in REMEDIES:
+        elif facts.accelerator is not None and stage not in REMEDIES:
             evidence += ", in which kernels are loaded and memory is allocated"
     evidence += f", at {facts.first_line}" if facts.first_line else ""
     remedy = REMEDIES.get(stage, LONGER)
@@ -67,7 +67,7 @@ def first_step(machine: MachineFacts, facts: Facts, measured: Measured) -> Findi
 
 
 @timed
-def counting(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
+def counting(_facts: Facts, measured: Measured) -> Finding | None:
     """Report the time of the callback's own FLOP counts."""
     seconds, flops = measured.summary.wall_seconds.get(FLOP_COUNTING, 0.0), measured.summary.flops
     share = seconds / measured.seconds

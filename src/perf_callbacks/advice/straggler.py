@@ -1,59 +1,52 @@
 """Rules `straggler` and `uneven`: slow ranks that other ranks wait for, and work that is uneven over ranks."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.stragglers.text import (
-    BATCH_REBALANCE,
-    NAMES,
-    REMEDIES,
-    SYNCED_REMEDIES,
-    UNEVEN_BATCHES,
-    UNEVEN_STAGES,
-    rank_names,
-)
+from perf_callbacks.stragglers import text
 
 
-def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+@timed
+def straggler(facts: Facts, measured: Measured) -> Finding | None:
     """Report the slow ranks that cost the job most, and the cause. The share is the cost of all slow ranks."""
-    found = None if measured is None else measured.summary.stragglers
-    if measured is None or not measured.known or found is None or not found.costliest:
+    found = measured.summary.stragglers
+    if found is None or not found.costliest:
         return None
     if found.slowdown is None or not found.seconds:  # a single process: other rules name the causes
         return None
     ranks, cause, seconds, _ = next(found.named())
     part = sum(found.seconds_by_cause.values()) / found.seconds
     evidence = (
-        f"The job waited for slow ranks for {part:.0%} of its steps, longest for {rank_names(ranks)}: {NAMES[cause]}, "
-        f"{seconds:,.3g} s of {found.seconds:,.3g} s"
+        f"The job waited for slow ranks for {part:.0%} of its steps, longest for {text.rank_names(ranks)}: "
+        f"{text.NAMES[cause]}, {seconds:,.3g} s of {found.seconds:,.3g} s"
     )
-    remedy = (SYNCED_REMEDIES if facts.gc == "sync" else REMEDIES)[cause]
+    remedy = (text.SYNCED_REMEDIES if facts.gc == "sync" else text.REMEDIES)[cause]
     share = part * measured.steps_seconds / measured.seconds
     return finding("straggler", share, evidence, remedy)
 
 
-def uneven_batches(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+@timed
+def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time for which ranks with small batches wait for ranks with large batches."""
-    lost = None if measured is None else measured.summary.stragglers
+    lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
-    remedy = BATCH_REBALANCE if facts.integration == "transformers" else UNEVEN_BATCHES
+    remedy = text.BATCH_REBALANCE if facts.integration == "transformers" else text.UNEVEN_BATCHES
     return _uneven(measured, seconds, "Batches are uneven: ranks with less work waited", remedy)
 
 
-def uneven_stages(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
+@timed
+def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
     """Report the time for which the stages of a pipeline wait for the longest stage."""
-    lost = None if measured is None else measured.summary.stragglers
+    lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds
     cause = "Stages of the pipeline are uneven: the longest made the others wait"
-    return _uneven(measured, seconds, cause, UNEVEN_STAGES)
+    return _uneven(measured, seconds, cause, text.UNEVEN_STAGES)
 
 
-def _uneven(measured: Measured | None, seconds: float | None, cause: str, remedy: str) -> Finding | None:
+def _uneven(measured: Measured, seconds: float | None, cause: str, remedy: str) -> Finding | None:
     """Report the seconds for which ranks waited because of uneven work."""
-    if measured is None or not measured.known or not seconds:
+    lost = measured.summary.stragglers
+    if lost is None or not lost.seconds or not seconds:
         return None
-    compared = measured.summary.stragglers.seconds if measured.summary.stragglers is not None else 0.0
-    if not compared:
-        return None
-    part = seconds / compared
-    evidence = f"{cause} for {part:.0%} of the steps, {seconds:,.3g} s of {compared:,.3g} s"
+    part = seconds / lost.seconds
+    evidence = f"{cause} for {part:.0%} of the steps, {seconds:,.3g} s of {lost.seconds:,.3g} s"
     return finding("uneven", part * measured.steps_seconds / measured.seconds, evidence, remedy)

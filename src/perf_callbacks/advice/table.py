@@ -21,7 +21,7 @@ from perf_callbacks.advice import (
     throttle,
     waits,
 )
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, Rule
+from perf_callbacks.advice.facts import Facts, Measured, Rule
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 
 RULES: tuple[Rule, ...] = (
@@ -78,11 +78,11 @@ RULES: tuple[Rule, ...] = (
 """All rules. A rule depends only on its arguments. Before a run, only rules that need no times find something."""
 
 
-def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
+def findings(facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
     """Apply all rules, and return their findings in the order of `ordered`."""
-    on_cpu = facts if machine.accelerator is None else replace(facts, starved_share=None)
+    on_cpu = facts if facts.accelerator is None else replace(facts, starved_share=None)
     measured = None if summary is None else Measured(summary, on_cpu)  # a device's times don't depend on CPUs
-    found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
+    found = [one for one in [rule(facts, measured) for rule in RULES] if one is not None]
     said = {one.remedy for one in found if one.cause == cpu.CAUSE}
     found = [one for one in found if one.cause == cpu.CAUSE or one.remedy not in said]
     return ordered(found, hangs=summary is not None and summary.stalls is not None and summary.stalls.under_way)

@@ -1,6 +1,6 @@
 """Rule `throttle`: heat, power or a setting holds the device's clock below its maximum."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.process import counters
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.device_readings import HEAT, Lowered
@@ -35,12 +35,12 @@ REMEDIES = {
 
 
 @timed
-def throttled(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
+def throttled(facts: Facts, _measured: Measured) -> Finding | None:
     """Report the cause that lowered the device's clock most.
 
     The share is an upper bound: work that waits for memory or for the host doesn't depend on the clock.
     """
-    if machine.accelerator is None or facts.readings is None:
+    if facts.accelerator is None or facts.readings is None:
         return None
     by_cause, readings = facts.readings.lowered, facts.readings.clocked  # in this order: a side thread adds readings
     if readings < ENOUGH_READINGS:

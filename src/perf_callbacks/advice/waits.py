@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, interrupting, timed
+from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.profiled_steps import on_device, profiled, unknown_loading
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -17,7 +17,7 @@ logging.
 
 
 @timed
-def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def logging(facts: Facts, measured: Measured) -> Finding | None:
     """Report code that reads values from tensors in each step, for example with `.item()`.
 
     The reported share includes the Python code around the reads.
@@ -26,7 +26,7 @@ def logging(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding 
         return None
     line = None if facts.log_every == 1 else _read_most(facts)
     reads = f"`.item()` or the like in {line}" if line else "the trainer logs every step"
-    share = measured.share(measured.unnamed - unknown_loading(machine, facts, measured))
+    share = measured.share(measured.unnamed - unknown_loading(facts, measured))
     evidence = f"Reading values and logging them in each step took {share:.0%} of the run: {reads}"
     remedy = "logging every 50 steps"
     if facts.log_every == 1:
@@ -43,17 +43,17 @@ def reads_each_step(facts: Facts) -> bool:
 
 def _read_most(facts: Facts) -> str | None:
     """Return the line that reads values from tensors most often in a step, or None if no line does."""
-    reads = facts.work.values_read if facts.work is not None else {}
-    return _most_frequent(reads)[0] if reads else None
+    found = None if facts.work is None else _most_frequent(facts.work.values_read)
+    return None if found is None else found[0]
 
 
-def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def reading(facts: Facts, measured: Measured | None) -> Finding | None:
     """Report the line that reads from the device most often in a step, unless a profile exists.
 
     If a profile exists, the rule `idle_time.waiting` reports the waits for the device.
     """
     found = most_frequent_read(facts)
-    if machine.accelerator is None or found is None or on_device(machine, facts, measured):
+    if facts.accelerator is None or found is None or on_device(facts, measured):
         return None
     line, count = found
     times = "once" if count == 1 else f"{count:,} times"
@@ -67,27 +67,26 @@ def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
     Lines of installed packages don't count. The function returns None if no line is known.
     """
     reads = {} if facts.work is None else facts.work.reads
-    reads = {line: count for line, count in reads.items() if "site-packages" not in line}
-    return _most_frequent(reads) if reads else None
+    return _most_frequent({line: count for line, count in reads.items() if "site-packages" not in line})
 
 
 @timed
-def nan_filter(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+def nan_filter(facts: Facts, measured: Measured) -> Finding | None:
     """Report the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
-    if machine.accelerator is None or not facts.nan_filter or on_device(machine, facts, measured):
+    if facts.accelerator is None or not facts.nan_filter or on_device(facts, measured):
         return None
     evidence = "logging_nan_inf_filter reads the loss from the device in each micro-batch"
     return finding("sync", None, evidence, NO_NAN_FILTER)
 
 
-def reducing(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def reducing(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise `no_sync` if DDP sums gradients over ranks more than once per step.
 
     If there is a profile, `busy_time.collectives` gives this advice, with the time that collectives take.
     """
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None
-    if measured is not None and profiled(machine, facts, measured) is not None:
+    if measured is not None and profiled(facts, measured) is not None:
         return None
     evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"
     return finding("sync", None, evidence, no_sync(facts))
@@ -100,14 +99,14 @@ def no_sync(facts: Facts) -> str:
     return "with model.no_sync(): around all micro-batches but the last"
 
 
-def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+def blocking(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report the environment variable that makes the host wait for each kernel."""
     if facts.blocking is None:
         return None
     return finding("sync", None, f"{facts.blocking} makes the host wait for each kernel", f"unsetting {facts.blocking}")
 
 
-def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int]:
-    """Return the line with the most reads, without its directory, and the number of reads."""
-    line = max(reads, key=lambda place: reads[place])
-    return line.rpartition("/")[2], reads[line]
+def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int] | None:
+    """Return the line with the most reads, without its directory, and the number of reads. None without reads."""
+    line = max(reads, key=reads.__getitem__, default=None)
+    return None if line is None else (line.rpartition("/")[2], reads[line])

@@ -3,28 +3,21 @@
 Several processes may append lines at once. `read` skips incomplete lines, and lines with values of a wrong type.
 """
 
-import errno
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import msgspec
 
 from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.records.codec import pack
+from perf_callbacks.kernel.records import atomic_file, journal_file
+from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials.plan import Identity
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 MOST_LINES = 1000
 """Number of lines that remain when the ledger is shortened. The newest lines remain."""
@@ -38,11 +31,6 @@ MOST_BYTES = 4_000_000
 LONGEST_LINE = 20_000
 """Size of the longest line that is read or written, in bytes."""
 
-TRIES = 3
-"""Largest number of attempts to open the ledger. An attempt fails if another process replaces the file."""
-
-_NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerLine:
@@ -50,8 +38,6 @@ class LedgerLine:
 
     key: str
     """Key that runs share if they have the same program, model, batch, device and number of ranks."""
-    title: str
-    """Readable title with program, model and host."""
     run: RunFigures
     """Mean step time and other numbers of the whole run."""
     early: RunFigures | None = None
@@ -68,9 +54,16 @@ def path() -> Path:
 
 def key(run: Run) -> str:
     """Return the ledger's key for a run. The path of the program's file is part of the key."""
-    identity = Identity.of(run)
-    program = str(Path(identity.directory or "", identity.program or ""))
-    known = (program, run.model, run.parameters, run.batch, run.device, run.devices, run.world_size, run.door)
+    known = (
+        Identity.of(run).program,
+        run.model,
+        run.parameters,
+        run.batch,
+        run.device,
+        run.devices,
+        run.world_size,
+        run.door,
+    )
     return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
 
 
@@ -80,27 +73,24 @@ def append(line: LedgerLine, file: Path) -> None:
     if len(data) > LONGEST_LINE:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _opened(file) as opened:
-        if opened.seek(0, os.SEEK_END) + len(data) > MOST_BYTES:
-            _shorten(opened, file)
-    with _opened(file) as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, size - 1))
-        torn = size > 0 and opened.read(1) != b"\n"
-        opened.write(b"\n" + data if torn else data)  # a single write: lines of several processes don't mix
+    if file.exists() and file.stat().st_size + len(data) > MOST_BYTES:
+        atomic_file.replace(file, b"".join(map(_encoded, read(file)[-MOST_LINES:])), 0o600)
+    with journal_file.opened(file, permissions=0o600) as ledger:
+        size = ledger.seek(0, os.SEEK_END)
+        ledger.seek(max(0, size - 1))
+        torn = size > 0 and ledger.read(1) != b"\n"
+        ledger.write(b"\n" + data if torn else data)  # a single write: lines of several processes don't mix
 
 
 def read(file: Path) -> list[LedgerLine]:
     """Read the lines of the ledger, oldest first. Return an empty list if the file can't be read."""
     data = b""
-    with suppress(OSError):
-        descriptor = os.open(file, os.O_RDONLY | _NO_LINK | _NO_WAIT)
-        with os.fdopen(descriptor, "rb") as opened:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode):
-                opened.seek(max(0, found.st_size - MOST_BYTES - LONGEST_LINE))
-                data = opened.read(MOST_BYTES + LONGEST_LINE)
-    return [line for line in map(_decoded, data.split(b"\n")) if line is not None]
+    with suppress(OSError), journal_file.opened(file, "r") as ledger:
+        size = ledger.seek(0, os.SEEK_END)
+        ledger.seek(max(0, size - MOST_BYTES - LONGEST_LINE))
+        data = ledger.read(MOST_BYTES + LONGEST_LINE)
+    texts = [text for text in data.decode(errors="replace").split("\n") if len(text) <= LONGEST_LINE]
+    return [line for line in [unpack(LedgerLine, text) for text in texts] if line is not None]
 
 
 def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str) -> Sequence[LedgerLine]:
@@ -122,60 +112,5 @@ def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str)
     return [*found.values()][-number:]
 
 
-def _opened(file: Path) -> FileIO:
-    """Open a regular file for appending, and lock the file if no other process has locked it.
-
-    The lock prevents two processes from shortening the file at the same time. A process never waits for the lock.
-    """
-    if not _NO_LINK and file.is_symlink():  # Windows
-        raise OSError(errno.ELOOP, "it is a symbolic link")
-    for _ in range(TRIES):
-        opened = FileIO(file, "a+", opener=_descriptor)
-        here = os.fstat(opened.fileno())
-        if not stat.S_ISREG(here.st_mode):
-            opened.close()
-            raise OSError("it is not a regular file")
-        _lock(opened)
-        with suppress(OSError):
-            if file.stat().st_ino == here.st_ino:
-                return opened
-        opened.close()  # another process has replaced the file
-    raise OSError("other processes replace it")
-
-
-def _descriptor(name: str, flags: int) -> int:
-    return os.open(name, flags | _NO_LINK | _NO_WAIT, 0o600)
-
-
-def _lock(opened: FileIO) -> bool:
-    """Lock an open file. Return False if another process holds the lock, or if the system has no file locks."""
-    if fcntl is not None:
-        with suppress(OSError):
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
-
-
-def _shorten(opened: FileIO, file: Path) -> None:
-    """Keep only the newest lines of the ledger, unless another process holds the lock."""
-    if not _lock(opened):
-        return
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(b"".join(map(_encoded, read(file)[-MOST_LINES:])))
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _encoded(line: LedgerLine) -> bytes:
     return pack(line).encode() + b"\n"
-
-
-def _decoded(data: bytes) -> LedgerLine | None:
-    if len(data) > LONGEST_LINE or not data.strip():
-        return None
-    try:
-        return msgspec.json.decode(data, type=LedgerLine)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None

@@ -11,7 +11,7 @@ from threading import Thread
 
 from perf_callbacks.baseline import ledger, recorded_baseline
 from perf_callbacks.baseline.ledger import LedgerLine
-from perf_callbacks.baseline.standing import Standing, against_rate, line, standing
+from perf_callbacks.baseline.standing import against_rate, line, standing
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -19,7 +19,7 @@ from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
-from perf_callbacks.report import run_figures, run_title
+from perf_callbacks.report import run_figures
 from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials import turn
 
@@ -60,9 +60,8 @@ class BaselineWatch(Observer):
     disk only at the end of the fit, until the ledger is written.
     """
 
-    def __init__(self, recorder: Recorder, show: Callable[[str], object], file: Path | None = None) -> None:
-        self._recorder, self._show = recorder, show
-        self._file = ledger.path() if file is None else file
+    def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
+        self._recorder, self._show, self._file = recorder, show, ledger.path()
         self._process = os.getpid()
         self._baseline: Sequence[RunFigures] = ()
         self._early: RunFigures | None = None
@@ -71,8 +70,6 @@ class BaselineWatch(Observer):
         if self._rate is not None and 0 < self._rate < math.inf:
             recorder.engine.baseline_rate = self._rate
         self._known, self._ended = recorder.config.baseline is None, False
-        self.standing: Standing | None = None
-        """Comparison with the baseline, or None if no difference is certain."""
 
     def read(self) -> None:
         """Read the runs of the baseline. This method runs on a separate thread."""
@@ -127,13 +124,13 @@ class BaselineWatch(Observer):
                 thread.join(CLOSE_SECONDS)
 
     def _compare(self, early: RunFigures) -> None:
-        self.standing = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
-        if self.standing is None:
+        found = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
+        if found is None:
             return
-        text = line(self.standing)
+        text = line(found)
         self._show(text)
-        if self.standing.slower:
-            details = {"text": text, "change": self.standing.change.change, "runs": self.standing.runs}
+        if found.slower:
+            details = {"text": text, "change": found.change.change, "runs": found.runs}
             self._recorder.observers.happened("regression", details)
 
     def _append(self, summary: Summary) -> None:
@@ -142,8 +139,7 @@ class BaselineWatch(Observer):
             directory = None if journal is None else str(journal.parent.parent.absolute())
             state = "ended" if summary.failure is None else "failed"
             figures = run_figures.of(run, summary, directory=directory, state=state)
-            key, title = ledger.key(run), run_title.title(run)
-            ledger.append(LedgerLine(key=key, title=title, run=figures, early=self._early), self._file)
+            ledger.append(LedgerLine(key=ledger.key(run), run=figures, early=self._early), self._file)
 
 
 def rate_of(text: str) -> float | None:

@@ -6,6 +6,7 @@ from itertools import accumulate
 from math import isnan
 from pathlib import Path
 
+from perf_callbacks.baseline.standing import same
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.fit_records import Run, Steps, Summary
@@ -39,14 +40,7 @@ def rate_per_device(runs: Sequence[RunFigures], run: Run) -> float | None:
     If the runs differ in their number of devices, only the runs with the smallest number of devices are used. None
     means that there is no such run, or that its rate is unknown.
     """
-    alike = [
-        one
-        for one in runs
-        if one.samples_per_second_per_device
-        and all(
-            None in pair or pair[0] == pair[1] for pair in ((one.parameters, run.parameters), (one.device, run.device))
-        )
-    ]
+    alike = [one for one in runs if one.samples_per_second_per_device and same(one, run, ("parameters", "device"))]
     fewest = min([one.devices * one.world_size for one in alike], default=0)
     fewest_runs = [one for one in alike if one.devices * one.world_size == fewest]
     (quiet,) = machine_load.undisturbed([[one.load for one in fewest_runs]])

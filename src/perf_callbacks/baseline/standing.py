@@ -1,7 +1,7 @@
 """Comparison of a run with its baseline: the change of the step time, and the versions and stages that changed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -58,9 +58,7 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
     The result is None if chance or the load of the machine may explain the difference. The result is also None if fewer
     than two comparable earlier runs were undisturbed.
     """
-    known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
-    if _seconds(run) is None or not known:
-        return None
+    known = [one for one in baseline if _seconds(one) is not None and _seconds(run) is not None and alike(one, run)]
     kept = [known[place] for place in machine_load.undisturbed([[one.load for one in known], [run.load]])[0]]
     if len(kept) < 2:  # noqa: PLR2004 two runs have a spread
         return None
@@ -109,16 +107,20 @@ def line(found: Standing) -> str:
 
 def alike(one: RunFigures, other: RunFigures) -> bool:
     """Return True if two runs have the same model, batch, device and number of ranks. Unknown values are ignored."""
-    for name in ("parameters", "batch", "device", "devices", "world_size"):
-        values = getattr(one, name), getattr(other, name)
-        if None not in values and values[0] != values[1]:
-            return False
+    if not same(one, other, ("parameters", "batch", "device", "devices", "world_size")):
+        return False
     for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
         amounts = [_per_step(getattr(figures, name), figures) for figures in (one, other)]
         known = [amount for amount in amounts if amount is not None]
         if len(known) == len(amounts) and max(known) - min(known) > most * max(known):
             return False
     return True
+
+
+def same(one: object, other: object, fields: Iterable[str]) -> bool:
+    """Return True if these fields have the same values in two objects. Unknown values are ignored."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
+    return all([None in pair or pair[0] == pair[1] for pair in pairs])
 
 
 def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
@@ -129,11 +131,11 @@ def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
 def _seconds(run: RunFigures) -> float | None:
     """Return the seconds of a step, or None if the time is unknown or impossible."""
     found = run.step_seconds
-    return found if found is not None and SHORTEST <= found <= LONGEST else None
+    return found if found is not None and 0 < found <= LONGEST else None
 
 
-SHORTEST, LONGEST = 1e-9, 1e9
-"""Smallest and largest number of seconds that a step can take."""
+LONGEST = 1e9
+"""Largest number of seconds that a step can take."""
 
 
 def _estimate(run: RunFigures) -> Estimate:
@@ -152,14 +154,10 @@ def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tupl
 
 def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[float, float]]:
     """Return the stages that account for a large part of the change. The stage with the largest part comes first."""
-    before = fmean([one.step_seconds or 0.0 for one in baseline])
-    whole = (run.step_seconds or 0.0) - before
+    whole = (run.step_seconds or 0.0) - fmean([one.step_seconds or 0.0 for one in baseline])
     found: list[tuple[float, str, tuple[float, float]]] = []
     for name, now in run.stage_seconds.items():
-        earlier = [one.stage_seconds.get(name) for one in baseline]
-        known = [seconds for seconds in earlier if seconds is not None and 0 <= seconds <= LONGEST]
-        if known and 0 <= now <= LONGEST and whole:
-            part = (now - fmean(known)) / whole
-            if part >= LARGE_STAGE:
-                found.append((part, name, (fmean(known), now)))
+        known = [one.stage_seconds[name] for one in baseline if name in one.stage_seconds]
+        if known and whole and (now - fmean(known)) / whole >= LARGE_STAGE:
+            found.append(((now - fmean(known)) / whole, name, (fmean(known), now)))
     return {name: pair for _, name, pair in sorted(found, reverse=True)}

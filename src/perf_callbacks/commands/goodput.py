@@ -9,15 +9,16 @@ from pathlib import Path
 from perf_callbacks.commands import show
 from perf_callbacks.commands.run_reader import to_stderr
 from perf_callbacks.goodput import job_time, text
-from perf_callbacks.goodput.attempt_order import RecordedAttempt, in_order, summary
+from perf_callbacks.goodput.attempt_order import in_order
 from perf_callbacks.goodput.job_time import JobTime
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, files_of_lowest_rank, read
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report import run_list, run_title
-from perf_callbacks.report.history import FitHistory, gather
+from perf_callbacks.report.history import Attempt, FitHistory, gather
 from perf_callbacks.report.layout import aligned, clean, wrapped
 from perf_callbacks.report.units import energy
 
@@ -101,13 +102,13 @@ def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
 
 def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
     last, new = _ordered(before)[-1], _ordered(fit)[0].run
-    old, end = last.run, summary(last)
+    old, end = last.run, last.last(Summary)
     same = (old.job_id, old.command_line, old.directory) == (new.job_id, new.command_line, new.directory)
     at_once = new.started_unix < old.started_unix + last.seconds - SLACK_SECONDS
     return same and new.job_id is not None and not at_once and (end is None or end.failure is not None)
 
 
-def _ordered(fit: FitHistory) -> list[RecordedAttempt]:
+def _ordered(fit: FitHistory) -> list[Attempt]:
     """Return the attempts of a run, the oldest attempt first."""
     return [one for _, one in in_order(fit.first)]
 

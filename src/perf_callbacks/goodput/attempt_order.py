@@ -2,60 +2,14 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Protocol
 
-from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import Run, Summary
-
-
-class RecordedAttempt(Protocol):
-    """One attempt of a rank, as the rank's journal shows it."""
-
-    @property
-    def run(self) -> Run:
-        """First journal record of the attempt."""
-        ...
-
-    @property
-    def step(self) -> Sequence[int]:
-        """Numbers of the attempt's steps in ascending order."""
-        ...
-
-    @property
-    def columns(self) -> Mapping[str, Sequence[float]]:
-        """For each field of `Steps`: the values of all steps. A value is NaN if unknown."""
-        ...
-
-    @property
-    def excluded(self) -> Mapping[int, str]:
-        """For each step that is excluded from the metrics: the reason."""
-        ...
-
-    @property
-    def entries(self) -> Sequence[Entry]:
-        """All records of the attempt except `run` and the steps."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the beginning of the attempt to the last sign of life in the journal."""
-        ...
-
-    @property
-    def written_unix(self) -> float | None:
-        """Unix time at which this attempt last wrote to the journal, or None if unknown."""
-        ...
+from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.report.history import Attempt
 
 
-def summary(attempt: RecordedAttempt) -> Summary | None:
-    """Return the summary at the end of an attempt, or None if the attempt was killed, hangs or still runs."""
-    found = [entry.record for entry in attempt.entries if isinstance(entry.record, Summary)]
-    return found[-1] if found else None
-
-
-def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedAttempt]]:
+def in_order(attempts: Iterable[Attempt]) -> list[tuple[float, Attempt]]:
     """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
 
     A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
@@ -63,11 +17,8 @@ def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedA
     clock of the boot's most recent attempt.
     """
     found = [*attempts]
-    boots: dict[str, Run] = {}
-    for run in sorted([one.run for one in found], key=_key):
-        known = boots.get(run.boot_id or "")
-        if run.boot_id and (known is None or _uptime(run) >= _uptime(known)):
-            boots[run.boot_id] = run
+    runs = sorted([one.run for one in found], key=lambda run: (_uptime(run), _key(run)))
+    boots = {run.boot_id: run for run in runs if run.boot_id}
 
     def start(run: Run) -> float:
         last = boots.get(run.boot_id or "")
@@ -76,7 +27,7 @@ def in_order(attempts: Iterable[RecordedAttempt]) -> list[tuple[float, RecordedA
 
     timed = sorted([(start(one.run), one) for one in found], key=lambda pair: (pair[0], _key(pair[1].run)))
     by_start = {(one.run.run_id, one.run.started_unix): place for place, (_, one) in enumerate(timed)}
-    placed: dict[int, tuple[float, RecordedAttempt]] = {}
+    placed: dict[int, tuple[float, Attempt]] = {}
     for place in range(len(timed)):
         line: list[int] = []
         parent: int | None = place
@@ -96,7 +47,7 @@ def _key(run: Run) -> tuple[float, int, int, str]:
     return run.started_unix, run.attempt, run.step, run.run_id
 
 
-def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
+def parents(ordered: Sequence[Attempt]) -> list[int | None]:
     """Return for each attempt the index of the attempt that it resumed, or None if it began anew.
 
     Usually the checkpoint names the resumed attempt. If the checkpoint names no attempt with a journal, the function
@@ -113,16 +64,16 @@ def parents(ordered: Sequence[RecordedAttempt]) -> list[int | None]:
     return found
 
 
-def _identity(attempt: RecordedAttempt) -> tuple[str, float | None]:
+def _identity(attempt: Attempt) -> tuple[str, float | None]:
     return attempt.run.run_id, attempt.run.started_unix
 
 
-def last_step(attempt: RecordedAttempt) -> int:
+def last_step(attempt: Attempt) -> int:
     """Return the number of an attempt's last step in the journal."""
     return attempt.step[-1] if attempt.step else attempt.run.step
 
 
-def survivors(ordered: Sequence[RecordedAttempt]) -> list[int]:
+def survivors(ordered: Sequence[Attempt]) -> list[int]:
     """Return the number of surviving steps of each attempt.
 
     The final model contains the surviving steps. All other steps are rolled back, for example steps that a later

@@ -6,20 +6,12 @@ from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import Any
 
-from perf_callbacks.goodput.attempt_order import RecordedAttempt, in_order, parents, summary, survivors
-from perf_callbacks.goodput.time_kinds import (
-    DOWNTIME,
-    KINDS,
-    PRODUCTIVE,
-    RESTORE,
-    STARTUP,
-    STEP_KINDS,
-    by_kind,
-    lasted,
-    records,
-)
-from perf_callbacks.kernel.records.fit_records import Run, Window
+from perf_callbacks.goodput import time_kinds
+from perf_callbacks.goodput.attempt_order import in_order, parents, survivors
+from perf_callbacks.goodput.time_kinds import KINDS
+from perf_callbacks.kernel.records.fit_records import Run, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Use
+from perf_callbacks.report.history import Attempt
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -98,17 +90,12 @@ class JobTime:
     @property
     def ettr(self) -> float | None:
         """Effective training time ratio: the time of surviving steps as a share of all time."""
-        return self._share(STEP_KINDS)
+        return _share(time_kinds.STEP_KINDS, self.seconds)
 
     @property
     def goodput(self) -> float | None:
         """Share of all device time that surviving steps use, without waits for data and for other ranks."""
-        return self._share((PRODUCTIVE,), self.device_seconds)
-
-    def _share(self, kinds: Iterable[str], seconds: Mapping[str, float] | None = None) -> float | None:
-        found = self.seconds if seconds is None else seconds
-        whole = sum(found.values())
-        return sum([found.get(kind, 0.0) for kind in kinds]) / whole if whole > 0 else None
+        return _share((time_kinds.PRODUCTIVE,), self.device_seconds)
 
     @property
     def device_hours(self) -> float:
@@ -136,7 +123,7 @@ class JobTime:
         return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
 
 
-def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
+def of(attempts: Iterable[Attempt]) -> JobTime:
     """Return the time of a job. The attempts may be in any order.
 
     Raise `ValueError` if there are no attempts, or if a journal holds impossible times.
@@ -147,7 +134,7 @@ def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
     first = covered = 0.0
     found: list[AttemptTime] = []
     for place, (begin, one) in enumerate(timed):
-        seconds = lasted(one)
+        seconds = time_kinds.lasted(one)
         if place + 1 < len(timed):
             seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
         restore = max(0.0, one.run.restore_seconds or 0.0)
@@ -156,9 +143,13 @@ def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
             first = covered = begin - known
         gap = max(0.0, begin - covered)
         known, restore = min(known, gap), min(restore, gap)
-        before = {STARTUP: known - restore, RESTORE: restore, DOWNTIME: gap - known}
+        before = {
+            time_kinds.STARTUP: known - restore,
+            time_kinds.RESTORE: restore,
+            time_kinds.DOWNTIME: gap - known,
+        }
         covered = max(covered, begin + seconds)
-        parts = by_kind(one, kept[place], seconds)
+        parts = time_kinds.by_kind(one, kept[place], seconds)
         parts |= {kind: part for kind, part in before.items() if kind in parts}
         found.append(_attempt(one, kept[place], origins[place], parts, begin - known - first))
     whole = sum([one.all_seconds for one in found])
@@ -168,10 +159,8 @@ def of(attempts: Iterable[RecordedAttempt]) -> JobTime:
     return job
 
 
-def _attempt(
-    one: RecordedAttempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float
-) -> AttemptTime:
-    end = summary(one)
+def _attempt(one: Attempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float) -> AttemptTime:
+    end = one.last(Summary)
     rank_tokens, job_tokens = _tokens(one, kept)
     return AttemptTime(
         run=one.run,
@@ -189,7 +178,7 @@ def _attempt(
     )
 
 
-def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None]:
+def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
     """Return two numbers of tokens in the surviving steps: the tokens of one rank, and the tokens of all ranks.
 
     The `Window` records of the journal show how many tokens all ranks have for each token of one rank.
@@ -199,7 +188,7 @@ def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None
     if not own or one.run.world_size == 1:
         return own, own
     shared = of_job = 0.0
-    for window in records(one, Window):
+    for window in time_kinds.records(one, Window):
         begin, end = bisect_left(one.step, window.first_step), bisect_right(one.step, window.last_step)
         covered = [
             place for place in range(begin, end) if one.excluded.get(one.step[place], "recounted") == "recounted"
@@ -211,9 +200,9 @@ def _tokens(one: RecordedAttempt, kept: int) -> tuple[float | None, float | None
     return own, own * of_job / shared if shared > 0 else None
 
 
-def _joules(one: RecordedAttempt) -> float | None:
+def _joules(one: Attempt) -> float | None:
     """Return the energy of the rank's device. Return None if the energy is unknown or processes share the device."""
-    uses = [use for use in records(one, Use) if use.energy_joules is not None]
+    uses = [use for use in time_kinds.records(one, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None
     return sum([use.energy_joules or 0.0 for use in uses])
@@ -225,6 +214,11 @@ def _sums(attempts: Iterable[AttemptTime], weight: Callable[[AttemptTime], int])
         for kind, seconds in one.seconds.items():
             sums[kind] = sums.get(kind, 0.0) + seconds * weight(one)
     return {kind: sums[kind] for kind in KINDS if kind in sums}
+
+
+def _share(kinds: Iterable[str], seconds: Mapping[str, float]) -> float | None:
+    whole = sum(seconds.values())
+    return sum([seconds.get(kind, 0.0) for kind in kinds]) / whole if whole > 0 else None
 
 
 def _known_sum(values: Iterable[float | None]) -> float | None:

@@ -2,36 +2,22 @@
 
 from collections.abc import Iterable, Iterator
 
+from perf_callbacks.goodput import time_kinds
 from perf_callbacks.goodput.job_time import SECONDS_PER_HOUR, AttemptTime, JobTime
-from perf_callbacks.goodput.time_kinds import (
-    CHECKPOINT,
-    COMMUNICATION,
-    DATA,
-    DOWNTIME,
-    EVALUATION,
-    FIRST_STEP,
-    OTHER,
-    PRODUCTIVE,
-    RESTORE,
-    ROLLED_BACK,
-    STALLS,
-    STARTUP,
-    STRAGGLERS,
-)
 
 LOSSES = {
-    DATA: "the loader",
-    COMMUNICATION: "waits for other ranks",
-    STRAGGLERS: "slow ranks",
-    ROLLED_BACK: "steps that were rolled back",
-    STALLS: "stalls",
-    STARTUP: "startup",
-    RESTORE: "reading checkpoints",
-    FIRST_STEP: "first steps",
-    EVALUATION: "evaluations",
-    CHECKPOINT: "checkpoints",
-    DOWNTIME: "downtime",
-    OTHER: "other work",
+    time_kinds.DATA: "the loader",
+    time_kinds.COMMUNICATION: "waits for other ranks",
+    time_kinds.STRAGGLERS: "slow ranks",
+    time_kinds.ROLLED_BACK: "steps that were rolled back",
+    time_kinds.STALLS: "stalls",
+    time_kinds.STARTUP: "startup",
+    time_kinds.RESTORE: "reading checkpoints",
+    time_kinds.FIRST_STEP: "first steps",
+    time_kinds.EVALUATION: "evaluations",
+    time_kinds.CHECKPOINT: "checkpoints",
+    time_kinds.DOWNTIME: "downtime",
+    time_kinds.OTHER: "other work",
 }
 """Maps each kind of unproductive time to the words that describe the kind in `sentence`."""
 
@@ -49,7 +35,9 @@ def sentence(job: JobTime) -> str:
     seconds, kind = max((found.get(kind, 0.0), kind) for kind in LOSSES)
     last = job.attempts[-1]
     device = "GPU" if last.run.tensor_cores or last.run.timeline == "device" else "device"
-    text = f"{found[PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress".replace(" h ", f" {device}-hours ")
+    text = f"{found[time_kinds.PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress".replace(
+        " h ", f" {device}-hours "
+    )
     if any(one.devices > 1 for one in job.attempts):
         text = text.replace(" s ", f" {device}-seconds ")
     return f"{text}; {hours(seconds)} were {LOSSES[kind]}." if seconds > 0 else f"{text}."
@@ -77,9 +65,9 @@ def kinds(job: JobTime) -> list[tuple[str, str, str]]:
 def unknown(job: JobTime) -> list[str]:
     """Return the kinds of time that no attempt measured. The time of an unmeasured kind is part of other kinds."""
     alone = all(one.run.world_size == 1 for one in job.attempts)
-    asked = [DATA, *([] if alone else [COMMUNICATION, STRAGGLERS])]
+    asked = [time_kinds.DATA, *([] if alone else [time_kinds.COMMUNICATION, time_kinds.STRAGGLERS])]
     if any(one.run.step for one in job.attempts):
-        asked.append(RESTORE)
+        asked.append(time_kinds.RESTORE)
     return [kind for kind in asked if kind not in job.seconds]
 
 
@@ -87,7 +75,7 @@ def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
     """Yield a row of headings, and then a table row for each attempt."""
     yield "attempt", "from step", "devices", "down before", "lasted", "steps", "rolled back", "end"
     for place, one in enumerate(job.attempts, 1):
-        down = one.seconds[DOWNTIME]
+        down = one.seconds[time_kinds.DOWNTIME]
         yield (
             str(place),
             f"{one.run.step:,}",

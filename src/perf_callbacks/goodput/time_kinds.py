@@ -5,9 +5,10 @@ from math import isfinite, isnan
 from statistics import median
 from typing import TypeVar
 
-from perf_callbacks.goodput.attempt_order import RecordedAttempt, last_step, summary
-from perf_callbacks.kernel.records.fit_records import Span
+from perf_callbacks.goodput.attempt_order import last_step
+from perf_callbacks.kernel.records.fit_records import Span, Summary
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+from perf_callbacks.report.history import Attempt
 
 T = TypeVar("T")
 
@@ -31,23 +32,23 @@ COPIED_SECONDS = 120.0
 of a hung run never counts as a copy."""
 
 
-def lasted(attempt: RecordedAttempt) -> float:
+def lasted(attempt: Attempt) -> float:
     """Return the seconds from the beginning of an attempt to its last sign of life.
 
     If an attempt hung, the time of the last write to its journal counts as its last sign of life.
     """
     known = max(0.0, attempt.seconds)
-    if attempt.written_unix is None or summary(attempt) is not None:
+    if attempt.written_unix is None or attempt.last(Summary) is not None:
         return known
     written = attempt.written_unix - attempt.run.started_unix
     copied = written - known > COPIED_SECONDS and hanging_since(attempt) is None
     return known if copied or not isfinite(written) else max(known, written)
 
 
-def hanging_since(attempt: RecordedAttempt) -> float | None:
+def hanging_since(attempt: Attempt) -> float | None:
     """Return the time at which an attempt's last, unfinished step began to hang, or None if the attempt didn't hang."""
     done, found = last_step(attempt), None
-    end = summary(attempt)
+    end = attempt.last(Summary)
     if end is not None and end.failure is None:
         return None
     for entry in attempt.entries:
@@ -59,7 +60,7 @@ def hanging_since(attempt: RecordedAttempt) -> float | None:
     return found
 
 
-def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, float]:
+def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
     """Split the time of an attempt into kinds, which add up to `seconds`. Kinds that were not measured are left out.
 
     Args:
@@ -84,7 +85,7 @@ def by_kind(attempt: RecordedAttempt, kept: int, seconds: float) -> dict[str, fl
     return parts
 
 
-def _unknown(attempt: RecordedAttempt) -> set[str]:
+def _unknown(attempt: Attempt) -> set[str]:
     """Return the kinds of time that the attempt didn't measure."""
     found = set()
     for kind, name in ((DATA, "data_time"), (COMMUNICATION, "communication_time")):
@@ -97,7 +98,7 @@ def _unknown(attempt: RecordedAttempt) -> set[str]:
     return found
 
 
-def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
+def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
     """Add the time of all steps to the kinds.
 
     Surviving steps are split by stage, and other steps count as rolled back. A special step, such as the first step,
@@ -133,7 +134,7 @@ def _add_steps(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> 
         parts[PRODUCTIVE] += left
 
 
-def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: int) -> None:
+def _move_stragglers(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
     """Move the cost of slow ranks to the kind `stragglers`.
 
     The cost of slow ranks is subtracted from the time of the kind `communication`. If `communication` is shorter than
@@ -151,7 +152,7 @@ def _move_stragglers(parts: dict[str, float], attempt: RecordedAttempt, kept: in
             lost -= moved
 
 
-def records(attempt: RecordedAttempt, kind: type[T]) -> list[T]:
+def records(attempt: Attempt, kind: type[T]) -> list[T]:
     """Return the records of a type in the order of the journal. Drop duplicates, which a copied journal may have."""
     by_time: dict[float, list[T]] = {}
     for entry in attempt.entries:

@@ -20,7 +20,7 @@ from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.launch import run
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import FAILED, Plan, ProgramChange, TrialOutcome, outcome_path, write
+from perf_callbacks.trials.plan import FAILED, Changes, Plan, TrialOutcome, outcome_path, write
 from perf_callbacks.trials.remedies import candidates, settings
 from perf_callbacks.trials.text import BASE, NO_TIME, NOT_APPLIED, TOGETHER, TrialResults, refused
 from perf_callbacks.trials.writes import TRACKERS
@@ -113,7 +113,7 @@ class Tries:
                 self.result.seconds = monotonic() - began
 
     def _probe(self, scratch: Path) -> None:
-        outcome = self._trial(scratch, (), probe=True)
+        outcome = self._trial(scratch, {}, probe=True)
         if outcome.why is not None:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
@@ -129,7 +129,10 @@ class Tries:
         result = self.result
         done: dict[str, TrialOutcome] = {}
         result.partial = done
-        plans = {BASE: (), **{one.title: (one.change,) for one in result.candidates if one.title not in result.failed}}
+        plans: dict[str, Changes] = {
+            BASE: {},
+            **{one.title: {one.remedy.name: one.value} for one in result.candidates if one.title not in result.failed},
+        }
         if number and result.together and TOGETHER not in result.failed:
             plans[TOGETHER] = self._together()
         names = [*plans]
@@ -148,15 +151,13 @@ class Tries:
         result.rounds.append(done)
         result.partial = {}
 
-    def _setting(
-        self, scratch: Path, name: str, changes: tuple[ProgramChange, ...], done: dict[str, TrialOutcome]
-    ) -> None:
+    def _setting(self, scratch: Path, name: str, changes: Changes, done: dict[str, TrialOutcome]) -> None:
         result = self.result
         total = self._wish.rounds * (len(result.candidates) + 1 + bool(result.together))
         where = f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches + 1} of {total}"
         self._show(result.launches / total, f"{where}: {name}")
         outcome = self._trial(scratch, changes)
-        missing = {change.name for change in changes} - {*outcome.applied}
+        missing = {*changes} - {*outcome.applied}
         if outcome.why is not None:
             result.failed[name] = refused(outcome)
         elif missing:
@@ -176,10 +177,10 @@ class Tries:
         ]
         self.result.together = tuple(titles) if len(titles) > 1 else ()
 
-    def _together(self) -> tuple[ProgramChange, ...]:
-        return tuple([one.change for one in self.result.candidates if one.title in self.result.together])
+    def _together(self) -> Changes:
+        return {one.remedy.name: one.value for one in self.result.candidates if one.title in self.result.together}
 
-    def _trial(self, scratch: Path, changes: tuple[ProgramChange, ...], *, probe: bool = False) -> TrialOutcome:
+    def _trial(self, scratch: Path, changes: Changes, *, probe: bool = False) -> TrialOutcome:
         """Launch the program once."""
         self.result.launches += not probe
         name = "probe" if probe else f"{self.result.launches}"
@@ -202,7 +203,7 @@ class Tries:
         self._longest = max(self._longest, monotonic() - began)
         return outcome
 
-    def _environment(self, path: Path, own: Path, changes: tuple[ProgramChange, ...], *, probe: bool) -> dict[str, str]:
+    def _environment(self, path: Path, own: Path, changes: Changes, *, probe: bool) -> dict[str, str]:
         checklist = settings(changes, own_callback=self._own_callback)
         if probe:  # the checklist applies its items except gc; applied items become remedies to try
             checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}

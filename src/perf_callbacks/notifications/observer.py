@@ -58,11 +58,8 @@ class Notifications(Observer):
     Rank 0 starts its side process when the fit begins. Another rank starts a side process when it reports a stall.
     """
 
-    def __init__(
-        self, recorder: Recorder, command: tuple[str, ...], start: Callable[..., Sender] | None = None
-    ) -> None:
-        self._recorder, self._command = recorder, command
-        self._start = start or Sender
+    def __init__(self, recorder: Recorder, command: tuple[str, ...], start: Callable[..., Sender] = Sender) -> None:
+        self._recorder, self._command, self._start = recorder, command, start
         journal = recorder.journal_path
         directory = None if journal is None else str(journal.absolute().parent.parent)
         self._origin = Origin(run=recorder.run, directory=directory)
@@ -135,7 +132,6 @@ class Notifications(Observer):
         now = self._recorder.clock()
         self._allowed = min(AT_ONCE, self._allowed + (now - self._refilled) / REFILL_SECONDS)
         self._refilled = now
-        if self._allowed < 1:
-            return False
-        self._allowed -= 1
-        return True
+        allowed = self._allowed >= 1
+        self._allowed -= allowed
+        return allowed

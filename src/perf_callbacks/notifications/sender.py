@@ -57,8 +57,8 @@ class Sender(SideProcess):
         self._lock = threading.RLock()  # a signal handler that ends a fit may interrupt a call
         self._unsent = bytearray(json.dumps(setup).encode() + b"\n")
         self._events = self._answered = 0
-        self._complained = self._leaving = False
-        self._trouble: str | None = None
+        self._leaving = self._logged = False
+        self._trouble: str | None = None  # the first failure of the command
         super().__init__("-S", side_process.__file__)
         _all.add(self)
         self._flush()
@@ -100,7 +100,8 @@ class Sender(SideProcess):
             runs = not self.over or self._process.poll() is None
             if not runs:
                 self.disown()
-            trouble, self._trouble = self._trouble, None
+            trouble = None if self._logged else self._trouble
+            self._logged = self._trouble is not None
         # Without the lock: a thread may hold a log handler's lock, while its garbage collection waits in `dismiss`.
         if trouble is not None:
             log.warning("perf_callbacks: the command of %s %s. Training goes on.", VARIABLE, printable(trouble))
@@ -119,7 +120,9 @@ class Sender(SideProcess):
         let_go(self._socket, self._process)
 
     def _flush(self) -> None:
-        self._listen()
+        for answer in self._lines():
+            self._answered += 1
+            self._trouble = self._trouble or json.loads(answer)
         try:
             if self._unsent and self.over:
                 raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
@@ -130,21 +133,8 @@ class Sender(SideProcess):
             if isinstance(error, BlockingIOError):  # the socket is full
                 return
             # The side process was killed.
-            self._complain(f"gets no more events: {error.strerror or error}")
+            self._trouble = self._trouble or f"gets no more events: {error.strerror or error}"
             self._unsent.clear()
-
-    def _listen(self) -> None:
-        for answer in self._lines():
-            self._answered += 1
-            trouble = json.loads(answer)
-            if trouble is not None:
-                self._complain(trouble)
-
-    def _complain(self, trouble: str) -> None:
-        """Store the first failure of the command, which `tick` logs."""
-        if not self._complained:
-            self._complained = True
-            self._trouble = trouble
 
 
 _all: set[Sender] = set()

@@ -123,9 +123,10 @@ def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt
     if not baseline and len(groups) < 2:  # noqa: PLR2004 two points make a curve
         raise ConfigError("all runs have the same number of devices, wanted several numbers, or --baseline DIR.")
     sides = [[JobRun.of(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
+    # the job itself may cause waits for a CPU
+    loads = [[run.compared.load._replace(no_cpu=None) for run in side] for side in sides]
     kept = [
-        [side[place] for place in places]
-        for side, places in zip(sides, machine_load.undisturbed([_others(side) for side in sides]), strict=True)
+        [side[place] for place in places] for side, places in zip(sides, machine_load.undisturbed(loads), strict=True)
     ]
     first, others = kept[0], [run for side in kept[1:] for run in side]
     unlike = _unlike(first, others)
@@ -162,7 +163,7 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
         interval=None if itself else (1 + changed.low, 1 + changed.high),
         growth=() if itself else tuple(_growth(side, baseline, unit, changed)),
         slowest=max([run.slowest for run in side], key=lambda one: one[1]),
-        loads=tuple(_loads(every)),
+        loads=tuple([run.compared.load for run in every]),
     )
 
 
@@ -197,15 +198,6 @@ def _rate(run: JobRun, unit: str) -> Estimate:
 
 def _per_step(runs: Sequence[JobRun], unit: str) -> float:
     return fmean([run.per_step(unit) or 0.0 for run in runs])
-
-
-def _others(runs: Sequence[JobRun]) -> list[Load]:
-    """Return the load of the machine without waits for a CPU, because the job itself may cause these waits."""
-    return [load._replace(no_cpu=None) for load in _loads(runs)]
-
-
-def _loads(runs: Sequence[JobRun]) -> list[Load]:
-    return [run.compared.load for run in runs]
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:

@@ -56,8 +56,6 @@ class Patience:
         self.waited = 0.0
         """Seconds of the current wait. A wait begins when a step ends, and when an evaluation or a checkpoint begins or
         ends. If the computer was suspended, only `SHORT_TICK` seconds of the suspension count."""
-        self.lost = 0.0
-        """Duration of the last stall in seconds."""
         self.stalled = False
 
     @property
@@ -104,7 +102,6 @@ class Patience:
     def end(self) -> Change | None:
         """End any stall, and begin a new wait."""
         was, self.stalled = self.stalled, False
-        self.lost = self.without_step if was else self.lost
         self.waited, self._began = 0.0, self._now
         return "over" if was else None
 

@@ -47,7 +47,6 @@ class StallNotes(ChannelHandler):
         self._written: Note | None = None
         self._beats = self._notices = 0
         self._patience, self._doubt = 0.0, False
-        self._notes: dict[str, Note | None] = {}
         self._earlier: tuple[float, Mapping[int, str]] | None = None
         self._since: float | None = None
         self._turn = 0.0
@@ -129,7 +128,8 @@ class StallNotes(ChannelHandler):
         """Diagnose the stall, or postpone the diagnosis if the notes don't show yet which ranks cause the stall."""
         before, earlier = self._earlier or (now, {})
         texts = channel.notes()
-        notes = self._decoded(texts)
+        decoded = {rank: unpack(Note, text.partition("\n")[2]) for rank, text in texts.items()}
+        notes = {rank: note for rank, note in decoded.items() if note is not None}
         later = [rank for rank in range(channel.world_size) if rank not in notes or notes[rank].state == RUNNING]
         early = waited < GRACE_SECONDS or now - before < SILENT_BEATS * self._patience / BEATS
         silent = {rank for rank in later if rank in notes and texts[rank] == earlier.get(rank)}
@@ -142,12 +142,3 @@ class StallNotes(ChannelHandler):
         elif channel.claim(f"{channel.rank} {_TOLD}"):
             self.blamed = blame(notes, silent, channel.world_size)
             self.told = True
-
-    def _decoded(self, texts: Mapping[int, str]) -> dict[int, Note]:
-        """Decode notes. Equal notes are decoded once, because thousands of ranks may wait in the same place."""
-        bodies = {rank: text.partition("\n")[2] for rank, text in texts.items()}
-        for body in {*bodies.values()} - {*self._notes}:
-            self._notes[body] = unpack(Note, body)
-        decoded = {rank: self._notes[body] for rank, body in bodies.items()}
-        self._notes = {body: self._notes[body] for body in {*bodies.values()}}
-        return {rank: note for rank, note in decoded.items() if note is not None}

@@ -28,6 +28,9 @@ CHANNEL = "stalls"
 MOST_LETTERS = 200
 """Largest number of characters of an exception that a rank sends to other ranks."""
 
+NOWHERE = Stack((), "", waits=False)
+"""Position of a thread whose stack can't be read."""
+
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
 
@@ -60,18 +63,18 @@ class StallWatch(Observer):
         self._left_at: int | None = None
         self._beat_at: float | None = None
         self._doubt = False
-        self._stack: Stack | None = None
+        self._stack = NOWHERE
         self._note: Note | None = None
         self._noticed = 0.0
         self._told = self._speaks = False
         self._ended = False
-        self._ticked = recorder.clock()
-        self._unseen_seconds = 0.0  # from the end of the last step to the tick that saw this end
+        self._now, self._ticked = 0.0, recorder.clock()  # time of the last tick on the clocks of watchdog and fit
+        self._since = 0.0  # time at which the stall began, on the clock of the watchdog
         self._over_at: float | None = None  # time at which the step with the stall ended
         self._where: str | None = None
         self._stalls: list[float] = []  # seconds of each stall that is over
         if recorder.exchanging and self._ranks is not None:  # the rank may hang before the first tick
-            self._stack = stacks.of_thread(self._thread)
+            self._stack = stacks.of_thread(self._thread) or NOWHERE
             self._notes.say(self._here(RUNNING), 0.0)
             self._ranks.wake()
 
@@ -91,8 +94,8 @@ class StallWatch(Observer):
     def summary(self) -> dict[str, StallSummary]:
         """Return the stalls so far. A stall that still lasts counts as soon as it is reported."""
         seconds, under_way = sum(self._stalls), self._told and not self._ended
-        if under_way and self._patience is not None:
-            seconds += self._seconds(self._patience)
+        if under_way:
+            seconds += self._now - self._since
         count = len(self._stalls) + under_way
         return {"stalls": StallSummary(count=count, seconds=seconds, under_way=under_way, where=self._where)}
 
@@ -106,10 +109,8 @@ class StallWatch(Observer):
             self._ended = True
             patience, step = self._patience, self._engine.step
             if patience is not None and patience.end():
-                until = self._recorder.clock() if self._over_at is None else self._over_at
-                how = "training ended" if step == patience.step else "training goes on"
-                self._over(how, patience.lost + self._unseen_seconds + until - self._ticked)
-            self._stack = None
+                self._over("training ended" if step == patience.step else "training goes on")
+            self._stack = NOWHERE
             if self._recorder.exchanging:
                 self._notes.say(self._here(ENDED), 0.0)
 
@@ -119,40 +120,36 @@ class StallWatch(Observer):
             return False
         if self._patience is None:
             self._patience = Patience(self._recorder.config.stall_after, self._recorder.run.step, now)
-        self._ticked = self._recorder.clock()
+        self._now, self._ticked = now, self._recorder.clock()
         step, spans = self._engine.step, self._engine.open_spans[:]
         longer = bool(spans) or step == self._left_at
         change = self._patience.tick(now, step, spans[-1] if spans else None, longer=longer)
         if change == "over":
-            since = 0.0 if self._over_at is None else max(0.0, min(self._ticked - self._over_at, PERIOD_SECONDS))
-            self._over("training goes on", self._patience.lost + self._unseen_seconds - since)
+            self._over("training goes on")
         elif change == "began":
-            self._stack = stacks.of_thread(self._thread)
-            if self._stack is None:
+            stack = stacks.of_thread(self._thread)
+            if stack is None:
                 self._patience.end()
             else:
-                self._begin(self._patience, now, longer=longer)
+                self._begin(self._patience, stack, now, longer=longer)
         if self._recorder.exchanging and self._ranks is not None:
             doubt = self._patience.waited >= self._patience.limit(longer=longer) / 2
             self._share(self._ranks, self._patience.base, now, doubt=doubt)
         if self._note is not None and not self._told:
-            self._try_to_tell(self._note, self._seconds(self._patience), now)
+            self._try_to_tell(self._note, self._now - self._since, now)
         return True
 
-    def _begin(self, patience: Patience, now: float, *, longer: bool) -> None:
+    def _begin(self, patience: Patience, stack: Stack, now: float, *, longer: bool) -> None:
         """Record that a stall has begun.
 
         The watch notices the end of a step with a delay of up to one tick. The duration of the stall
         includes the delay at the end of the step before the stall.
         """
+        self._stack, self._since = stack, now - patience.without_step
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
-        self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
+        self._since -= 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
         self._recorder.observers.look_ahead()
-
-    def _seconds(self, patience: Patience) -> float:
-        """Return the seconds that the current stall has lasted so far."""
-        return patience.without_step + self._unseen_seconds
 
     def _here(self, state: str) -> Note:
         """Make a note of the training thread's position."""
@@ -168,8 +165,8 @@ class StallWatch(Observer):
             stage=name,
             since_seconds=round(max(0.0, min(self._recorder.clock() - since, passed + PERIOD_SECONDS)), 1),
             spanned=bool(spans),
-            waits=self._stack is not None and self._stack.waits,
-            place="" if self._stack is None else self._stack.place,
+            waits=self._stack.waits,
+            place=self._stack.place,
             left=self._left_at == self._engine.step,
             failure=printable(self._recorder.failure or "")[:MOST_LETTERS] if state == ENDED else "",
             worker=self._worker() if state == STALLED else "",
@@ -188,7 +185,7 @@ class StallWatch(Observer):
             soon = self._beat_at is not None and now - self._beat_at < patience / BEATS
             if soon and (doubt is self._doubt or self._rank > NEAREST):
                 return
-            self._stack = stacks.of_thread(self._thread)
+            self._stack = stacks.of_thread(self._thread) or NOWHERE
             note = self._here(RUNNING)
         elif now > self._noticed:
             return
@@ -202,39 +199,36 @@ class StallWatch(Observer):
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
         where += f" {note.worker}" if note.worker else ""
         if not self._recorder.exchanging:
-            self._tell(waited, where)
+            self._tell(note, waited, where)
             return
         notes = self._notes
         if notes.told:
             blamed = notes.blamed
-            self._tell(waited, None if blamed is None else blamed.text)
+            self._tell(note, waited, None if blamed is None else blamed.text)
             for rank, cause in [] if blamed is None else [*blamed.causes.items()][:MOST_RANKS]:
                 if rank != self._rank:
                     self._write(rank, cause, ())
         elif now - max(self._noticed, notes.answered_at) > ALONE_SECONDS:
-            self._tell(waited, where + NO_ANSWER if self._rank <= NEAREST else None)
+            self._tell(note, waited, where + NO_ANSWER if self._rank <= NEAREST else None)
 
-    def _tell(self, waited: float, text: str | None) -> None:
+    def _tell(self, note: Note, waited: float, text: str | None) -> None:
         self._told, self._speaks = True, text is not None
-        if self._note is not None and self._stack is not None:
-            self._write(self._rank, self._note, self._stack.frames)
-        self._where = None
+        self._write(self._rank, note, self._stack.frames)
+        self._where = None if text is None else printable(text)
         if text is not None:
-            self._where = shown = "".join([letter if letter.isprintable() else "?" for letter in text])
-            log.warning("perf_callbacks: no step for %.0f s. %s", waited, shown)
-            self._report(f"no step for {waited:.0f} s. {shown}", waited, under_way=True)
+            log.warning("perf_callbacks: no step for %.0f s. %s", waited, text)
+            self._report(note, f"no step for {waited:.0f} s. {self._where}", waited, under_way=True)
 
-    def _report(self, text: str, seconds: float, *, under_way: bool) -> None:
+    def _report(self, note: Note, text: str, seconds: float, *, under_way: bool) -> None:
         """Tell the other observers that a stall was reported, or that it has ended."""
-        note, stack = self._note, self._stack
         details = {
             "text": text,
             "under_way": under_way,
             "seconds": round(seconds, 1),
             "where": self._where,
-            "step": self._engine.step if note is None else note.step,
-            "stage": None if note is None else note.stage,
-            "stack": () if stack is None else stack.frames,
+            "step": note.step,
+            "stage": note.stage,
+            "stack": self._stack.frames,
         }
         self._recorder.observers.happened("stall", details)
 
@@ -243,15 +237,17 @@ class StallWatch(Observer):
             Stall(step=note.step, rank=rank, stage=note.stage, since_seconds=note.since_seconds, stack=stack)
         )
 
-    def _over(self, how: str, lost: float) -> None:
+    def _over(self, how: str) -> None:
         """Record the duration of a reported stall, and log its end if this rank logged the stall."""
-        if self._told:
+        end = self._recorder.clock() if self._over_at is None else self._over_at
+        lost = self._now + end - self._ticked - self._since
+        note, first = self._note, self._recorder.run.step  # the first step counts as a mean step in any case
+        if note is not None and self._told:
             self._stalls.append(lost)
-            note, first = self._note, self._recorder.run.step  # the first step counts as a mean step in any case
-            if note is not None and note.step != first and note.stage not in {EVALUATION, CHECKPOINT}:
+            if note.step != first and note.stage not in {EVALUATION, CHECKPOINT}:
                 self._engine.account.stalled_seconds += lost
-        if self._speaks:
-            log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
-            self._report(f"{how} after {lost:.0f} s without a step.", lost, under_way=False)
+            if self._speaks:
+                log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
+                self._report(note, f"{how} after {lost:.0f} s without a step.", lost, under_way=False)
         self._note, self._told, self._speaks, self._over_at = None, False, False, None
         self._beat_at = None

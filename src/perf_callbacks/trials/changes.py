@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -34,14 +34,16 @@ def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
         "safetensors.torch": lambda module: writes.keep(module, "save_file", 1),
         "torch.jit": lambda module: writes.keep(module, "save", 1),
         "huggingface_hub.hf_api": writes.hub,
-        "wandb": _wandb,
+        "wandb": lambda module: _arguments(module, lambda given: given.update(mode="disabled"), "init"),
         "transformers.training_args": functools.partial(_training_arguments, turn),
         "transformers.trainer": functools.partial(_trainer, writes),
         "accelerate.accelerator": functools.partial(_accelerator, turn, writes),
         "lightning.pytorch.trainer.trainer": lightning,
         "pytorch_lightning.trainer.trainer": lightning,
-        "lightning.fabric.plugins.io.torch_io": functools.partial(_checkpoint_files, writes),
-        "lightning_fabric.plugins.io.torch_io": functools.partial(_checkpoint_files, writes),
+        **dict.fromkeys(
+            ("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io"),
+            lambda module: writes.keep(module.TorchCheckpointIO, "save_checkpoint", 2),
+        ),
         **{name: functools.partial(_pretrained, writes, kind) for name, kind in PRETRAINED.items()},
     }
 
@@ -51,15 +53,6 @@ def _pretrained(writes: Writes, kind: str, module: ModuleType) -> None:
         writes.keep(getattr(module, kind), "save_pretrained", 1)
 
 
-def _checkpoint_files(writes: Writes, module: ModuleType) -> None:
-    """Keep Lightning's trainers and Fabric from writing checkpoints."""
-    writes.keep(module.TorchCheckpointIO, "save_checkpoint", 2)
-
-
-def _wandb(module: ModuleType) -> None:
-    _arguments(module, lambda given: given.update(mode="disabled"), "init")
-
-
 def at_begin(turn: Turn, model: Any) -> None:
     """Apply the changes that need the model. This function is called when a fit begins."""
     import torch  # noqa: PLC0415 the program has imported it
@@ -67,14 +60,14 @@ def at_begin(turn: Turn, model: Any) -> None:
     _numbers(turn, torch)
     if model is None:
         return
-    if turn.change("attention") is not None:
+    if "attention" in turn.changes:
         for module in model.modules():
             if getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager" and hasattr(
                 module, "set_attn_implementation"
             ):
                 module.set_attn_implementation("sdpa")
                 turn.applied.add("attention")
-    if turn.change("compile") is not None and "compile" not in turn.applied:
+    if "compile" in turn.changes and "compile" not in turn.applied:
         # Lightning calls `training_step`, not the module itself, so the children are compiled instead.
         for module in [*model.children()] if hasattr(model, "training_step") else [model]:
             module.compile()
@@ -83,12 +76,11 @@ def at_begin(turn: Turn, model: Any) -> None:
 
 def _numbers(turn: Turn, torch: ModuleType) -> None:
     """Set the precision of matrix products and the number of threads."""
-    if turn.change("precision") is not None:
+    if "precision" in turn.changes:
         torch.set_float32_matmul_precision("high")
         turn.applied.add("precision")
-    threads = turn.change("threads")
-    if threads is not None and threads.value:
-        torch.set_num_threads(threads.value)
+    if threads := turn.changes.get("threads"):
+        torch.set_num_threads(threads)
         turn.applied.add("threads")
 
 
@@ -100,26 +92,33 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
     _numbers(turn, torch)
     optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
-    _before(torch.Tensor, "backward", untraced(lambda loss, *_args, **_kwargs: turn.backward(loss)))
-    _before(torch.optim.Optimizer, "load_state_dict", functools.partial(_loads_state, writes))
+    inner, store = torch.Tensor.backward, untraced(lambda loss, *_: turn.backward(loss))
+
+    @functools.wraps(inner)
+    def backward(loss: object, *args: Any, **kwargs: Any) -> None:
+        store(loss)
+        inner(loss, *args, **kwargs)
+
+    torch.Tensor.backward = backward
+
+    def loads_state(given: dict[str, Any]) -> None:
+        if given["state_dict"].get("state"):  # accelerate loads the empty state of a new optimizer
+            writes.resumes()
+
+    _arguments(torch.optim.Optimizer, loads_state, "load_state_dict")
     writes.keep(torch, "save", 1)
     writes.keep(torch.serialization, "save", 1)
     _arguments(DataLoader, functools.partial(_loader, turn, IterableDataset))
-    if turn.change("optimizer") is not None:
+    if "optimizer" in turn.changes:
         for name in FUSED:
             _fuse(turn, getattr(torch.optim, name))
-    if turn.change("checkpointing") is not None:
+    if "checkpointing" in turn.changes:
 
         def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             turn.applied.add("checkpointing")
             return function(*args, **{name: one for name, one in kwargs.items() if name not in CHECKPOINT_ARGUMENTS})
 
         checkpointing.checkpoint = checkpoint
-
-
-def _loads_state(writes: Writes, _optimizer: object, state_dict: Mapping[str, Any]) -> None:
-    if state_dict.get("state"):  # accelerate loads the empty state of a new optimizer
-        writes.resumes()
 
 
 def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
@@ -130,12 +129,12 @@ def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
     if isinstance(given["dataset"], iterable):
         return
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
-        change = turn.change(name)
+        number = turn.changes.get(name)
         works = name == "workers" or given.get("num_workers")
-        if works and change is not None and change.value and given.get(argument) != change.value:
-            given[argument] = change.value
+        if works and number and given.get(argument) != number:
+            given[argument] = number
             turn.applied.add(name)
-    if turn.change("persistence") is not None and given.get("num_workers") and not given.get("persistent_workers"):
+    if "persistence" in turn.changes and given.get("num_workers") and not given.get("persistent_workers"):
         given["persistent_workers"] = True
         turn.applied.add("persistence")
 
@@ -167,30 +166,25 @@ def _fuse(turn: Turn, kind: Any) -> None:
 
 def _training_arguments(turn: Turn, module: ModuleType) -> None:
     """Change the `TrainingArguments` of a Hugging Face trainer before `__post_init__` checks them."""
+    checked = module.TrainingArguments.__post_init__
 
-    def change(self: Any) -> None:
+    @functools.wraps(checked)
+    def post_init(self: Any) -> None:
         self.output_dir = os.path.join(turn.plan.scratch, "output")  # noqa: PTH118 a string, as the program expects
         self.save_strategy, self.push_to_hub = "no", False
         if hasattr(self, "logging_dir"):  # until transformers 5
             self.logging_dir = None
         listed = [self.report_to] if isinstance(self.report_to, str) else [*(self.report_to or ())]
         self.report_to = [KEPT_TRACKER] if KEPT_TRACKER in listed else "none"
-        logging = turn.change("logging")
-        if logging is not None and logging.value:
-            self.logging_steps = logging.value
+        if logging := turn.changes.get("logging"):
+            self.logging_steps = logging
             turn.applied.add("logging")
-        if turn.change("nan_filter") is not None:
+        if "nan_filter" in turn.changes:
             self.logging_nan_inf_filter = False
             turn.applied.add("nan_filter")
-        if turn.change("rebalance") is not None and hasattr(self, "train_sampling_strategy"):
+        if "rebalance" in turn.changes and hasattr(self, "train_sampling_strategy"):
             self.train_sampling_strategy = "batch_rebalance"
             turn.applied.add("rebalance")
-
-    _before(module.TrainingArguments, "__post_init__", change)
-    checked = module.TrainingArguments.__post_init__
-
-    @functools.wraps(checked)
-    def post_init(self: Any) -> None:
         best, self.load_best_model_at_end = self.load_best_model_at_end, False  # the best would have to be saved
         if best:  # callbacks rely on the name and the setting
             self.metric_for_best_model = self.metric_for_best_model or "loss"
@@ -205,13 +199,13 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 def _trainer(writes: Writes, module: ModuleType) -> None:
     """Keep a Hugging Face trainer from saving models, and from resuming from a checkpoint."""
     writes.keep(module.Trainer, "save_model", 1)
+    _arguments(module.Trainer, functools.partial(_from_the_start, writes, "resume_from_checkpoint"), "train")
 
-    def resume(given: dict[str, Any]) -> None:
-        if given.get("resume_from_checkpoint"):
-            writes.resumes()
-            given["resume_from_checkpoint"] = None
 
-    _arguments(module.Trainer, resume, "train")
+def _from_the_start(writes: Writes, argument: str, given: dict[str, Any]) -> None:
+    if given.get(argument):
+        writes.resumes()
+        given[argument] = None
 
 
 def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
@@ -222,12 +216,11 @@ def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
         if project is not None:
             directories = {"project_dir": turn.plan.scratch, "logging_dir": turn.plan.scratch}
             given["project_config"] = dataclasses.replace(project, **directories)
-        if given.get("log_with") is not None:
-            given["log_with"] = None
+        given["log_with"] = None
 
     _arguments(module.Accelerator, change)
-    for name in ("save_state", "save_model"):
-        writes.keep(module.Accelerator, name, 1 if name == "save_state" else 2)
+    writes.keep(module.Accelerator, "save_state", 1)
+    writes.keep(module.Accelerator, "save_model", 2)
 
 
 def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
@@ -239,35 +232,17 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
         for logger in _several(given.get("logger")):
             if hasattr(logger, "_root_dir"):
                 logger._root_dir = turn.plan.scratch  # noqa: SLF001 TensorBoard's and CSV's loggers have no setter
-        logging = turn.change("logging")
-        if logging is not None and logging.value:
-            given["log_every_n_steps"] = logging.value
+        if logging := turn.changes.get("logging"):
+            given["log_every_n_steps"] = logging
             turn.applied.add("logging")
 
-    def resume(given: dict[str, Any]) -> None:
-        if given.get("ckpt_path"):
-            writes.resumes()
-            given["ckpt_path"] = None
-
     _arguments(module.Trainer, change)
-    _arguments(module.Trainer, resume, "fit")
+    _arguments(module.Trainer, functools.partial(_from_the_start, writes, "ckpt_path"), "fit")
 
 
 def _several(given: Any) -> list[Any]:
     """Convert an argument to a list. The argument may be a list, one object, or None."""
     return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
-
-
-def _before(owner: Any, name: str, call: Callable[..., object]) -> None:
-    """Wrap a method, so that each call of the method first calls `call` with the same arguments."""
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        call(*args, **kwargs)
-        return inner(*args, **kwargs)
-
-    setattr(owner, name, method)
 
 
 def _arguments(owner: Any, change: Callable[[dict[str, Any]], None], name: str = "__init__") -> None:

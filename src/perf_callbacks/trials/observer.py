@@ -24,6 +24,10 @@ def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
     return observer
 
 
+ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
+"""For each item of the callback's checklist: the name of the remedy that makes the same change."""
+
+
 class TrialFit(Observer):
     """Observer of the fit that runs in a trial."""
 
@@ -33,8 +37,8 @@ class TrialFit(Observer):
 
     def record_written(self, record: Record) -> None:
         """Store which items of the callback's checklist are applied."""
-        if isinstance(record, Checklist):
-            (self._turn.checklist.add if record.status == APPLIED else self._turn.checklist.discard)(record.item)
+        if isinstance(record, Checklist) and record.item in ITEMS:
+            (self._turn.applied.add if record.status == APPLIED else self._turn.applied.discard)(ITEMS[record.item])
 
     def closed(self) -> None:
         """End the process, so that no code of the program runs after the last step of a trial.

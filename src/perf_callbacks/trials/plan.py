@@ -1,28 +1,24 @@
 """Files that `perf-callbacks try` and the program exchange: the plan of a trial, and its outcome."""
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.records.fit_records import Finding, Run
 from perf_callbacks.kernel.settings.config import printable
-from perf_callbacks.trials import TRIAL
 
 SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
 """Reasons why a trial ended without a measured time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramChange:
-    """One change that a trial makes to a program from outside."""
+Changes = Mapping[str, int | None]
+"""Changes that a trial makes to a program from outside: the name of each remedy, and its number or None.
 
-    name: str
-    """Name of a remedy, such as "workers"."""
-    value: int | None = None
-    """Number that belongs to the change, such as the number of workers."""
+For example, the number of the remedy "workers" is the number of workers.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +27,7 @@ class Plan:
 
     scratch: str
     """Directory for everything that the trial writes."""
-    changes: tuple[ProgramChange, ...] = ()
+    changes: Changes = field(default_factory=dict)
     steps: int = 60
     """Least number of measured steps."""
     seconds: float = 10.0
@@ -47,8 +43,8 @@ class Plan:
 class Identity:
     """Properties that identify a program. A later run with the same properties is a run of the same program."""
 
-    program: str | None
-    directory: str | None
+    program: str
+    """Path of the program's file."""
     model: str | None
     parameters: int | None
     batch: int | None
@@ -62,8 +58,7 @@ class Identity:
         Bytes of a path that are not valid UTF-8 are escaped, because JSON needs UTF-8.
         """
         return cls(
-            program=None if run.program is None else printable(run.program),
-            directory=None if run.directory is None else printable(run.directory),
+            program=printable(str(Path(run.directory or "", run.program or ""))),
             model=run.model,
             parameters=run.parameters,
             batch=run.batch,
@@ -83,17 +78,13 @@ class TrialOutcome:
     losses: tuple[float, ...] = ()
     """Losses of the first calls of `backward`."""
     applied: tuple[str, ...] = ()
-    """Names of the changes that changed something in the program."""
+    """Names of the changes that changed something in the program, or that the callback's checklist made."""
     why: str | None = None
     """Reason why no time was measured: `SAVES`, `RESUMES` or `FAILED`. None if a time was measured."""
     place: str = ""
     """Line of the program that saves or resumes, or the text of an error."""
     findings: tuple[Finding, ...] = ()
     """Findings of the fit, if the trial is a probe."""
-    pinned: bool = False
-    """True: the callback pinned batches during the probe."""
-    bound: bool = False
-    """True: the callback bound the process to CPUs during the probe."""
     own_callback: bool = False
     """True: the program's code itself uses the callback, with its own settings."""
     identity: Identity | None = None
@@ -104,12 +95,6 @@ class TrialOutcome:
         return self.seconds / self.steps if self.steps else None
 
 
-def current(environ: Mapping[str, str] = os.environ) -> Plan | None:
-    """Read the plan of the trial that this process belongs to. Return None if the process belongs to no trial."""
-    path = environ.get(TRIAL)
-    return None if not path else msgspec.json.decode(Path(path).read_bytes(), type=Plan)
-
-
 def outcome_path(plan_path: Path) -> Path:
     """Return the path of the file with a trial's outcome."""
     return plan_path.with_suffix(".outcome")
@@ -117,6 +102,4 @@ def outcome_path(plan_path: Path) -> Path:
 
 def write(path: Path, content: Plan | TrialOutcome) -> None:
     """Write a plan or an outcome to a file atomically."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(msgspec.json.encode(content))
-    part.replace(path)
+    atomic_file.replace(path, msgspec.json.encode(content))

@@ -4,11 +4,11 @@ A finding suggests a line of code to the user. A trial makes the change that the
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.trials.plan import ProgramChange, TrialOutcome
+from perf_callbacks.trials.plan import Changes, TrialOutcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,8 @@ class Candidate:
     """One remedy that trials apply to a program, with its number and its line of code."""
 
     remedy: Remedy
-    change: ProgramChange
+    value: int | None
+    """Number of the remedy, such as the number of workers."""
     line: str
     """Line of code that the user should write."""
     promised: tuple[float, float] | None = None
@@ -113,8 +114,8 @@ class Candidate:
     @property
     def title(self) -> str:
         """Name of the candidate in tables."""
-        title = self.remedy.title.format(self.change.value)
-        return title.replace("1 workers", "1 worker") if self.change.value == 1 else title
+        title = self.remedy.title.format(self.value)
+        return title.replace("1 workers", "1 worker") if self.value == 1 else title
 
 
 def of_finding(finding: Finding) -> Candidate | None:
@@ -123,8 +124,7 @@ def of_finding(finding: Finding) -> Candidate | None:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:
             value = int(match[1]) if match.re.groups and match[1] is not None else None
-            change = ProgramChange(name=remedy.name, value=value)
-            return Candidate(remedy=remedy, change=change, line=finding.remedy, promised=_promised(finding))
+            return Candidate(remedy=remedy, value=value, line=finding.remedy, promised=_promised(finding))
     return None
 
 
@@ -142,17 +142,22 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
         only: Groups that `--only` names. If no group is named, all remedies that don't need `--only` are allowed.
         cpus: Number of CPUs of this process.
     """
-    found = {one.remedy.name: one for one in reversed([*_called_for(probe)])}  # the first is the largest and wins
-    names = _allowed(only)
+    called_for = [one for one in map(of_finding, probe.findings) if one is not None]
+    found = []
     for remedy in REMEDIES:
-        if remedy.group in only and remedy.name in DEFAULTS and remedy.name not in found:
-            number = max(1, cpus - 1) if remedy.name in NUMBERED else None
-            change = ProgramChange(name=remedy.name, value=number)
+        name, asked = remedy.name, remedy.group in only
+        if not asked and (only or remedy.asked):
+            continue
+        if probe.own_callback and name in {"gc", "affinity", "pinning"}:
+            continue
+        candidate = next((one for one in called_for if one.remedy is remedy), None)  # the first is the largest
+        if candidate is None and (name in probe.applied or (asked and name in DEFAULTS)):
+            number = max(1, cpus - 1) if name in NUMBERED else None
             line = remedy.line.format(number)
-            found[remedy.name] = Candidate(remedy=remedy, change=change, line=line, called_for=False)
-    if probe.own_callback:
-        names -= {"gc", "affinity", "pinning"}
-    return [found[name] for name in [remedy.name for remedy in REMEDIES] if name in found and name in names]
+            candidate = Candidate(remedy=remedy, value=number, line=line, called_for=name in probe.applied)
+        if candidate is not None:
+            found.append(candidate)
+    return found
 
 
 NUMBERED = frozenset({"workers", "threads"})
@@ -163,33 +168,13 @@ DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
 """Remedies that `--only` can select although no finding calls for them."""
 
 
-def _allowed(only: Collection[str]) -> set[str]:
-    return {one.name for one in REMEDIES if one.group in only or not (only or one.asked)}
-
-
-def _called_for(probe: TrialOutcome) -> Iterator[Candidate]:
-    for finding in probe.findings:
-        candidate = of_finding(finding)
-        if candidate is not None:
-            yield candidate
-    checklist = {"pinning": probe.pinned, "affinity": probe.bound}
-    for remedy in REMEDIES:
-        if checklist.get(remedy.name):
-            yield Candidate(remedy=remedy, change=ProgramChange(name=remedy.name), line=remedy.line)
-
-
-def settings(changes: Iterable[ProgramChange], *, own_callback: bool) -> dict[str, str]:
+def settings(changes: Changes, *, own_callback: bool) -> dict[str, str]:
     """Return the environment variables of a trial, which turn off automatic changes that the trial doesn't measure."""
-    changes = tuple(changes)
-    names = {change.name for change in changes}
     variables = {
         "PERF_CALLBACKS_CHECKLIST": "on",
-        "PERF_CALLBACKS_GC": "sync" if "gc" in names else "observe",
-        "PERF_CALLBACKS_AFFINITY": "auto" if "affinity" in names else "off",
-        "PERF_CALLBACKS_LOADERS": "apply" if "pinning" in names else "off",
+        "PERF_CALLBACKS_GC": "sync" if "gc" in changes else "observe",
+        "PERF_CALLBACKS_AFFINITY": "auto" if "affinity" in changes else "off",
+        "PERF_CALLBACKS_LOADERS": "apply" if "pinning" in changes else "off",
     }
-    found = {} if own_callback else variables
-    for change in changes:
-        if change.name == "threads":
-            found["OMP_NUM_THREADS"] = str(change.value)
-    return found
+    threads = {"OMP_NUM_THREADS": str(changes["threads"])} if "threads" in changes else {}
+    return threads if own_callback else variables | threads

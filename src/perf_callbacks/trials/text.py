@@ -45,9 +45,8 @@ class TrialResults:
     @property
     def settings(self) -> list[str]:
         """Names of the settings that were tried in every complete round."""
-        first = self.rounds[0] if self.rounds else {}
         names = [BASE, *[one.title for one in self.candidates], TOGETHER]
-        return [name for name in names if all(name in one for one in self.rounds) and name in first]
+        return [name for name in names if self.rounds and all(name in one for one in self.rounds)]
 
     def gains(self) -> dict[str, Gain]:
         """Return the speedup of each setting. Speedups have no interval if fewer than two rounds are complete."""
@@ -64,10 +63,8 @@ class TrialResults:
             return "differs from run to run"
         found = [compared(base[0], one[name].losses) for one in rounds]
         worst = next((kind for kind in (OTHER, CLOSE, SAME) if kind in found), None)
-        remedies = [
-            one.remedy for one in self.candidates if one.title in ((name,) if name != TOGETHER else self.together)
-        ]
-        if worst == OTHER and any(remedy.alters for remedy in remedies):
+        titles = self.together if name == TOGETHER else (name,)
+        if worst == OTHER and any(one.remedy.alters for one in self.candidates if one.title in titles):
             return "changed, by design"
         return worst or "unknown"
 
@@ -131,7 +128,7 @@ def as_json(result: TrialResults) -> dict[str, Any]:
             {
                 "setting": name,
                 "remedy": candidate.remedy.name if candidate is not None else None,
-                "value": candidate.change.value if candidate is not None else None,
+                "value": candidate.value if candidate is not None else None,
                 "line": candidate.line if candidate is not None else None,
                 "step_seconds": [one[name].step_seconds for one in rounds],
                 "faster": gain.factor if gain is not None else None,

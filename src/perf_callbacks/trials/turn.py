@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.trials import TRIAL
-from perf_callbacks.trials.plan import FAILED, Identity, Plan, ProgramChange, TrialOutcome, current, outcome_path, write
+from perf_callbacks.trials.plan import FAILED, Identity, Plan, TrialOutcome, outcome_path, write
 
 if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
@@ -29,9 +30,6 @@ SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
 
 FEWEST_STEPS = 5
 """If the program ends early, the trial counts only with at least this many measured steps."""
-
-ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
-"""For each item of the callback's checklist: the name of the remedy that makes the same change."""
 
 LOSSES = 20
 """Number of first calls of `backward` whose losses are compared."""
@@ -47,8 +45,9 @@ PROBE_AGAIN_SECONDS = 1.0
 class Turn:
     """Measures a trial in the program's process, from the steps of the first optimizer that makes a step."""
 
-    def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = perf_counter) -> None:
-        self.plan, self.path, self._clock = plan, path, clock
+    def __init__(self, plan: Plan, path: Path) -> None:
+        self.plan, self.path = plan, path
+        self.changes = plan.changes
         self._process = os.getpid()
         self._optimizer: Callable[[], Any] = type(None)
         self._steps = 0
@@ -59,16 +58,10 @@ class Turn:
         self._losses: list[Any] = []
         self._seconds = plan.seconds
         self.applied: set[str] = set()
-        """Names of the changes that changed something in the program."""
+        """Names of the changes that changed something in the program, or that the callback's checklist made."""
         self.recorder: Callable[[], Recorder | None] = type(None)
         self.own_callback = False
-        self.checklist: set[str] = set()
-        """Items of the callback's checklist that are applied."""
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
-
-    def change(self, name: str) -> ProgramChange | None:
-        """Return the change with this name, or None if the plan has no such change."""
-        return next((change for change in self.plan.changes if change.name == name), None)
 
     @property
     def mine(self) -> bool:
@@ -94,7 +87,7 @@ class Turn:
                 return
             self._optimizer, self._steps, self._began_step = weakref.ref(optimizer), 0, 0
         self._steps += 1
-        now = self._last = self._clock()
+        now = self._last = perf_counter()
         if self._steps == 1:
             self._first = now
         elif not self._began_step:
@@ -113,7 +106,7 @@ class Turn:
         from perf_callbacks.kernel.process import device  # noqa: PLC0415 the program has imported torch by now
 
         device.synchronize()
-        return self._clock()
+        return perf_counter()
 
     def _verdict(self) -> bool:
         recorder = self.recorder()
@@ -161,18 +154,13 @@ class Turn:
 
     def _outcome(self, steps: int) -> TrialOutcome:
         recorder = self.recorder()
-        findings: tuple[Finding, ...] = ()
-        if self.plan.probe and recorder is not None:
-            summary = recorder.summary
-            findings = summary.findings if summary is not None else ()
+        summary = recorder.summary if self.plan.probe and recorder is not None else None
         return TrialOutcome(
             steps=steps,
             seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
             losses=tuple([float(loss) for loss in self._losses]),
-            applied=tuple(sorted(self.applied | {ITEMS[one] for one in self.checklist if one in ITEMS})),
-            findings=findings,
-            pinned="loaders" in self.checklist,
-            bound="affinity" in self.checklist,
+            applied=tuple(sorted(self.applied)),
+            findings=summary.findings if summary is not None else (),
             own_callback=self.own_callback,
             identity=Identity.of(recorder.run) if recorder is not None else None,
         )
@@ -181,9 +169,9 @@ class Turn:
 def of_process() -> Turn | None:
     """Return the `Turn` of this process, or None if the process is part of no trial."""
     if not _TURNS:
-        plan = current()
-        turn = None if plan is None else Turn(plan, Path(os.environ[TRIAL]))
-        if turn is not None:
+        path, turn = os.environ.get(TRIAL), None
+        if path:
+            turn = Turn(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
             atexit.register(turn.at_exit)
         _TURNS.append(turn)
     return _TURNS[0]

@@ -12,9 +12,10 @@ import sysconfig
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
+from perf_callbacks.kernel.process.stacks import callers
 from perf_callbacks.trials.plan import RESUMES, SAVES
 from perf_callbacks.trials.turn import Turn
 
@@ -188,12 +189,9 @@ def _joined(path: Any, directory: Any) -> Any:
 
 def program_line() -> str:
     """Return the innermost line of the program's own code in the stack. Lines of installed packages don't count."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 only the stack shows which line it is
-    ours = str(Path(__file__).parents[1])
-    libraries = (ours, "<", *STANDARD_LIBRARY)
-    while frame is not None:
+    libraries = (str(Path(__file__).parents[1]), "<", *STANDARD_LIBRARY)
+    for frame in callers():
         file = frame.f_code.co_filename
         if not file.startswith(libraries) and "site-packages" not in file:
             return f"{Path(file).name}:{frame.f_lineno}"
-        frame = frame.f_back
     return "a line of a package"

@@ -58,7 +58,7 @@ _NAME = re.compile(r"rank(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 LONGEST_LINE = 4_000_000
 """Length, in bytes, of the longest line that is read. A sparse file may have longer lines, which are no records."""
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 
 
 class Journal:
@@ -84,11 +84,11 @@ class _File(FileIO):
         self.close()
 
 
-def _opened(path: Path) -> _File:
-    """Open a regular file for appending. A link could lead to any file of the user, and a pipe could block for ever."""
+def opened(path: Path, mode: str = "a+", permissions: int = 0o666) -> _File:
+    """Open a regular file. A link could lead to any file of the user, and a pipe could block for ever."""
     if not _NO_LINK and path.is_symlink():  # Windows
         raise OSError(errno.ELOOP, "it is a symbolic link")
-    file = _File(path, "a+", opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666))
+    file = _File(path, mode, opener=lambda name, flags: os.open(name, flags | _NO_LINK | _NO_WAIT, permissions))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError("it is not a regular file")
@@ -205,7 +205,7 @@ class FileJournal(Journal):
         wanted.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
-            file = _opened(wanted.with_name(name))
+            file = opened(wanted.with_name(name))
             if _lock(file):
                 break
             file.close()
