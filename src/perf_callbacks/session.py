@@ -74,11 +74,6 @@ class Watch(Protocol):
 W = TypeVar("W", bound=Watch)
 
 
-def no_batches(_watch: object) -> Batches:
-    """Return `Batches()`, for an integration that doesn't know how batches get to the device."""
-    return Batches()
-
-
 def checked(
     config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
 ) -> PerfConfig | None:
@@ -144,7 +139,7 @@ class Session:
         place: Place,
         watch: Callable[[Recorder], W],
         model: nn.Module | None,
-        batches: Callable[[W], Batches] = no_batches,
+        batches: Callable[[], Batches] = Batches,
         *,
         earlier: checklist.Startup | None = None,
         setup: Callable[[], Setup] = Setup,
@@ -175,7 +170,7 @@ class Session:
             watching = watch(recorder)
             recorder.engine.account.before_seconds = before_seconds
             findings: Sequence[Finding] = ()
-            rows = checklist.start(recorder, self.settings, place.device, batches(watching), earlier)
+            rows = checklist.start(recorder, self.settings, place.device, batches(), earlier)
             self._checklist = rows
             if recorder.active:
                 watching.install()
@@ -186,11 +181,10 @@ class Session:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)
             if recorder.active and place.rank == 0:
-                journal = recorder.journal_path
                 self._show(
                     opening_card.opening(
                         recorder.run,
-                        journal=journal,
+                        journal=recorder.journal_path,
                         checklist=rows,
                         findings=findings,
                         columns=terminal.columns(),

@@ -113,7 +113,7 @@ class AcceleratorSession:
         self._shown = False
         setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0])
         watch = self._session.begin(
-            place, self._watching, models[0], lambda _: _batches(self._prepared.loaders), setup=lambda: setup
+            place, self._watching, models[0], lambda: _batches(self._prepared.loaders), setup=lambda: setup
         )
         if not self.armed:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
