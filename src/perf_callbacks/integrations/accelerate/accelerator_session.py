@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.accelerate.prepared import LoaderListener, Prepared
+from perf_callbacks.integrations.accelerate.prepared import Prepared
 from perf_callbacks.integrations.accelerate.watch import AcceleratedWatch
 from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
 from perf_callbacks.integrations.restore_time import RestoreTime
@@ -57,7 +57,7 @@ class AcceleratorSession:
         """Adds up the time of all calls of `load_state` until the next fit begins."""
         self.watch: AcceleratedWatch | None = None
         """Watch of the current fit, or None if no fit is running."""
-        self.listener: LoaderListener = self
+        self.listener: AcceleratorSession | AcceleratedWatch = self
         """Object that receives the events of measured loaders: the watch during a fit, this session between fits."""
         self._shown = True
         """True means that the closing card of the last fit was already shown."""
@@ -67,7 +67,7 @@ class AcceleratorSession:
         """Class that the accelerator has during the measurement."""
         self.active = session.enabled
         """False means that the session was closed, has failed, or was turned off by the configuration."""
-        self._freed = weakref.finalize(accelerator, weakly(self._close_freed))
+        self._freed = weakref.finalize(accelerator, weakly(self.close), None if armed else FREED)
         self._freed.atexit = False
         self.armed = armed
         """True means that a launcher attached this session. The program may then end without `end_training()`."""
@@ -209,9 +209,6 @@ class AcceleratorSession:
             self.patches.restore()
         finally:
             self._prepared.forget()
-
-    def _close_freed(self) -> None:
-        self.close(None if self.armed else FREED)
 
     def _close_at_exit(self) -> None:
         """Close the measurement when the program exits, unless an exception ended the program."""

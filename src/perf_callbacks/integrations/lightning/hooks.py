@@ -127,6 +127,7 @@ class LightningHooks(CallbackBase):
         )
         if watch.recorder.active:
             self._watch = watch
+            watch.watch_ends(self)
             self._keep_quiet(watch.recorder)
 
     @fails_open
@@ -193,11 +194,10 @@ class LightningHooks(CallbackBase):
         """Turn off the hooks that the trainer would call for every batch.
 
         The trainer enters a profiler's context even for an empty hook. So each hook is set to None, and the trainer
-        skips the hook. If the watch needs a hook to see the end of a batch, the hook stays.
+        skips the hook.
         """
-        ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:
-            if name != ends and getattr(self, name).__module__.partition(".")[0] == self.framework:
+            if getattr(self, name).__module__.partition(".")[0] == self.framework:
                 recorder.patches.replace(self, name, _nothing)
 
     def _close(self, failure: str | None = None) -> None:

@@ -10,9 +10,6 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 
-BATCH_END = "on_batch_end"
-"""Method of the trainer's logger connector that is called after each batch."""
-
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
@@ -111,18 +108,13 @@ class TrainerWatch:
         for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
-    def watch_ends(self, callback: Any) -> str:
-        """End steps in a method that the trainer calls after each batch. Return the name of the method.
+    def watch_ends(self, callback: Any) -> None:
+        """End steps in a method that the trainer calls after each batch: `on_batch_end` of its logger connector.
 
-        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks `on_batch_end`, the
-        slower hook `on_train_batch_end` is watched. The trainer calls neither `on_batch_end` nor `on_train_batch_end`
-        for a batch that the module skips. The trainer calls both methods for a batch that is None.
+        The trainer doesn't call `on_batch_end` for a batch that the module skips, but for a batch that is None.
         """
-        owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
-        if not hasattr(owner, name):
-            owner, name = callback, "on_train_batch_end"
-        self.recorder.patches.method(owner, name, functools.partial(self._end_batch, callback))
-        return name
+        connector = self._trainer._logger_connector  # noqa: SLF001 the hook `on_train_batch_end` is slower
+        self.recorder.patches.method(connector, "on_batch_end", functools.partial(self._end_batch, callback))
 
     def _end_batch(self, callback: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the method that the trainer calls after each batch, including validation batches."""
