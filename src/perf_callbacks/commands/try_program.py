@@ -19,6 +19,7 @@ NAME: str = "try"
 SUMMARY: str = "run a program under each remedy of its verdict, and measure the gains"
 
 INTERRUPTED = 130
+"""Exit status of a command after Ctrl-C."""
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
