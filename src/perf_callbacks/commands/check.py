@@ -96,12 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
     notes = [*_device_notes(here, reason)]
     if arguments.json:
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
-        items = [asdict(row) for row in rows]
-        advised = [asdict(one) for one in findings]
         found = {
             "device": name,
-            "items": items,
-            "findings": advised,
+            "items": [*map(asdict, rows)],
+            "findings": [*map(asdict, findings)],
             "peak": _peak(peak),
             "settings": origins,
             "ranks": bindings,

@@ -147,10 +147,6 @@ class LightningHooks(CallbackBase):
             _log(trainer, averages, last)
 
     @fails_open
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self._close()
-
-    @fails_open
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         trainer.callbacks = settled(trainer.callbacks)
         in_order = isinstance(exception, SystemExit) and self._watch is not None  # Lightning raises it after SIGTERM

@@ -13,7 +13,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
-from perf_callbacks.kernel.records.journal_file import files, read
+from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.launch.cost.processes import environment
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
@@ -236,17 +236,11 @@ def _run(found: TwoRuns, name: str, options: Sequence[str], train: Callable[[Seq
     directory = found.directory / name
     if status:
         raise UnfinishedError(f"The training ended with exit status {status}.")
-    summary = _summary(directory)
+    summary = None
+    with suppress(ConfigError):  # no journal
+        summary = report_file.fits(directory)[-1].summary
     if summary is None:
         raise UnfinishedError(f"The training left no summary in {directory}.")
     run = DemoRun(directory=directory, options=options, summary=summary)
     found.runs.append(run)
     return run
-
-
-def _summary(directory: Path) -> Summary | None:
-    with suppress(OSError):
-        for journal in files(directory)[:1]:
-            records = [entry.record for entry in read(journal)]
-            return next((one for one in reversed(records) if isinstance(one, Summary)), None)
-    return None
