@@ -125,11 +125,6 @@ class Session:
         return {**self.__dict__, "recorder": None}
 
     @property
-    def active(self) -> bool:
-        """Return True while a fit is being measured."""
-        return self.recorder is not None and self.recorder.active
-
-    @property
     def summary(self) -> Summary | None:
         """Summary of the current fit so far, or else of the last fit. None before the first fit."""
         return self.recorder.summary if self.recorder is not None else None

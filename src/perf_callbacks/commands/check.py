@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from perf_callbacks.kernel.fit.environment import Environment
 
-NAME: str = "check"
 SUMMARY: str = "show what the startup checklist would do on this machine, advice, and the peak for MFU"
 
 _NAMES = {WHATEVER: "any number format"}

@@ -12,7 +12,6 @@ from perf_callbacks.kernel.settings.in_force import FileEntry, parse
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.launch.accelerate_config import AccelerateConfig
 
-NAME: str = "config"
 SUMMARY: str = "write settings into accelerate's config, for perf-callbacks launch"
 
 REFUSED = """\

@@ -19,7 +19,6 @@ from perf_callbacks.report.layout import wrapped
 if TYPE_CHECKING:
     from perf_callbacks.launch.demo.two_runs import TwoRuns
 
-NAME: str = "demo"
 SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
 
 JSON_SCHEMA = 1

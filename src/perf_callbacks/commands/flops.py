@@ -14,7 +14,6 @@ from perf_callbacks.flops.peaks import peak_rates as peaks
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import convention_table as report
 
-NAME: str = "flops"
 SUMMARY: str = "compute FLOPs, TFLOPS, MFU and HFU of a training step by each common formula"
 
 _MODEL: dict[str, tuple[type, str]] = {

@@ -21,7 +21,6 @@ from perf_callbacks.report.layout import aligned, clean, wrapped
 from perf_callbacks.report.run_reader import journals_below
 from perf_callbacks.report.units import energy
 
-NAME: str = "goodput"
 SUMMARY: str = "show how much of a job's time bought progress, over all attempts"
 
 JSON_SCHEMA = 1

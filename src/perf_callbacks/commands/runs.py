@@ -9,7 +9,6 @@ from perf_callbacks.commands import show
 from perf_callbacks.report import run_list
 from perf_callbacks.report.run_reader import RunReader
 
-NAME: str = "runs"
 SUMMARY: str = "list the runs below a directory, with state, step time, MFU and verdict"
 
 

@@ -9,7 +9,6 @@ from perf_callbacks.flops.calculator.product_shapes import products, sizes, unev
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import shape_table
 
-NAME: str = "shapes"
 SUMMARY: str = "find sizes of a model that tensor cores can't use well, and suggest better sizes"
 
 TO_CHANGE = 1

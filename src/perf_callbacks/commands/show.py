@@ -13,7 +13,6 @@ from perf_callbacks.report import recorded_run, run_card, run_title
 from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.run_reader import RunReader
 
-NAME: str = "show"
 SUMMARY: str = "show the card of a run that ended, goes on, hangs or was killed"
 
 JSON_SCHEMA = 1

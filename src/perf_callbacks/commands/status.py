@@ -14,7 +14,6 @@ from perf_callbacks.kernel.settings.in_force import Settings, parse
 from perf_callbacks.launch import accelerate_config, autoload
 from perf_callbacks.report.layout import aligned
 
-NAME: str = "status"
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}

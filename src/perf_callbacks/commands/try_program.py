@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-NAME: str = "try"
 SUMMARY: str = "run a program under each remedy of its verdict, and measure the gains"
 
 INTERRUPTED = 130

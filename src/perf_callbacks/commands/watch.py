@@ -25,7 +25,6 @@ from perf_callbacks.report.watch_frame import TerminalSize
 if TYPE_CHECKING:
     from perf_callbacks.commands.watch_screen import Screen
 
-NAME: str = "watch"
 SUMMARY: str = "watch a run live in a terminal, from its files alone, or write its figures for Prometheus"
 
 FRAME_SECONDS = 0.5
