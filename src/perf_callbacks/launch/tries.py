@@ -56,46 +56,37 @@ QUIET = {
 """Environment variables of all trials, which turn off the journal, the report and similar features."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
-    """Options of `perf-callbacks try`."""
-
-    command: Sequence[str]
-    steps: int = 60
-    seconds: float = 10.0
-    rounds: int = 3
-    only: Collection[str] = ()
-    yes: bool = False
-    stopped: Callable[[], bool] = bool
-    """Function that returns True once the user wants to stop the trials."""
-
-
 class RefusedError(Exception):
     """Raised if the program can't be tried."""
 
 
+@dataclass(kw_only=True)
 class Tries:
-    """Runs all trials of a program."""
+    """Runs all trials of a program, with the options of `perf-callbacks try`."""
 
-    def __init__(
-        self, wish: Wish, cpus: int, say: Callable[[str], object], show: Callable[[float, str], object]
-    ) -> None:
-        """Prepare the trials.
+    command: Sequence[str]
+    steps: int
+    seconds: float
+    rounds: int
+    only: Collection[str]
+    yes: bool
+    cpus: int
+    """Number of CPUs that this process may use."""
+    stopped: Callable[[], bool]
+    """Function that returns True once the user wants to stop the trials."""
+    say: Callable[[str], object]
+    """Function that prints a sentence."""
+    show: Callable[[float, str], object]
+    """Function that shows the progress, given the finished share and the name of the current run."""
 
-        Args:
-            wish: Options of `perf-callbacks try`.
-            cpus: Number of CPUs that this process may use.
-            say: Function that prints a sentence.
-            show: Function that shows the progress, given the finished share and the name of the current run.
-        """
-        self._wish, self._cpus, self._say, self._show = wish, cpus, say, show
-        self.result = TrialResults(program=" ".join(_shown(wish.command)))
+    def __post_init__(self) -> None:
+        self.result = TrialResults(program=" ".join(_shown(self.command)))
         self._longest = 0.0
         self._own_callback = False
 
     def run(self) -> None:
         """Find remedies in a first run, and try them in several rounds. An interrupt doesn't delete earlier results."""
-        flag = run.isolating(self._wish.command)
+        flag = run.isolating(self.command)
         if flag is not None:
             raise RefusedError(
                 f"python {flag} doesn't import sitecustomize, so a trial can't watch what the program writes"
@@ -105,7 +96,7 @@ class Tries:
             try:
                 self._probe(Path(scratch))
                 if self.result.candidates:
-                    for number in range(self._wish.rounds):
+                    for number in range(self.rounds):
                         self._round(Path(scratch), number)
             except KeyboardInterrupt:
                 self.result.interrupted = True
@@ -117,12 +108,12 @@ class Tries:
         if outcome.why is not None:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
-        found = self.result.candidates = candidates(outcome, self._wish.only, self._cpus)
+        found = self.result.candidates = candidates(outcome, self.only, self.cpus)
         if found:
-            runs = self._wish.rounds * (len(found) + 1 + (len(found) > 1))
+            runs = self.rounds * (len(found) + 1 + (len(found) > 1))
             minutes = max(1, round(runs * self._longest / 60))
             names = ", ".join([one.title for one in found])
-            self._say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
+            self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, scratch: Path, number: int) -> None:
         """Run the program once with each setting, in an order that differs from round to round."""
@@ -152,9 +143,9 @@ class Tries:
         self, scratch: Path, name: str, changes: tuple[ProgramChange, ...], done: dict[str, TrialOutcome]
     ) -> None:
         result = self.result
-        total = self._wish.rounds * (len(result.candidates) + 1 + bool(result.together))
-        where = f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches + 1} of {total}"
-        self._show(result.launches / total, f"{where}: {name}")
+        total = self.rounds * (len(result.candidates) + 1 + bool(result.together))
+        where = f"round {len(result.rounds) + 1} of {self.rounds}, run {result.launches + 1} of {total}"
+        self.show(result.launches / total, f"{where}: {name}")
         outcome = self._trial(scratch, changes)
         missing = {change.name for change in changes} - {*outcome.applied}
         if outcome.why is not None:
@@ -187,8 +178,8 @@ class Tries:
         for directory in (own / "tmp", own / "output", scratch / "inductor"):
             directory.mkdir(parents=True, exist_ok=True)
         plan = Plan(
-            scratch=str(own), changes=changes, steps=self._wish.steps, seconds=self._wish.seconds, probe=probe,
-            yes=self._wish.yes,
+            scratch=str(own), changes=changes, steps=self.steps, seconds=self.seconds, probe=probe,
+            yes=self.yes,
         )  # fmt: skip
         path = scratch / f"{name}.plan"
         write(path, plan)
@@ -196,7 +187,7 @@ class Tries:
         began = monotonic()
         environ = self._environment(path, own, changes, probe=probe)
         try:
-            outcome = launched(self._wish.command, path, environ, patience, self._wish.stopped)
+            outcome = launched(self.command, path, environ, patience, self.stopped)
         finally:
             shutil.rmtree(own, ignore_errors=True)
         self._longest = max(self._longest, monotonic() - began)

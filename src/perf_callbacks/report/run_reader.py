@@ -51,8 +51,7 @@ class RunReader:
 
         Only the lowest rank of each run is read.
         """
-        here = [folder for folder in (top, top / FOLDER) if files_of_lowest_rank(folder)]
-        direct = [one for folder in here for one in self._leads(files_of_lowest_rank(folder))]
+        direct = [one for folder in (top, top / FOLDER) for one in self._leads(files_of_lowest_rank(folder))]
         return recorded_run.merge(direct) or self.below(top)
 
     def whole(self, found: RecordedRun) -> RecordedRun:
