@@ -26,7 +26,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, terminal
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Summary
 from perf_callbacks.kernel.settings import config_file, on_event
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
 from perf_callbacks.kernel.settings.in_force import SWITCH
@@ -164,9 +164,7 @@ class Session:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)
             recorder.engine.account.before_seconds = before_seconds
-            findings: Sequence[Finding] = ()
-            rows = checklist.start(recorder, self.settings, place.device, batches(), earlier)
-            self._checklist = rows
+            rows = self._checklist = checklist.start(recorder, self.settings, place.device, batches(), earlier)
             if recorder.active:
                 watching.install()
                 training = Training(model=model, setup=setup, armed=self._armed, checklist=rows, show=self._show)
@@ -175,16 +173,16 @@ class Session:
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)
-            if recorder.active and place.rank == 0:
-                self._show(
-                    opening_card.opening(
-                        recorder.run,
-                        journal=recorder.journal_path,
-                        checklist=rows,
-                        findings=findings,
-                        columns=terminal.columns(),
+                if recorder.active and place.rank == 0:
+                    self._show(
+                        opening_card.opening(
+                            recorder.run,
+                            journal=recorder.journal_path,
+                            checklist=rows,
+                            findings=findings,
+                            columns=terminal.columns(),
+                        )
                     )
-                )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nothing else ends a fit whose `begin` failed
             recorder.close(describe(error))

@@ -64,13 +64,13 @@ class LightningHooks(CallbackBase):
         self._startup: checklist.Startup | None = None
         self._carried: dict[str, Any] | None = None
         self._set_up_at: float | None = None
-        self._restoring: RestoreTime | None = None
+        self._restoring = RestoreTime()
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the watch, the replaced hooks, and the method `log` that a trainer sets."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
-        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
+        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": RestoreTime()}
 
     def fail(self, error: Exception) -> None:
         """Log an error of this package once, stop measuring, and undo all changes, even those of `setup`."""
@@ -88,7 +88,6 @@ class LightningHooks(CallbackBase):
             if measures(self, trainer.callbacks, warns=False):
                 self._prepare(trainer, trainer.strategy)
                 if self._session.enabled:
-                    self._restoring = self._restoring or RestoreTime()
                     self._restoring.watch(trainer._checkpoint_connector, *READS)  # noqa: SLF001 no hook precedes them
 
     @fails_open
@@ -104,7 +103,7 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
-        seconds = None if self._restoring is None else self._restoring.take()
+        seconds = self._restoring.take()
         self._restore_seconds = None if trainer.ckpt_path is None else seconds
         if not measures(self, trainer.callbacks):
             return
@@ -204,8 +203,7 @@ class LightningHooks(CallbackBase):
 
     def _close_startup(self) -> None:
         """Undo the changes of the hook `setup`. Idempotent."""
-        if self._restoring is not None:
-            self._restoring.take()
+        self._restoring.take()
         startup, self._startup = self._startup, None
         if startup is not None:
             startup.closed()

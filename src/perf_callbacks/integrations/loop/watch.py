@@ -133,9 +133,8 @@ class LoopWatch(Loop):
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
                     self.fail(error)
                 held = [batch]
-                del (
-                    batch
-                )  # a batch on a device is freed when the loop drops the batch, not when the next batch is there
+                # A batch on a device is freed when the loop drops the batch, not when the next batch is there.
+                del batch
                 yield held.pop()
                 here = get_ident() == thread
                 if self.evaluating or self.late or not here:

@@ -60,13 +60,13 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session = Session(
             config, functools.partial(terminal.show, write=tqdm.write), strays=strays, armed=self.armed
         )
-        self._restoring: RestoreTime | None = None
+        self._restoring = RestoreTime()
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without replaced hooks, because a copy of the callback measures a fit of its own."""
         kept = {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
-        return {**kept, "_restoring": None}
+        return {**kept, "_restoring": RestoreTime()}
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -74,7 +74,6 @@ class PerfCallback(CallbackBase, TrainerCallback):
         if trainer is not None:
             move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log our metrics
             if self._session.enabled and not trainer.is_deepspeed_enabled:  # DeepSpeed reads checkpoints by itself
-                self._restoring = self._restoring or RestoreTime()
                 self._restoring.watch(trainer, *READS)
 
     def fail(self, error: Exception) -> None:
@@ -82,13 +81,12 @@ class PerfCallback(CallbackBase, TrainerCallback):
         try:
             super().fail(error)
         finally:
-            if self._restoring is not None:
-                self._restoring.take()
+            self._restoring.take()
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._session.end("another fit began")
-        self._restore_seconds = None if self._restoring is None else self._restoring.take()
+        self._restore_seconds = self._restoring.take()
         trainer = find_trainer(self)
         if trainer is None:
             log.warning("perf_callbacks measures nothing: this PerfCallback is in no transformers.Trainer.")
