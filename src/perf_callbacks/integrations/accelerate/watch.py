@@ -109,8 +109,7 @@ class AcceleratedWatch(LoopWatch):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
         for name in ("save_state", "save_model", "save", "get_state_dict"):
-            if hasattr(kind, name):
-                recorder.patches.replace(kind, name, self._checkpoint)
+            recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
         """Return True if the steps of this optimizer count as steps of the fit."""

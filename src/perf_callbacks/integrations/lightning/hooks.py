@@ -118,7 +118,7 @@ class LightningHooks(CallbackBase):
         place = self._place(trainer, self._last_state(trainer))
         watch = self._session.begin(
             place,
-            functools.partial(TrainerWatch, trainer=trainer),
+            functools.partial(TrainerWatch, self, trainer),
             trainer.lightning_module,
             earlier=self._startup,
             setup=lambda: _setup(trainer),
@@ -126,7 +126,6 @@ class LightningHooks(CallbackBase):
         )
         if watch.recorder.active:
             self._watch = watch
-            watch.watch_ends(self)
             self._keep_quiet(watch.recorder)
 
     @fails_open
