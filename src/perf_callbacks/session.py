@@ -236,11 +236,7 @@ class _Hinting(type):
     elsewhere: str
 
     def __getattr__(cls, name: str) -> Any:
-        """Raise an `AttributeError`.
-
-        If `name` is a hook of another framework, the error names the callback for that framework.
-        """
-        raise AttributeError(_lacking(cls, name))
+        raise _lacking(cls, name)
 
 
 class CallbackBase(metaclass=_Hinting):
@@ -254,11 +250,7 @@ class CallbackBase(metaclass=_Hinting):
     """Hint for error messages, which names another framework and the callback for it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an `AttributeError`.
-
-        If `name` is a hook of another framework, the error names the callback for that framework.
-        """
-        raise AttributeError(_lacking(type(self), name))
+        raise _lacking(type(self), name)
 
     @property
     def enabled(self) -> bool:
@@ -281,9 +273,10 @@ class CallbackBase(metaclass=_Hinting):
         self._session.fail(error)
 
 
-def _lacking(callback: _Hinting, name: str) -> str:
+def _lacking(callback: _Hinting, name: str) -> AttributeError:
+    """Return an error, which names the callback for another framework if `name` is a hook of that framework."""
     hint = f": for {callback.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
-    return f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}"
+    return AttributeError(f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}")
 
 
 def say_no_effect(process: int) -> None:

@@ -93,18 +93,19 @@ class Tries:
             )
         began = monotonic()
         with tempfile.TemporaryDirectory(prefix="pcb-try-", dir=_near(), ignore_cleanup_errors=True) as scratch:
+            self._scratch = Path(scratch)
             try:
-                self._probe(Path(scratch))
+                self._probe()
                 if self.result.candidates:
                     for number in range(self.rounds):
-                        self._round(Path(scratch), number)
+                        self._round(number)
             except KeyboardInterrupt:
                 self.result.interrupted = True
             finally:
                 self.result.seconds = monotonic() - began
 
-    def _probe(self, scratch: Path) -> None:
-        outcome = self._trial(scratch, (), probe=True)
+    def _probe(self) -> None:
+        outcome = self._trial((), probe=True)
         if outcome.why is not None:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
@@ -115,7 +116,7 @@ class Tries:
             names = ", ".join([one.title for one in found])
             self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
-    def _round(self, scratch: Path, number: int) -> None:
+    def _round(self, number: int) -> None:
         """Run the program once with each setting, in an order that differs from round to round."""
         result = self.result
         done: dict[str, TrialOutcome] = {}
@@ -125,28 +126,26 @@ class Tries:
             plans[TOGETHER] = self._together()
         names = [*plans]
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            self._setting(scratch, name, plans[name], done)
+            self._setting(name, plans[name], done)
             if BASE in result.failed:
                 why = result.failed.pop(BASE)
                 raise RefusedError(f"the program as it is failed in round {number + 1}: {why}")
         if not number:
             self._choose_together(done)
             if result.together:
-                self._setting(scratch, TOGETHER, self._together(), done)
+                self._setting(TOGETHER, self._together(), done)
         for name in result.failed:  # a setting that failed in this round has failed in all rounds
             for one in (*result.rounds, done):
                 one.pop(name, None)
         result.rounds.append(done)
         result.partial = {}
 
-    def _setting(
-        self, scratch: Path, name: str, changes: tuple[ProgramChange, ...], done: dict[str, TrialOutcome]
-    ) -> None:
+    def _setting(self, name: str, changes: tuple[ProgramChange, ...], done: dict[str, TrialOutcome]) -> None:
         result = self.result
         total = self.rounds * (len(result.candidates) + 1 + bool(result.together))
         where = f"round {len(result.rounds) + 1} of {self.rounds}, run {result.launches + 1} of {total}"
         self.show(result.launches / total, f"{where}: {name}")
-        outcome = self._trial(scratch, changes)
+        outcome = self._trial(changes)
         missing = {change.name for change in changes} - {*outcome.applied}
         if outcome.why is not None:
             result.failed[name] = refused(outcome)
@@ -159,7 +158,7 @@ class Tries:
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
         """Choose the remedies to try together: all remedies that didn't slow the program down in the first round."""
-        base = first[BASE].step_seconds or 0.0 if BASE in first else 0.0
+        base = first[BASE].step_seconds or 0.0
         titles = [
             one.title
             for one in self.result.candidates
@@ -170,10 +169,11 @@ class Tries:
     def _together(self) -> tuple[ProgramChange, ...]:
         return tuple([one.change for one in self.result.candidates if one.title in self.result.together])
 
-    def _trial(self, scratch: Path, changes: tuple[ProgramChange, ...], *, probe: bool = False) -> TrialOutcome:
+    def _trial(self, changes: tuple[ProgramChange, ...], *, probe: bool = False) -> TrialOutcome:
         """Launch the program once."""
         self.result.launches += not probe
         name = "probe" if probe else f"{self.result.launches}"
+        scratch = self._scratch
         own = scratch / f"{name}.d"  # a program may refuse to start if files of an earlier trial are there
         for directory in (own / "tmp", own / "output", scratch / "inductor"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def launched(
     path: Path,
     environ: Mapping[str, str],
     patience: float | None,
-    stopped: Callable[[], bool] = bool,
+    stopped: Callable[[], bool],
 ) -> TrialOutcome:
     """Run the program until it has written its outcome, and then kill all its processes.
 

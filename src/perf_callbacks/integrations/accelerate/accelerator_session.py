@@ -39,12 +39,7 @@ class AcceleratorSession:
     """Measures training with an accelerator. A fit begins with the first batch or backward of training."""
 
     def __init__(
-        self,
-        session: Session,
-        accelerator: Accelerator,
-        resume: Mapping[str, Any] | None,
-        *,
-        armed: bool = False,
+        self, session: Session, accelerator: Accelerator, resume: Mapping[str, Any] | None, *, armed: bool
     ) -> None:
         self._session = session
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
@@ -123,10 +118,7 @@ class AcceleratorSession:
 
     def _watching(self, recorder: Recorder) -> AcceleratedWatch:
         recorder.patches.add(functools.partial(self._ended, recorder))
-        model, optimizer = self._prepared.models[0], self._prepared.optimizers[0]
-        self.watch = self.listener = AcceleratedWatch(
-            recorder, model, optimizer, self._before, kind=self.kind, prepared=self._prepared
-        )
+        self.watch = self.listener = AcceleratedWatch(recorder, self._prepared, self._before, kind=self.kind)
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:

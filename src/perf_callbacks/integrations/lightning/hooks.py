@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -50,9 +50,6 @@ LARGE = 100.0
 
 class LightningHooks(CallbackBase):
     """Hooks of a `PerfCallback` for Lightning. A subclass adds the base class `Callback` of one Lightning package."""
-
-    framework: ClassVar[str]
-    """Name of the Lightning package that defines the base class `Callback`."""
 
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
@@ -188,11 +185,11 @@ class LightningHooks(CallbackBase):
         """Turn off the hooks that the trainer would call for every batch.
 
         The trainer enters a profiler's context even for an empty hook. So each hook is set to None, and the trainer
-        skips the hook.
+        skips the hook. The hooks of a subclass stay.
         """
         for name in EVERY_BATCH:
-            if getattr(self, name).__module__.partition(".")[0] == self.framework:
-                recorder.patches.replace(self, name, _nothing)
+            if getattr(self, name).__module__.startswith(("lightning.", "pytorch_lightning.")):
+                recorder.patches.replace(self, name, lambda _: None)
 
     def _close(self, failure: str | None = None) -> None:
         try:
@@ -265,10 +262,6 @@ class _Afterwards:
 
     def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
         self._callback.begin(trainer)
-
-
-def _nothing(_hook: object) -> None:
-    """Return None in place of a hook, so that the trainer skips the hook."""
 
 
 def _directory(trainer: Any) -> Path:

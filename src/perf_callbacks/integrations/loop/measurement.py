@@ -173,7 +173,8 @@ class Measurement(Generic[B]):
 
     def _batches(self) -> Batches:
         pinned = True if getattr(self._loader, "pin_memory", False) else None
-        return Batches(pinned=pinned, loaders=self._loaders, first_batch=self._watch and self._watch.first_batch)
+        first_batch = None if self._watch is None else self._watch.first_batch
+        return Batches(pinned=pinned, loaders=self._loaders, first_batch=first_batch)
 
     def _setup(self) -> Setup:
         return Setup(optimizers=(self._optimizer,), loaders=self._loaders, called=self._model)
