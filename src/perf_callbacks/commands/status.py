@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from perf_callbacks.commands import autoload as command
@@ -88,11 +89,7 @@ def _rows() -> Iterator[tuple[str, str]]:
 
 
 def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return find_spec(package) is not None
 
 
 def _armed() -> str:

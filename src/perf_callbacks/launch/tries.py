@@ -119,28 +119,27 @@ class Tries:
     def _round(self, number: int) -> None:
         """Run the program once with each setting, in an order that differs from round to round."""
         result = self.result
-        done: dict[str, TrialOutcome] = {}
-        result.partial = done
+        result.partial = {}
         plans = {BASE: (), **{one.title: (one.change,) for one in result.candidates if one.title not in result.failed}}
         if number and result.together and TOGETHER not in result.failed:
             plans[TOGETHER] = self._together()
         names = [*plans]
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            self._setting(name, plans[name], done)
+            self._setting(name, plans[name])
             if BASE in result.failed:
                 why = result.failed.pop(BASE)
                 raise RefusedError(f"the program as it is failed in round {number + 1}: {why}")
         if not number:
-            self._choose_together(done)
+            self._choose_together(result.partial)
             if result.together:
-                self._setting(TOGETHER, self._together(), done)
+                self._setting(TOGETHER, self._together())
+        result.rounds.append(result.partial)
         for name in result.failed:  # a setting that failed in this round has failed in all rounds
-            for one in (*result.rounds, done):
+            for one in result.rounds:
                 one.pop(name, None)
-        result.rounds.append(done)
         result.partial = {}
 
-    def _setting(self, name: str, changes: tuple[ProgramChange, ...], done: dict[str, TrialOutcome]) -> None:
+    def _setting(self, name: str, changes: tuple[ProgramChange, ...]) -> None:
         result = self.result
         total = self.rounds * (len(result.candidates) + 1 + bool(result.together))
         where = f"round {len(result.rounds) + 1} of {self.rounds}, run {result.launches + 1} of {total}"
@@ -154,7 +153,7 @@ class Tries:
         elif not outcome.step_seconds:
             result.failed[name] = NO_TIME
         else:
-            done[name] = outcome
+            result.partial[name] = outcome
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
         """Choose the remedies to try together: all remedies that didn't slow the program down in the first round."""
