@@ -132,7 +132,6 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session.end()
         self._session.show_summary()
 
-    @_hook
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, after all other callbacks have run `on_train_begin`."""
         self._session.begin(
@@ -154,13 +153,17 @@ class _LastCallback(TrainerCallback):
     """Callback that begins the fit, after all other callbacks have run `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
-        self._callback, self._trainer = callback, weakref.ref(trainer)
+        self.active = True
+        self.fail = callback.fail
+        self._begin = callback.begin
+        self._trainer = weakref.ref(trainer)
 
+    @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self._trainer()
         if trainer is not None:
             trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
-            self._callback.begin(args, state, trainer)
+            self._begin(args, state, trainer)
 
 
 def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, restore_seconds: float | None) -> Place:
