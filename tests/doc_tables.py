@@ -68,14 +68,15 @@ def peaks():
 
 def commands():
     """The sections of `docs/commands.md`, from the help of each command."""
-    return "".join([f"\n## {command.NAME}\n\n```text\n{command_help(command)}```\n" for command in COMMANDS])
+    return "".join([f"\n## {name}\n\n```text\n{command_help(name)}```\n" for name in COMMANDS])
 
 
-def command_help(command):
+def command_help(name):
     """The text of `--help`, for a terminal of 100 columns."""
     form = partial(argparse.HelpFormatter, width=100)
+    command = COMMANDS[name]
     parser = argparse.ArgumentParser(
-        f"perf-callbacks {command.NAME}", description=command.SUMMARY, allow_abbrev=False, formatter_class=form
+        f"perf-callbacks {name}", description=command.SUMMARY, allow_abbrev=False, formatter_class=form
     )
     command.add_arguments(parser)
     return parser.format_help()

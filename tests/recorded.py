@@ -4,11 +4,11 @@ import os
 
 from journals import FINDING, a_fit, a_summary, write
 
-from perf_callbacks.commands import run_reader
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.kernel.records.rank_records import Stall
+from perf_callbacks.report import run_reader
 
 NOW, LASTS = 2_000_000.0, 14.0
 

@@ -56,7 +56,7 @@ class Startup(Observer):
     def __init__(
         self,
         fit: Fit,
-        items: Iterable[Item] = ITEMS,
+        items: Iterable[Item],
         earlier: "Startup | None" = None,
         *,
         write: Callable[[Checklist], object] = id,
@@ -144,10 +144,9 @@ class Startup(Observer):
 
     def closed(self) -> None:
         """Undo all checklist items, in reverse order. Idempotent."""
-        applied, self._applied = self._applied, {}
         self._due = NEVER
         with ExitStack() as undo:
-            for item in applied.values():
+            for item in self.hand_over().values():
                 undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, ActiveItem]:
@@ -193,23 +192,19 @@ def start(
     """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes all items."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
-    startup = None
     with guard(logs(log.warning, "perf_callbacks: no checklist, measuring goes on: %s.", trace=True)):
-        fit = _fit(settings, place_device, batches)
-        aside = functools.partial(_aside, weakref.ref(recorder))
         fit = dataclasses.replace(
-            fit,
+            _fit(settings, place_device, batches),
             step=recorder.run.step,
-            aside=aside,
+            aside=functools.partial(_aside, weakref.ref(recorder)),
             progress=recorder.progress_of,
             proving=_proving(recorder, settings.config),
         )
         startup = Startup(fit, ITEMS, earlier, write=recorder.write)
-    if startup is None:
-        return ()
-    recorder.observe(startup)
-    startup.announce()
-    return startup.rows
+        recorder.observe(startup)
+        startup.announce()
+        return startup.rows
+    return ()
 
 
 def prepare(
@@ -250,13 +245,9 @@ def _decide(item: Item, fit: Fit) -> Checklist:
         row = item.decide(fit.environment, fit.config)
     if row is None:
         return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
-    if item.slug in _skipped(fit.config.skip):
+    if item.slug in map(str.strip, fit.config.skip.split(",")):
         return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
     return row
-
-
-def _skipped(skip: str) -> set[str]:
-    return {name.strip() for name in skip.split(",")} - {""}
 
 
 @contextmanager

@@ -21,9 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.records import followed_journal
 from perf_callbacks.kernel.records.codec import Entry, attempts
 from perf_callbacks.kernel.records.fit_records import (
     SCHEMA,
@@ -39,12 +37,10 @@ from perf_callbacks.kernel.records.fit_records import (
     Window,
 )
 from perf_callbacks.kernel.records.flops_record import Flops
-from perf_callbacks.kernel.records.journal_ends import FitEnds
-from perf_callbacks.kernel.records.journal_file import files, files_of_lowest_rank, read
+from perf_callbacks.kernel.records.journal_file import files, read
 from perf_callbacks.kernel.records.machine_records import HeldMemory, Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
-from perf_callbacks.kernel.records.signs_of_life import Locks, read_locks
 from perf_callbacks.kernel.records.summary_parts import (
     CpuSummary,
     EnergySummary,
@@ -54,8 +50,10 @@ from perf_callbacks.kernel.records.summary_parts import (
     StallSummary,
     StragglerSummary,
 )
-from perf_callbacks.report import recorded_run, run_figures, run_list
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report import run_figures
 from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.run_reader import RunReader
 
 __all__ = [
     "SCHEMA",
@@ -132,18 +130,10 @@ def runs(directory: Path | str) -> list[dict[str, Any]]:
     Args:
         directory: Directory to search. The search skips links and hidden directories.
     """
-    locks = read_locks()
-    found = recorded_run.merge(one for folder in run_list.folders(Path(directory), []) for one in _in(folder, locks))
+    found: list[RecordedRun] = []
+    with suppress(ConfigError):  # no run
+        found = RunReader().below(Path(directory))
     return [
         run_figures.flat(run_figures.of(run.lead.run, run.summary, directory=str(run.directory), state=run.state))
         for run in reversed(found)
     ]
-
-
-def _in(folder: Path, locks: Locks) -> list[RecordedRun]:
-    """Return the runs of a directory, read from the journals of the lowest rank."""
-    ends: list[FitEnds] = []
-    for path in files_of_lowest_rank(folder):
-        with suppress(OSError):
-            ends += followed_journal.read(path, locks)
-    return recorded_run.gather(ends, unix_time())

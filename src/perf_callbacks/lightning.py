@@ -35,8 +35,6 @@ class PerfCallback(LightningHooks, Callback):
     For a trainer of `pytorch_lightning`, use `perf_callbacks.pytorch_lightning`.
     """
 
-    framework = "lightning"
-
 
 class ArmedCallback(PerfCallback):
     """Callback that a launcher, such as `perf-callbacks run`, adds to every trainer of a program."""

@@ -18,8 +18,6 @@ class PerfCallback(LightningHooks, Callback):
     This callback works like `perf_callbacks.lightning.PerfCallback`, the callback for `lightning.pytorch`.
     """
 
-    framework = "pytorch_lightning"
-
 
 class ArmedCallback(PerfCallback):
     """Callback that a launcher, such as `perf-callbacks run`, adds to every trainer of a program."""

@@ -26,7 +26,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, terminal
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Summary
 from perf_callbacks.kernel.settings import config_file, on_event
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
 from perf_callbacks.kernel.settings.in_force import SWITCH
@@ -72,11 +72,6 @@ class Watch(Protocol):
 
 
 W = TypeVar("W", bound=Watch)
-
-
-def no_batches(_watch: object) -> Batches:
-    """Return `Batches()`, for an integration that doesn't know how batches get to the device."""
-    return Batches()
 
 
 def checked(
@@ -130,11 +125,6 @@ class Session:
         return {**self.__dict__, "recorder": None}
 
     @property
-    def active(self) -> bool:
-        """Return True while a fit is being measured."""
-        return self.recorder is not None and self.recorder.active
-
-    @property
     def summary(self) -> Summary | None:
         """Summary of the current fit so far, or else of the last fit. None before the first fit."""
         return self.recorder.summary if self.recorder is not None else None
@@ -144,7 +134,7 @@ class Session:
         place: Place,
         watch: Callable[[Recorder], W],
         model: nn.Module | None,
-        batches: Callable[[W], Batches] = no_batches,
+        batches: Callable[[], Batches] = Batches,
         *,
         earlier: checklist.Startup | None = None,
         setup: Callable[[], Setup] = Setup,
@@ -174,9 +164,7 @@ class Session:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)
             recorder.engine.account.before_seconds = before_seconds
-            findings: Sequence[Finding] = ()
-            rows = checklist.start(recorder, self.settings, place.device, batches(watching), earlier)
-            self._checklist = rows
+            rows = self._checklist = checklist.start(recorder, self.settings, place.device, batches(), earlier)
             if recorder.active:
                 watching.install()
                 training = Training(model=model, setup=setup, armed=self._armed, checklist=rows, show=self._show)
@@ -185,17 +173,16 @@ class Session:
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)
-            if recorder.active and place.rank == 0:
-                journal = recorder.journal_path
-                self._show(
-                    opening_card.opening(
-                        recorder.run,
-                        journal=journal,
-                        checklist=rows,
-                        findings=findings,
-                        columns=terminal.columns(),
+                if recorder.active and place.rank == 0:
+                    self._show(
+                        opening_card.opening(
+                            recorder.run,
+                            journal=recorder.journal_path,
+                            checklist=rows,
+                            findings=findings,
+                            columns=terminal.columns(),
+                        )
                     )
-                )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nothing else ends a fit whose `begin` failed
             recorder.close(describe(error))
@@ -249,11 +236,7 @@ class _Hinting(type):
     elsewhere: str
 
     def __getattr__(cls, name: str) -> Any:
-        """Raise an `AttributeError`.
-
-        If `name` is a hook of another framework, the error names the callback for that framework.
-        """
-        raise AttributeError(_lacking(cls, name))
+        raise _lacking(cls, name)
 
 
 class CallbackBase(metaclass=_Hinting):
@@ -267,11 +250,7 @@ class CallbackBase(metaclass=_Hinting):
     """Hint for error messages, which names another framework and the callback for it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an `AttributeError`.
-
-        If `name` is a hook of another framework, the error names the callback for that framework.
-        """
-        raise AttributeError(_lacking(type(self), name))
+        raise _lacking(type(self), name)
 
     @property
     def enabled(self) -> bool:
@@ -294,9 +273,10 @@ class CallbackBase(metaclass=_Hinting):
         self._session.fail(error)
 
 
-def _lacking(callback: _Hinting, name: str) -> str:
+def _lacking(callback: _Hinting, name: str) -> AttributeError:
+    """Return an error, which names the callback for another framework if `name` is a hook of that framework."""
     hint = f": for {callback.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
-    return f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}"
+    return AttributeError(f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}")
 
 
 def say_no_effect(process: int) -> None:

@@ -14,13 +14,14 @@ from journals import a_summary
 from recorded import NOW, a_recorded, stand_still
 
 import perf_callbacks
-from perf_callbacks.commands import main, run_reader, watch
-from perf_callbacks.commands.run_reader import RunReader
+from perf_callbacks.commands import main, watch
 from perf_callbacks.commands.watch import keep, live
 from perf_callbacks.commands.watched_run import WatchedRun
 from perf_callbacks.kernel.records.followed_journal import FollowedJournals
 from perf_callbacks.kernel.records.summary_parts import StallSummary
+from perf_callbacks.report import run_reader
 from perf_callbacks.report.rank_pace import Paces
+from perf_callbacks.report.run_reader import RunReader
 from perf_callbacks.report.styled_lines import plain
 from perf_callbacks.report.watch_frame import TerminalSize
 
@@ -54,7 +55,7 @@ class FakeDisplay:
 
 
 def watched(top, clock, **options):
-    return WatchedRun(top, RunReader(FollowedJournals().read, complain=lambda _: None), clock=clock, **options)
+    return WatchedRun(top, RunReader(FollowedJournals().read), clock=clock, **options)
 
 
 def shown(top, *after, **options):
@@ -202,7 +203,7 @@ def test_a_process_that_goes_is_said_before_it_counts_as_silent(tmp_path, monkey
 
 def test_searches_take_a_hundredth_of_the_time(tmp_path):
     a_recorded(tmp_path)
-    reader = RunReader(FollowedJournals().read, complain=lambda _: None)
+    reader = RunReader(FollowedJournals().read)
     times, searched = iter([0.0, 5.0, 499.0, 506.0, 507.0]), []
     nearest = reader.nearest
     reader.nearest = lambda top: searched.append(top) or nearest(top)
@@ -213,7 +214,7 @@ def test_searches_take_a_hundredth_of_the_time(tmp_path):
 
 
 def test_searches_without_a_run_take_a_tenth_of_the_time(tmp_path):
-    reader = RunReader(FollowedJournals().read, complain=lambda _: None)
+    reader = RunReader(FollowedJournals().read)
     times, searched = iter([0.0, 5.0, 5.5, 54.0, 56.0, 56.1]), []
     nearest = reader.nearest
     reader.nearest = lambda top: searched.append(top) or nearest(top)

@@ -199,7 +199,7 @@ FAULTS = {
             "integrations.lightning.hooks": "_Afterwards LateCallbackList TrainerWatch",
             "integrations.lightning.watch": "_closure_is_enclosed",
             "integrations.lightning.hooks.LightningHooks": "_place _last_state",
-            "integrations.lightning.watch.TrainerWatch": "install watch_ends _training_step _settle",
+            "integrations.lightning.watch.TrainerWatch": "install _training_step _settle",
         },
         turn=0,
     ),

@@ -12,9 +12,10 @@ from jobs import IMPORTS
 from torch import nn
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.commands import main, run_reader
+from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.signs_of_life import read_locks
 from perf_callbacks.loop import measure
+from perf_callbacks.report import run_reader
 
 
 def shown(capsys, *words):

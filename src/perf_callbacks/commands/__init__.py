@@ -36,7 +36,6 @@ from perf_callbacks.version import __version__
 class Command(Protocol):
     """Interface of a command's module."""
 
-    NAME: str
     SUMMARY: str
     """Description of the command in the list of commands."""
 
@@ -48,29 +47,29 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (
-    demo,
-    run,
-    launch,
-    try_program,
-    configure,
-    status,
-    autoload,
-    check,
-    flops,
-    shapes,
-    show,
-    watch,
-    runs,
-    report,
-    compare,
-    scaling,
-    trace,
-    profile,
-    memory,
-    goodput,
-)
-
+COMMANDS: dict[str, Command] = {
+    "demo": demo,
+    "run": run,
+    "launch": launch,
+    "try": try_program,
+    "config": configure,
+    "status": status,
+    "autoload": autoload,
+    "check": check,
+    "flops": flops,
+    "shapes": shapes,
+    "show": show,
+    "watch": watch,
+    "runs": runs,
+    "report": report,
+    "compare": compare,
+    "scaling": scaling,
+    "trace": trace,
+    "profile": profile,
+    "memory": memory,
+    "goodput": goodput,
+}
+"""All commands by name, in the order in which the help lists them."""
 
 PIPE_CLOSED = 141
 """Exit status of a command whose output pipe was closed, as in `perf-callbacks status | head -1`."""
@@ -95,8 +94,8 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
     choices = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        chosen = choices.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False)
+    for name, command in COMMANDS.items():
+        chosen = choices.add_parser(name, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False)
         command.add_arguments(chosen)
         chosen.set_defaults(command=command, parser=chosen)
     return whole

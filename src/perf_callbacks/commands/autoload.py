@@ -10,7 +10,6 @@ from pathlib import Path
 
 import perf_callbacks
 
-NAME: str = "autoload"
 SUMMARY: str = "make PERF_CALLBACKS=1 measure every trainer of this Python, without `perf-callbacks run`"
 
 FILE = "perf_callbacks_autoload.pth"

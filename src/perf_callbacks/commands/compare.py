@@ -11,7 +11,6 @@ from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text
 
-NAME: str = "compare"
 SUMMARY: str = "compare recorded runs, metric by metric, and say if the new ones are slower"
 
 REGRESSION, UNKNOWN = 1, 2

@@ -6,20 +6,17 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from perf_callbacks.commands.try_program import INTERRUPTED
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, rules
 from perf_callbacks.kernel.settings.in_force import FileEntry, parse
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.launch.accelerate_config import AccelerateConfig
 
-NAME: str = "config"
 SUMMARY: str = "write settings into accelerate's config, for perf-callbacks launch"
 
 REFUSED = """\
 With this section, `accelerate launch` and the other commands of accelerate refuse the file: start training with
 perf-callbacks launch. Or keep the settings in a separate file that PERF_CALLBACKS_CONFIG names."""
-
-INTERRUPTED = 130
-"""Exit status of the command after Ctrl-C."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

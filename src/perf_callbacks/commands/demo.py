@@ -6,7 +6,6 @@ import math
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from perf_callbacks.report.layout import wrapped
 if TYPE_CHECKING:
     from perf_callbacks.launch.demo.two_runs import TwoRuns
 
-NAME: str = "demo"
 SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
 
 JSON_SCHEMA = 1
@@ -63,19 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ranks: got {ranks}, wanted 1 to {MOST_RANKS}.")
     if not LEAST_SECONDS <= seconds < math.inf:
         raise ConfigError(f"--seconds: got {seconds:g}, wanted {LEAST_SECONDS:g} or more: shorter runs get no verdict.")
-    found = two_runs.TwoRuns(directory=Path(tempfile.mkdtemp(prefix="perf-callbacks-demo-")), ranks=ranks)
+    directory = Path(tempfile.mkdtemp(prefix="perf-callbacks-demo-"))
     say = partial(_say, file=sys.stderr if arguments.json else sys.stdout)
     stop = Stop()
-    train = partial(two_runs.start, found.directory, stopped=lambda: stop.asked, output=2 if arguments.json else None)
+    train = partial(two_runs.start, directory, stopped=lambda: stop.asked, output=2 if arguments.json else None)
+    found = two_runs.TwoRuns(directory=directory, ranks=ranks, train=train, say=say)
     status = 0
     with stop:
         try:
-            play(found, seconds, cpus, train, say)
+            play(found, seconds, cpus)
         except two_runs.UnfinishedError as error:
             say(printable(str(error)))
             status = 1
         except two_runs.StoppedError:
-            say(f"Interrupted. {found.directory} has the journals so far: `perf-callbacks show` reads them.")
+            say(f"Interrupted. {directory} has the journals so far: `perf-callbacks show` reads them.")
             status = INTERRUPTED
     if arguments.json:
         print(json.dumps(facts(found, cpus), indent=2, allow_nan=False))
@@ -84,28 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def play(
-    found: "TwoRuns",
-    seconds: float,
-    cpus: int | None,
-    train: Callable[[Sequence[str]], int],
-    say: Callable[[str], object],
-) -> None:
+def play(found: "TwoRuns", seconds: float, cpus: int | None) -> None:
     """Run the program without and then with the remedy, and say what happens."""
-    from perf_callbacks.launch.demo import two_runs  # noqa: PLC0415 only this command needs the module
-
     number = "" if cpus is None else f", on {cpus} CPU{'s' * (cpus != 1)}"
     who = "1 process" if found.ranks == 1 else f"{found.ranks} ranks"
-    say(
+    found.say(
         f"A small GPT trains for about {seconds:g} s as {who}{number}. A fault is hidden in the program. Then come the "
         f"same steps with the remedy. Everything is in {found.directory}."
     )
     if cpus is not None and cpus < max(2, found.ranks):
-        say(_few_cpus(cpus, found.ranks))
-    two_runs.run_both(found, seconds, train, say)
-    for sentence in two_runs.conclusion(found):
-        say(sentence)
-    say(f"The report of both runs: {two_runs.write_report(found)}")
+        found.say(_few_cpus(cpus, found.ranks))
+    found.run(seconds)
+    for sentence in found.conclusion():
+        found.say(sentence)
+    found.say(f"The report of both runs: {found.write_report()}")
 
 
 def _few_cpus(cpus: int, ranks: int) -> str:

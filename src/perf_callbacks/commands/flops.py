@@ -23,7 +23,6 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH, duration, percent, speed
 
-NAME: str = "flops"
 SUMMARY: str = "compute FLOPs, TFLOPS, MFU and HFU of a training step by each common formula"
 
 _MODEL: dict[str, tuple[type, str]] = {

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from perf_callbacks.commands import show
-from perf_callbacks.commands.run_reader import to_stderr
 from perf_callbacks.goodput import job_time, text
 from perf_callbacks.goodput.attempt_order import in_order
 from perf_callbacks.goodput.job_time import JobTime
@@ -15,14 +14,14 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.fit_records import Summary
-from perf_callbacks.kernel.records.journal_file import FOLDER, files, files_of_lowest_rank, read
+from perf_callbacks.kernel.records.journal_file import FOLDER, read
 from perf_callbacks.kernel.settings.config import ConfigError, printable
-from perf_callbacks.report import run_list, run_title
+from perf_callbacks.report import run_title
 from perf_callbacks.report.history import Attempt, FitHistory, gather
 from perf_callbacks.report.layout import aligned, clean, wrapped
+from perf_callbacks.report.run_reader import journals_below
 from perf_callbacks.report.units import energy
 
-NAME: str = "goodput"
 SUMMARY: str = "show how much of a job's time bought progress, over all attempts"
 
 JSON_SCHEMA = 1
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.all:
         jobs = [[fit for job in jobs for fit in job]]
     elif len(jobs) > 1:
-        to_stderr(f"{printable(str(top))}: the newest of {len(jobs):,} jobs. All runs as one job: --all")
+        show.to_stderr(f"{printable(str(top))}: the newest of {len(jobs):,} jobs. All runs as one job: --all")
     fits = jobs[-1]
     try:
         found = job_time.of([attempt for fit in fits for attempt in fit.first])
@@ -70,12 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _fits(top: Path) -> list[FitHistory]:
     """Return the runs in and below a directory, or in a single journal, the oldest run first."""
+    journals = [path for folder in journals_below(top, []) for path in folder]
     try:
-        journals = (
-            [path for folder in run_list.folders(top, []) for path in files_of_lowest_rank(folder)]
-            if top.is_dir()
-            else files(top)
-        )
         found = gather(map(read, journals), [partial(interim.read, path) for path in journals])
     except OSError as error:
         raise ConfigError(f"{top}: {error.strerror or error}") from error

@@ -16,7 +16,6 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.kernel.settings.in_force import switched_off
 from perf_callbacks.launch import accelerate_config, autoload
 
-NAME: str = "launch"
 SUMMARY: str = "accelerate launch, with the callback armed and settings from the section perf_callbacks of its config"
 
 RUN = "perf_callbacks.run"

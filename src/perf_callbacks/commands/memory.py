@@ -9,7 +9,6 @@ from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import memory_table
 
-NAME: str = "memory"
 SUMMARY: str = "show where the memory of a recorded run went, and if it leaks; or estimate it from a config.json"
 
 

@@ -15,7 +15,6 @@ from perf_callbacks.profiles import reduction
 from perf_callbacks.profiles.trace_events import TraceError
 from perf_callbacks.report import module_table, profile_text
 
-NAME: str = "profile"
 SUMMARY: str = "say in words what a trace or the profiled steps of a run show, and which modules take the FLOPs"
 
 

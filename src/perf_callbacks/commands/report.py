@@ -10,7 +10,6 @@ from perf_callbacks.report import report_file
 from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.layout import listed
 
-NAME: str = "report"
 SUMMARY: str = "write one HTML page about a run, from the journals of all ranks"
 
 

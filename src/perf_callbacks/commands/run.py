@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 
-NAME: str = "run"
 SUMMARY: str = "run a program without changing it, and measure every trainer and Accelerate loop in it"
 
 
@@ -35,6 +34,6 @@ def unparsed(words: Sequence[str]) -> Sequence[str]:
     >>> unparsed(["run", "--profile", "train.py"])
     ['run', '--', '--profile', 'train.py']
     """
-    if words[:1] == [NAME] and words[1:2] and words[1].partition("=")[0] == "--profile":
-        return [NAME, "--", *words[1:]]
+    if words[:1] == ["run"] and words[1:2] and words[1].partition("=")[0] == "--profile":
+        return ["run", "--", *words[1:]]
     return words

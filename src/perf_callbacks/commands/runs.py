@@ -6,10 +6,9 @@ import shutil
 import sys
 
 from perf_callbacks.commands import show
-from perf_callbacks.commands.run_reader import RunReader
 from perf_callbacks.report import run_list
+from perf_callbacks.report.run_reader import RunReader
 
-NAME: str = "runs"
 SUMMARY: str = "list the runs below a directory, with state, step time, MFU and verdict"
 
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each run."""
-    found = RunReader().below(arguments.directory)
+    found = RunReader(complain=show.to_stderr).below(arguments.directory)
     if arguments.json:
         print(json.dumps([run_list.facts(one) for one in found], indent=2, allow_nan=False))
         return 0

@@ -10,7 +10,6 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.scaling import text
 from perf_callbacks.scaling.curve import curve
 
-NAME: str = "scaling"
 SUMMARY: str = "compare runs on different numbers of devices: efficiency, and the part of a step that grows"
 
 

@@ -10,7 +10,6 @@ from perf_callbacks.flops.calculator.product_shapes import ProductSize, Uneven, 
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.layout import aligned
 
-NAME: str = "shapes"
 SUMMARY: str = "find sizes of a model that tensor cores can't use well, and suggest better sizes"
 
 TO_CHANGE = 1

@@ -2,17 +2,17 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from perf_callbacks.commands.run_reader import RunReader, to_stderr
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report import run_card
 from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.run_reader import RunReader
 
-NAME: str = "show"
 SUMMARY: str = "show the card of a run that ended, goes on, hangs or was killed"
 
 JSON_SCHEMA = 1
@@ -45,9 +45,14 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def to_stderr(line: str) -> None:
+    """Print a line to stderr."""
+    print(line, file=sys.stderr)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the card of the newest run, or of all runs."""
-    top, reader = arguments.directory, RunReader()
+    top, reader = arguments.directory, RunReader(complain=to_stderr)
     runs = reader.below(top) if arguments.all else reader.nearest(top)
     if not arguments.all:
         if len(runs) > 1:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from perf_callbacks.commands import autoload as command
@@ -14,7 +15,6 @@ from perf_callbacks.kernel.settings.in_force import Settings, parse
 from perf_callbacks.launch import accelerate_config, autoload
 from perf_callbacks.report.layout import aligned
 
-NAME: str = "status"
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
@@ -89,11 +89,7 @@ def _rows() -> Iterator[tuple[str, str]]:
 
 
 def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return find_spec(package) is not None
 
 
 def _armed() -> str:

@@ -7,7 +7,6 @@ from perf_callbacks.commands import report
 from perf_callbacks.report import report_file
 from perf_callbacks.report.trace import trace
 
-NAME: str = "trace"
 SUMMARY: str = "write the steps of all ranks as trace events, for ui.perfetto.dev or chrome://tracing"
 
 

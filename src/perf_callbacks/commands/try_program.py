@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-NAME: str = "try"
 SUMMARY: str = "run a program under each remedy of its verdict, and measure the gains"
 
 INTERRUPTED = 130
+"""Exit status of a command after Ctrl-C."""
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -64,19 +64,20 @@ def run(arguments: argparse.Namespace) -> int:
         command = program.find(["-m", *arguments.words] if arguments.module else arguments.words)
     except LookupError as error:
         raise ConfigError(printable(error.args[0])) from None
-    wish = tries.Wish(
+    stop, progress = Stop(), Progress()
+    trial = tries.Tries(
         command=command,
         steps=_positive("steps", arguments.steps),
         seconds=_positive("seconds", arguments.seconds),
         rounds=_positive("rounds", arguments.rounds),
         only=_groups(arguments.only),
         yes=arguments.yes,
+        cpus=allowed_cpus() or 1,
         stopped=lambda: stop.asked,
+        say=progress.say,
+        show=progress.show,
     )
-    stop = Stop()
-    progress = Progress()
-    trial = tries.Tries(wish, allowed_cpus() or 1, progress.say, progress.show)
-    progress.say(_before(trial.result.program, wish.rounds, wish.seconds))
+    progress.say(_before(trial.result.program, trial.rounds, trial.seconds))
     status = 0
     with stop:
         try:

@@ -4,12 +4,12 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from perf_callbacks.commands import show
-from perf_callbacks.commands.run_reader import RunReader
+from perf_callbacks.commands.try_program import INTERRUPTED
 from perf_callbacks.commands.watched_run import WatchedRun
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.records import atomic_file
@@ -18,10 +18,13 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import prometheus, watch_frame
 from perf_callbacks.report.rank_pace import Paces
 from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.run_reader import RunReader
 from perf_callbacks.report.styled_lines import Line, encodable, plain
 from perf_callbacks.report.watch_frame import TerminalSize
 
-NAME: str = "watch"
+if TYPE_CHECKING:
+    from perf_callbacks.commands.watch_screen import Screen
+
 SUMMARY: str = "watch a run live in a terminal, from its files alone, or write its figures for Prometheus"
 
 FRAME_SECONDS = 0.5
@@ -39,25 +42,7 @@ NOTEBOOK = "JPY_PARENT_PID"
 READABLE = 0o644
 """Permissions of the file for Prometheus. They let node_exporter read the file, although it runs as another user."""
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
-
 UNENDED = {"running", "hangs", "silent"}
-
-
-class Display(Protocol):
-    """Interface of a terminal that shows frames and returns the keys that were pressed."""
-
-    def size(self) -> TerminalSize:
-        """Return the size of the terminal."""
-        ...
-
-    def draw(self, lines: Sequence[Line], /) -> None:
-        """Replace the frame on the screen."""
-
-    def keys(self, seconds: float, /) -> Iterable[str]:
-        """Wait for a key for at most `seconds`. Return the keys that were pressed."""
-        ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show frames until the user quits, or write the file for Prometheus until the run ends."""
     top, path = arguments.directory, arguments.textfile
-    reader = RunReader(FollowedJournals().read, complain=lambda _: None)
+    reader = RunReader(FollowedJournals().read)
     watched, paces = WatchedRun(top, reader, arguments.run), Paces()
     try:
         if path is not None and arguments.once:
@@ -126,7 +111,7 @@ def write(path: Path, run: RecordedRun, paces: Paces) -> None:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
 
 
-def live(watched: WatchedRun, paces: Paces, screen: Display, place: str) -> int:
+def live(watched: WatchedRun, paces: Paces, screen: "Screen", place: str) -> int:
     """Show frames until the user quits."""
     drawn: tuple[TerminalSize, list[Line]] | None = None
     while True:

@@ -1,16 +1,17 @@
 """The terminal of `perf-callbacks watch`, which draws frames with rich and reads keys. No other module imports rich."""
 
+import itertools
 import os
 import select
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from types import FrameType, TracebackType
-from typing import Any
+from contextlib import ExitStack
+from types import FrameType
 
-from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 from rich.style import Style
 from typing_extensions import Self
 
@@ -41,26 +42,19 @@ TERMINATED = 143
 """Exit status after SIGTERM."""
 
 
-class _Frame:
-    """Lines that rich draws. If `ends` is true, a newline follows the bottom line."""
-
-    def __init__(self, lines: Sequence[Line], *, ends: bool = False) -> None:
-        self._lines, self._ends = lines, ends
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the parts of all lines."""
-        for place, line in enumerate(self._lines):
-            if place:
-                yield Segment.line()
-            yield from (Segment(span.text, STYLES[span.style]) for span in line)
-        if self._ends:
-            yield Segment.line()
+def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:
+    """Return lines that rich draws. If `ends` is true, a newline follows the bottom line."""
+    found: list[Segment] = []
+    for line in lines:
+        found += [Segment(span.text, STYLES[span.style]) for span in line]
+        found.append(Segment.line())
+    return Segments(found if ends else found[:-1])
 
 
 def print_lines(lines: Sequence[Line]) -> None:
     """Print a frame once."""
     console = _console()
-    console.print(_Frame(encodable(lines, console.encoding), ends=True), overflow="ignore", crop=False)
+    console.print(_frame(encodable(lines, console.encoding), ends=True), overflow="ignore", crop=False)
 
 
 def _console(*, forced: bool | None = None) -> Console:
@@ -74,37 +68,33 @@ class Screen:
         self._console = _console(forced=True)  # the caller knows that there is a terminal
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._input: int | None = None
-        self._attributes: list[Any] = []
-        self._old_handler: Any = None
         self._last: Sequence[Line] = ()
+        self._undo = ExitStack()
 
     def __enter__(self) -> Self:
-        self._old_handler = signal.signal(signal.SIGTERM, _terminated)
-        try:
-            self._listen()
+        with ExitStack() as undo:  # undoes all changes after Ctrl-C, too
+            undo.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
+            self._listen(undo)
+            undo.callback(self._leave)
             self._live.start()
-        except BaseException as error:  # also Ctrl-C
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+            self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._live.stop()
-            self._console.print(_Frame([*_first_paragraph(self._last)], ends=True), overflow="ignore", crop=False)
-        finally:
-            if termios is not None and self._input is not None:
-                termios.tcsetattr(self._input, termios.TCSADRAIN, self._attributes)
-            signal.signal(signal.SIGTERM, self._old_handler)
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
 
-    def _listen(self) -> None:
+    def _leave(self) -> None:
+        """Leave the alternate screen, and print the first paragraph of the last frame."""
+        self._live.stop()
+        paragraph = itertools.takewhile(bool, self._last)
+        self._console.print(_frame(paragraph, ends=True), overflow="ignore", crop=False)
+
+    def _listen(self, undo: ExitStack) -> None:
         """Make the terminal send keys at once, without echo. On Windows or without a terminal, no keys are read."""
         if termios is None or tty is None or sys.stdin is None or not sys.stdin.isatty():
             return
         terminal = sys.stdin.fileno()
-        self._attributes = termios.tcgetattr(terminal)
+        undo.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
         self._input = terminal
         tty.setcbreak(terminal)
         attributes = termios.tcgetattr(terminal)
@@ -122,7 +112,7 @@ class Screen:
     def draw(self, lines: Sequence[Line]) -> None:
         """Replace the frame on the screen."""
         self._last = encodable(lines, self._console.encoding)
-        self._live.update(_Frame(self._last), refresh=True)
+        self._live.update(_frame(self._last), refresh=True)
 
     def keys(self, seconds: float) -> str:
         """Wait for a key for at most `seconds`. Return the keys that were pressed, without escape sequences.
@@ -138,13 +128,6 @@ class Screen:
         if not found:
             return "q"
         return "" if found.startswith(b"\x1b") else found.decode(errors="replace").lower()
-
-
-def _first_paragraph(lines: Iterable[Line]) -> Iterable[Line]:
-    for line in lines:
-        if not line:
-            return
-        yield line
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from perf_callbacks.commands.run_reader import RunReader
 from perf_callbacks.kernel.clock import monotonic
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.recorded_run import RecordedRun
+from perf_callbacks.report.run_reader import RunReader
 
 SEARCH_SECONDS = 2.0
 """Smallest number of seconds between two searches for runs."""

@@ -18,25 +18,27 @@ class LateCallbackList(list[C]):
 
     def __init__(self, running: list[C], last: C) -> None:
         super().__init__(running)
-        self._running, self._last = running, last
+        self.running, self.last = running, last
         running.append(last)
 
     def append(self, callback: C, /) -> None:
         """Append a callback to this list and to the original list."""
         super().append(callback)
-        self._running.append(callback)
-
-    def settle(self) -> list[C]:
-        """Return the original list without the late callback, or a new list if the original list has changed."""
-        if self._running[-1:] == [self._last]:  # removing it from the middle would make the iteration skip a callback
-            list.pop(self._running)
-        same = [*map(id, self._running)] == [*map(id, self)]
-        return self._running if same and not isinstance(self._running, LateCallbackList) else [*self]
+        self.running.append(callback)
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return an ordinary list of the callbacks, even if an exception has interrupted the trainer's iteration."""
-    return callbacks.settle() if isinstance(callbacks, LateCallbackList) else callbacks
+    """Return an ordinary list of the callbacks, even if an exception has interrupted the trainer's iteration.
+
+    The result is the original list without the late callback, or a new list if the original list has changed.
+    """
+    if not isinstance(callbacks, LateCallbackList):
+        return callbacks
+    running = callbacks.running
+    if running[-1:] == [callbacks.last]:  # removing it from the middle would make the iteration skip a callback
+        running.pop()
+    same = [*map(id, running)] == [*map(id, callbacks)]
+    return running if same and not isinstance(running, LateCallbackList) else [*callbacks]
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:

@@ -26,18 +26,18 @@ def stages(
     `ends_fit` is True, an exception from the call ends the fit.
     """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
-    _marked(recorder, owner, name, begin, end, ends_fit=ends_fit)
+    turns(recorder, owner, name, begin, end, ends_fit=ends_fit)
 
 
-def turns(recorder: Recorder, owner: Any, name: str, mark: Mark, *, ends_fit: bool = False) -> None:
-    """Write a mark, such as the beginning of a stage, before each call of the method `owner.name`.
+def turns(
+    recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | None = None, *, ends_fit: bool = False
+) -> None:
+    """Write the mark `begin` before each call of the method `owner.name`, and the mark `end` after each call.
 
-    If `ends_fit` is True, an exception from the call ends the fit.
+    If `ends_fit` is True, an exception from the call ends the fit. A plain function on an instance is replaced by a
+    plain function, and a method by a method. For example, torch's schedulers set `optimizer.step` to a plain function.
+    If a method replaced a plain function, each call would be slower.
     """
-    _marked(recorder, owner, name, mark, None, ends_fit=ends_fit)
-
-
-def _marked(recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | None, *, ends_fit: bool) -> None:
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -62,7 +62,9 @@ def _marked(recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | 
 
         return call
 
-    _replace(recorder, owner, name, make)
+    found = getattr(owner, name, None)
+    plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)
+    (recorder.patches.replace if plain else recorder.patches.method)(owner, name, make)
 
 
 def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
@@ -209,14 +211,3 @@ def exits(
         return call
 
     recorder.patches.method(owner, name, make)
-
-
-def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace `owner.name`. A plain function on an instance is replaced by a plain function, and a method by a method.
-
-    For example, torch's schedulers set `optimizer.step` to a plain function. If a method replaced a plain function,
-    each call would be slower.
-    """
-    found = getattr(owner, name, None)
-    plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)
-    (recorder.patches.replace if plain else recorder.patches.method)(owner, name, make)

@@ -7,13 +7,14 @@ parsed again as a check before the file is saved.
 import json
 import os
 import re
-import shutil
+import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.kernel.settings.config_file import Node
@@ -141,16 +142,12 @@ def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str
 def save(path: Path, text: str) -> None:
     """Replace the text of a file atomically, and keep its mode and owner. Raise `ConfigError` on failure."""
     path = path.resolve()
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if not os.access(path, os.W_OK):
             raise PermissionError(None, "it is write-protected")
-        part.write_text(text, encoding="utf-8", newline="")
+        before = path.stat()
+        atomic_file.replace(path, text.encode(), stat.S_IMODE(before.st_mode))
         with suppress(OSError, AttributeError):  # Windows has no owners
-            os.chown(part, path.stat().st_uid, path.stat().st_gid)
-        shutil.copymode(path, part)
-        part.replace(path)
+            os.chown(path, before.st_uid, before.st_gid)
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None
-    finally:
-        part.unlink(missing_ok=True)

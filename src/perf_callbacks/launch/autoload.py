@@ -156,15 +156,15 @@ def _arm_transformers(trainer: ModuleType) -> None:
         """Entry of `DEFAULT_CALLBACKS`. A trainer that makes an instance of this class gets a measuring callback."""
 
         def __new__(cls) -> Any:
-            return _safely(_transformers_callback) or trainer.TrainerCallback()
+            return _safely(_armed_callback, "integrations.transformers.callback") or trainer.TrainerCallback()
 
     trainer.DEFAULT_CALLBACKS.append(ArmedCallback)
 
 
-def _transformers_callback() -> object:
-    from perf_callbacks.integrations.transformers.callback import ArmedCallback as Callback  # noqa: PLC0415 a trainer is being made
+def _armed_callback(module: str) -> Any:
+    from importlib import import_module  # noqa: PLC0415 the framework has imported it
 
-    return Callback()
+    return import_module(f"perf_callbacks.{module}").ArmedCallback()
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
@@ -245,11 +245,7 @@ def pytorch_lightning_callbacks() -> list[Any]:
 
 
 def _lightning_callbacks(integration: str) -> list[Any]:
-    if not asked():
-        return []
-    from importlib import import_module  # noqa: PLC0415 Lightning has imported it
-
-    return [import_module(f"perf_callbacks.{integration}").ArmedCallback()]
+    return [_armed_callback(integration)] if asked() else []
 
 
 def _found_a_trainer(session: ModuleType) -> None:

@@ -56,79 +56,70 @@ QUIET = {
 """Environment variables of all trials, which turn off the journal, the report and similar features."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
-    """Options of `perf-callbacks try`."""
-
-    command: Sequence[str]
-    steps: int = 60
-    seconds: float = 10.0
-    rounds: int = 3
-    only: Collection[str] = ()
-    yes: bool = False
-    stopped: Callable[[], bool] = bool
-    """Function that returns True once the user wants to stop the trials."""
-
-
 class RefusedError(Exception):
     """Raised if the program can't be tried."""
 
 
+@dataclass(kw_only=True)
 class Tries:
-    """Runs all trials of a program."""
+    """Runs all trials of a program, with the options of `perf-callbacks try`."""
 
-    def __init__(
-        self, wish: Wish, cpus: int, say: Callable[[str], object], show: Callable[[float, str], object]
-    ) -> None:
-        """Prepare the trials.
+    command: Sequence[str]
+    steps: int
+    seconds: float
+    rounds: int
+    only: Collection[str]
+    yes: bool
+    cpus: int
+    """Number of CPUs that this process may use."""
+    stopped: Callable[[], bool]
+    """Function that returns True once the user wants to stop the trials."""
+    say: Callable[[str], object]
+    """Function that prints a sentence."""
+    show: Callable[[float, str], object]
+    """Function that shows the progress, given the finished share and the name of the current run."""
 
-        Args:
-            wish: Options of `perf-callbacks try`.
-            cpus: Number of CPUs that this process may use.
-            say: Function that prints a sentence.
-            show: Function that shows the progress, given the finished share and the name of the current run.
-        """
-        self._wish, self._cpus, self._say, self._show = wish, cpus, say, show
-        self.result = TrialResults(program=" ".join(_shown(wish.command)))
+    def __post_init__(self) -> None:
+        self.result = TrialResults(program=" ".join(_shown(self.command)))
         self._longest = 0.0
         self._own_callback = False
 
     def run(self) -> None:
         """Find remedies in a first run, and try them in several rounds. An interrupt doesn't delete earlier results."""
-        flag = run.isolating(self._wish.command)
+        flag = run.isolating(self.command)
         if flag is not None:
             raise RefusedError(
                 f"python {flag} doesn't import sitecustomize, so a trial can't watch what the program writes"
             )
         began = monotonic()
         with tempfile.TemporaryDirectory(prefix="pcb-try-", dir=_near(), ignore_cleanup_errors=True) as scratch:
+            self._scratch = Path(scratch)
             try:
-                self._probe(Path(scratch))
+                self._probe()
                 if self.result.candidates:
-                    for number in range(self._wish.rounds):
-                        self._round(Path(scratch), number)
+                    for number in range(self.rounds):
+                        self._round(number)
             except KeyboardInterrupt:
                 self.result.interrupted = True
             finally:
                 self.result.seconds = monotonic() - began
 
-    def _probe(self, scratch: Path) -> None:
-        outcome = self._trial(scratch, {}, probe=True)
+    def _probe(self) -> None:
+        outcome = self._trial({}, probe=True)
         if outcome.why is not None:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
-        found = self.result.candidates = candidates(outcome, self._wish.only, self._cpus)
+        found = self.result.candidates = candidates(outcome, self.only, self.cpus)
         if found:
-            runs = self._wish.rounds * (len(found) + 1 + (len(found) > 1))
+            runs = self.rounds * (len(found) + 1 + (len(found) > 1))
             minutes = max(1, round(runs * self._longest / 60))
             names = ", ".join([one.title for one in found])
-            self._say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
+            self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
-    def _round(self, scratch: Path, number: int) -> None:
+    def _round(self, number: int) -> None:
         """Run the program once with each setting, in an order that differs from round to round."""
         result = self.result
-        done: dict[str, TrialOutcome] = {}
-        result.partial = done
+        result.partial = {}
         plans: dict[str, Changes] = {
             BASE: {},
             **{one.title: {one.remedy.name: one.value} for one in result.candidates if one.title not in result.failed},
@@ -137,26 +128,26 @@ class Tries:
             plans[TOGETHER] = self._together()
         names = [*plans]
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            self._setting(scratch, name, plans[name], done)
+            self._setting(name, plans[name])
             if BASE in result.failed:
                 why = result.failed.pop(BASE)
                 raise RefusedError(f"the program as it is failed in round {number + 1}: {why}")
         if not number:
-            self._choose_together(done)
+            self._choose_together(result.partial)
             if result.together:
-                self._setting(scratch, TOGETHER, self._together(), done)
+                self._setting(TOGETHER, self._together())
+        result.rounds.append(result.partial)
         for name in result.failed:  # a setting that failed in this round has failed in all rounds
-            for one in (*result.rounds, done):
+            for one in result.rounds:
                 one.pop(name, None)
-        result.rounds.append(done)
         result.partial = {}
 
-    def _setting(self, scratch: Path, name: str, changes: Changes, done: dict[str, TrialOutcome]) -> None:
+    def _setting(self, name: str, changes: Changes) -> None:
         result = self.result
-        total = self._wish.rounds * (len(result.candidates) + 1 + bool(result.together))
-        where = f"round {len(result.rounds) + 1} of {self._wish.rounds}, run {result.launches + 1} of {total}"
-        self._show(result.launches / total, f"{where}: {name}")
-        outcome = self._trial(scratch, changes)
+        total = self.rounds * (len(result.candidates) + 1 + bool(result.together))
+        where = f"round {len(result.rounds) + 1} of {self.rounds}, run {result.launches + 1} of {total}"
+        self.show(result.launches / total, f"{where}: {name}")
+        outcome = self._trial(changes)
         missing = {*changes} - {*outcome.applied}
         if outcome.why is not None:
             result.failed[name] = refused(outcome)
@@ -165,11 +156,11 @@ class Tries:
         elif not outcome.step_seconds:
             result.failed[name] = NO_TIME
         else:
-            done[name] = outcome
+            result.partial[name] = outcome
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
         """Choose the remedies to try together: all remedies that didn't slow the program down in the first round."""
-        base = first[BASE].step_seconds or 0.0 if BASE in first else 0.0
+        base = first[BASE].step_seconds or 0.0
         titles = [
             one.title
             for one in self.result.candidates
@@ -180,16 +171,17 @@ class Tries:
     def _together(self) -> Changes:
         return {one.remedy.name: one.value for one in self.result.candidates if one.title in self.result.together}
 
-    def _trial(self, scratch: Path, changes: Changes, *, probe: bool = False) -> TrialOutcome:
+    def _trial(self, changes: Changes, *, probe: bool = False) -> TrialOutcome:
         """Launch the program once."""
         self.result.launches += not probe
         name = "probe" if probe else f"{self.result.launches}"
+        scratch = self._scratch
         own = scratch / f"{name}.d"  # a program may refuse to start if files of an earlier trial are there
         for directory in (own / "tmp", own / "output", scratch / "inductor"):
             directory.mkdir(parents=True, exist_ok=True)
         plan = Plan(
-            scratch=str(own), changes=changes, steps=self._wish.steps, seconds=self._wish.seconds, probe=probe,
-            yes=self._wish.yes,
+            scratch=str(own), changes=changes, steps=self.steps, seconds=self.seconds, probe=probe,
+            yes=self.yes,
         )  # fmt: skip
         path = scratch / f"{name}.plan"
         write(path, plan)
@@ -197,7 +189,7 @@ class Tries:
         began = monotonic()
         environ = self._environment(path, own, changes, probe=probe)
         try:
-            outcome = launched(self._wish.command, path, environ, patience, self._wish.stopped)
+            outcome = launched(self.command, path, environ, patience, self.stopped)
         finally:
             shutil.rmtree(own, ignore_errors=True)
         self._longest = max(self._longest, monotonic() - began)
@@ -232,7 +224,7 @@ def launched(
     path: Path,
     environ: Mapping[str, str],
     patience: float | None,
-    stopped: Callable[[], bool] = bool,
+    stopped: Callable[[], bool],
 ) -> TrialOutcome:
     """Run the program until it has written its outcome, and then kill all its processes.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perf_callbacks.integrations.accelerate.accelerator_session import TAKEN_OVER, AcceleratorSession
+from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
 from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.integrations.methods import around
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
@@ -28,13 +28,6 @@ PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
 """Attributes in which an accelerator keeps its prepared objects."""
 
 T = TypeVar("T")
-
-
-def take_over(accelerator: Any) -> None:
-    """Close the measurement that is attached to an accelerator, if any."""
-    earlier = getattr(type(accelerator), ATTRIBUTE, None)
-    if earlier is not None:
-        earlier.close(TAKEN_OVER)
 
 
 def install(accelerator: Any, fits: AcceleratorSession) -> None:

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.accelerate.prepared import LoaderListener, Prepared
+from perf_callbacks.integrations.accelerate.prepared import Prepared
 from perf_callbacks.integrations.accelerate.watch import AcceleratedWatch
 from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
 from perf_callbacks.integrations.restore_time import RestoreTime
@@ -39,12 +39,7 @@ class AcceleratorSession:
     """Measures training with an accelerator. A fit begins with the first batch or backward of training."""
 
     def __init__(
-        self,
-        session: Session,
-        accelerator: Accelerator,
-        resume: Mapping[str, Any] | None,
-        *,
-        armed: bool = False,
+        self, session: Session, accelerator: Accelerator, resume: Mapping[str, Any] | None, *, armed: bool
     ) -> None:
         self._session = session
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
@@ -57,7 +52,7 @@ class AcceleratorSession:
         """Adds up the time of all calls of `load_state` until the next fit begins."""
         self.watch: AcceleratedWatch | None = None
         """Watch of the current fit, or None if no fit is running."""
-        self.listener: LoaderListener = self
+        self.listener: AcceleratorSession | AcceleratedWatch = self
         """Object that receives the events of measured loaders: the watch during a fit, this session between fits."""
         self._shown = True
         """True means that the closing card of the last fit was already shown."""
@@ -67,7 +62,7 @@ class AcceleratorSession:
         """Class that the accelerator has during the measurement."""
         self.active = session.enabled
         """False means that the session was closed, has failed, or was turned off by the configuration."""
-        self._freed = weakref.finalize(accelerator, weakly(self._close_freed))
+        self._freed = weakref.finalize(accelerator, weakly(self.close), None if armed else FREED)
         self._freed.atexit = False
         self.armed = armed
         """True means that a launcher attached this session. The program may then end without `end_training()`."""
@@ -113,7 +108,7 @@ class AcceleratorSession:
         self._shown = False
         setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0])
         watch = self._session.begin(
-            place, self._watching, models[0], lambda _: _batches(self._prepared.loaders), setup=lambda: setup
+            place, self._watching, models[0], lambda: _batches(self._prepared.loaders), setup=lambda: setup
         )
         if not self.armed:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
@@ -123,10 +118,7 @@ class AcceleratorSession:
 
     def _watching(self, recorder: Recorder) -> AcceleratedWatch:
         recorder.patches.add(functools.partial(self._ended, recorder))
-        model, optimizer = self._prepared.models[0], self._prepared.optimizers[0]
-        self.watch = self.listener = AcceleratedWatch(
-            recorder, model, optimizer, self._before, kind=self.kind, prepared=self._prepared
-        )
+        self.watch = self.listener = AcceleratedWatch(recorder, self._prepared, self._before, kind=self.kind)
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:
@@ -209,9 +201,6 @@ class AcceleratorSession:
             self.patches.restore()
         finally:
             self._prepared.forget()
-
-    def _close_freed(self) -> None:
-        self.close(None if self.armed else FREED)
 
     def _close_at_exit(self) -> None:
         """Close the measurement when the program exits, unless an exception ended the program."""

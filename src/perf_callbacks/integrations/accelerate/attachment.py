@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
-from perf_callbacks.integrations.accelerate.accelerator_methods import install, take_over
-from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
+from perf_callbacks.integrations.accelerate.accelerator_methods import ATTRIBUTE, install
+from perf_callbacks.integrations.accelerate.accelerator_session import TAKEN_OVER, AcceleratorSession
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, kind
@@ -80,7 +80,9 @@ class Attachment:
     ) -> None:
         self._session = Session(config, armed=armed)
         self._fits = AcceleratorSession(self._session, accelerator, resume, armed=armed)
-        take_over(accelerator)
+        earlier = getattr(type(accelerator), ATTRIBUTE, None)
+        if earlier is not None:
+            earlier.close(TAKEN_OVER)
         if self._fits.active:
             with guard(self._fits.fail):
                 install(accelerator, self._fits)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,31 +12,18 @@ from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 
-
-class LoaderListener(Protocol):
-    """Interface of an object that receives the events of measured loaders. Its methods never raise exceptions."""
-
-    def fetch(self, loader: object) -> None:
-        """Handle the loop's request for a batch, before the loader fetches the batch."""
-
-    def fetched(self, loader: object, batch: object) -> None:
-        """Handle a batch that a loader hands over to the loop."""
-
-    def leave(self, *, exhausted: bool = False) -> None:
-        """Handle the loop's exit from a loader. `exhausted` is False after a `break` or an exception."""
-
-
-class ListenerSource(Protocol):
-    """Interface of an object whose `listener` receives the events of loaders. The listener may change."""
-
-    listener: LoaderListener
+if TYPE_CHECKING:
+    from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
 
 
 class Prepared:
-    """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation."""
+    """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation.
 
-    def __init__(self, source: ListenerSource) -> None:
-        self._source = weakref.ref(source)
+    The events of a prepared loader go to the `listener` that the session has at that moment.
+    """
+
+    def __init__(self, session: "AcceleratorSession") -> None:
+        self._session = weakref.ref(session)
         self._all: list[weakref.ref[Any]] = []
         self._patches = Patches()
         self._kinds: dict[type, type] = {}
@@ -80,35 +67,35 @@ class Prepared:
     def _measure(self, loader: DataLoader[Any]) -> None:
         kind = type(loader)
         if kind not in self._kinds:
-            self._kinds[kind] = _measured(kind, self._source)
+            self._kinds[kind] = _measured(kind, self._session)
         self._patches.add(put_on(loader, self._kinds[kind]))
 
 
-def _measured(kind: type, source: "weakref.ref[ListenerSource]") -> type:
+def _measured(kind: type, session: "weakref.ref[AcceleratorSession]") -> type:
     """Return a subclass of a loader class that measures each iteration over the loader."""
 
     def iterate(self: Any) -> Iterator[Any]:
-        found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]
-        return batches if found is None else _iterate(self, batches, source)
+        found, batches = session(), kind.__iter__(self)  # type: ignore[attr-defined]
+        return batches if found is None else _iterate(self, batches, session)
 
     return watched(kind, {"__iter__": iterate})
 
 
-def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[ListenerSource]") -> Iterator[Any]:
-    if (found := source()) is not None:
+def _iterate(loader: object, batches: Iterator[Any], session: "weakref.ref[AcceleratorSession]") -> Iterator[Any]:
+    if (found := session()) is not None:
         found.listener.fetch(loader)
     try:
         for batch in batches:
-            if (found := source()) is not None:
+            if (found := session()) is not None:
                 found.listener.fetched(loader, batch)
             held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
             del batch  # a batch on a device is freed when the loop drops the batch, not when the next batch is there
             yield held.pop()
-            if (found := source()) is not None:
+            if (found := session()) is not None:
                 found.listener.fetch(loader)
         if found is not None:
             found.listener.leave(exhausted=True)
     except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else reports these
-        if (found := source()) is not None:
+        if (found := session()) is not None:
             found.listener.leave()
         raise

@@ -6,7 +6,6 @@ subclass, the object is freed as usual, and its copies and pickles have the orig
 """
 
 import copyreg
-import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
@@ -36,17 +35,13 @@ def put_on(owner: object, made: type) -> Callable[[], None]:
 
     The returned function doesn't keep the object alive.
     """
-    kind = type(owner)  # not `__class__`, which is torch's class in accelerate's loaders
-    _become(owner, made)
-    return functools.partial(_take_off, weakref.ref(owner), made, kind)
+    kind, reference = type(owner), weakref.ref(owner)
+    become = vars(object)["__class__"].__set__  # accelerate's loaders have a read-only property `__class__`
 
+    def take_off() -> None:
+        found = reference()
+        if found is not None and type(found) is made:  # otherwise other code has put another class on top
+            become(found, kind)
 
-def _take_off(reference: "weakref.ref[object]", made: type, kind: type) -> None:
-    owner = reference()
-    if owner is not None and type(owner) is made:  # otherwise other code has put another class on top
-        _become(owner, kind)
-
-
-def _become(owner: object, kind: type) -> None:
-    """Set the class of an object, even if its `__class__` is a read-only property, as in accelerate's loaders."""
-    vars(object)["__class__"].__set__(owner, kind)
+    become(owner, made)
+    return take_off

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from torch import is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
+from perf_callbacks.integrations.accelerate.prepared import Prepared
 from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
@@ -43,17 +44,9 @@ class AcceleratedWatch(LoopWatch):
 
     marks_backward = False  # `begins_backward` also counts batches
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        before: tuple[int, Batch] | None = None,
-        *,
-        kind: type = object,
-        prepared: Iterable[object] = (),
-    ) -> None:
-        super().__init__(recorder, model, optimizer)
+    def __init__(self, recorder: Recorder, prepared: Prepared, before: tuple[int, Batch] | None, *, kind: type) -> None:
+        model = prepared.models[0]
+        super().__init__(recorder, model, prepared.optimizers[0])
         self._kind, self._prepared = kind, prepared
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
@@ -109,8 +102,7 @@ class AcceleratedWatch(LoopWatch):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
         for name in ("save_state", "save_model", "save", "get_state_dict"):
-            if hasattr(kind, name):
-                recorder.patches.replace(kind, name, self._checkpoint)
+            recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
         """Return True if the steps of this optimizer count as steps of the fit."""

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -51,9 +51,6 @@ LARGE = 100.0
 class LightningHooks(CallbackBase):
     """Hooks of a `PerfCallback` for Lightning. A subclass adds the base class `Callback` of one Lightning package."""
 
-    framework: ClassVar[str]
-    """Name of the Lightning package that defines the base class `Callback`."""
-
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
     def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
@@ -64,13 +61,13 @@ class LightningHooks(CallbackBase):
         self._startup: checklist.Startup | None = None
         self._carried: dict[str, Any] | None = None
         self._set_up_at: float | None = None
-        self._restoring: RestoreTime | None = None
+        self._restoring = RestoreTime()
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the watch, the replaced hooks, and the method `log` that a trainer sets."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
-        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": None}
+        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": RestoreTime()}
 
     def fail(self, error: Exception) -> None:
         """Log an error of this package once, stop measuring, and undo all changes, even those of `setup`."""
@@ -88,7 +85,6 @@ class LightningHooks(CallbackBase):
             if measures(self, trainer.callbacks, warns=False):
                 self._prepare(trainer, trainer.strategy)
                 if self._session.enabled:
-                    self._restoring = self._restoring or RestoreTime()
                     self._restoring.watch(trainer._checkpoint_connector, *READS)  # noqa: SLF001 no hook precedes them
 
     @fails_open
@@ -104,7 +100,7 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
-        seconds = None if self._restoring is None else self._restoring.take()
+        seconds = self._restoring.take()
         self._restore_seconds = None if trainer.ckpt_path is None else seconds
         if not measures(self, trainer.callbacks):
             return
@@ -119,7 +115,7 @@ class LightningHooks(CallbackBase):
         place = self._place(trainer, self._last_state(trainer))
         watch = self._session.begin(
             place,
-            functools.partial(TrainerWatch, trainer=trainer),
+            functools.partial(TrainerWatch, self, trainer),
             trainer.lightning_module,
             earlier=self._startup,
             setup=lambda: _setup(trainer),
@@ -144,10 +140,6 @@ class LightningHooks(CallbackBase):
         if averages:
             last = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # noqa: SLF001 the step of the last loss
             _log(trainer, averages, last)
-
-    @fails_open
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self._close()
 
     @fails_open
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -193,12 +185,11 @@ class LightningHooks(CallbackBase):
         """Turn off the hooks that the trainer would call for every batch.
 
         The trainer enters a profiler's context even for an empty hook. So each hook is set to None, and the trainer
-        skips the hook. If the watch needs a hook to see the end of a batch, the hook stays.
+        skips the hook. The hooks of a subclass stay.
         """
-        ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:
-            if name != ends and getattr(self, name).__module__.partition(".")[0] == self.framework:
-                recorder.patches.replace(self, name, _nothing)
+            if getattr(self, name).__module__.startswith(("lightning.", "pytorch_lightning.")):
+                recorder.patches.replace(self, name, lambda _: None)
 
     def _close(self, failure: str | None = None) -> None:
         try:
@@ -208,8 +199,7 @@ class LightningHooks(CallbackBase):
 
     def _close_startup(self) -> None:
         """Undo the changes of the hook `setup`. Idempotent."""
-        if self._restoring is not None:
-            self._restoring.take()
+        self._restoring.take()
         startup, self._startup = self._startup, None
         if startup is not None:
             startup.closed()
@@ -272,10 +262,6 @@ class _Afterwards:
 
     def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
         self._callback.begin(trainer)
-
-
-def _nothing(_hook: object) -> None:
-    """Return None in place of a hook, so that the trainer skips the hook."""
 
 
 def _directory(trainer: Any) -> Path:

@@ -10,9 +10,6 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 
-BATCH_END = "on_batch_end"
-"""Method of the trainer's logger connector that is called after each batch."""
-
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
@@ -30,8 +27,9 @@ def steps_done(trainer: Any) -> int:
 class TrainerWatch:
     """Records the stages and steps of a Lightning trainer, by wrapping methods of the trainer and its parts."""
 
-    def __init__(self, recorder: Recorder, trainer: Any) -> None:
+    def __init__(self, callback: Any, trainer: Any, recorder: Recorder) -> None:
         self.recorder = recorder
+        self._callback = callback
         self.steps = recorder.run.step
         self._trainer = trainer
         self._loop = loop = trainer.fit_loop.epoch_loop
@@ -43,7 +41,11 @@ class TrainerWatch:
         """True means that the most recent `training_step` returned None, so the trainer skipped the batch."""
 
     def install(self) -> None:
-        """Install all wrappers. Closing the fit's recorder removes all wrappers."""
+        """Install all wrappers. Closing the fit's recorder removes all wrappers.
+
+        Steps end in the method that the trainer calls after each batch: `on_batch_end` of its logger connector. The
+        trainer doesn't call `on_batch_end` for a batch that the module skips, but for a batch that is None.
+        """
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
@@ -53,6 +55,7 @@ class TrainerWatch:
         recorder.patches.method(trainer.strategy, "training_step", self._training_step)
         methods.stages(recorder, trainer.precision_plugin, "backward", Stage.BACKWARD)
         self._watch_optimizer()
+        recorder.patches.method(trainer._logger_connector, "on_batch_end", self._end_batch)  # noqa: SLF001 hooks are slower
         methods.spans(recorder, loop.val_loop, "run", "evaluation")
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
@@ -111,24 +114,11 @@ class TrainerWatch:
         for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
-    def watch_ends(self, callback: Any) -> str:
-        """End steps in a method that the trainer calls after each batch. Return the name of the method.
-
-        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks `on_batch_end`, the
-        slower hook `on_train_batch_end` is watched. The trainer calls neither `on_batch_end` nor `on_train_batch_end`
-        for a batch that the module skips. The trainer calls both methods for a batch that is None.
-        """
-        owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
-        if not hasattr(owner, name):
-            owner, name = callback, "on_train_batch_end"
-        self.recorder.patches.method(owner, name, functools.partial(self._end_batch, callback))
-        return name
-
-    def _end_batch(self, callback: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _end_batch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the method that the trainer calls after each batch, including validation batches."""
         recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
-        fetches_itself, seen = self._fetches_itself, self.steps
+        callback, fetches_itself, seen = self._callback, self._fetches_itself, self.steps
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:

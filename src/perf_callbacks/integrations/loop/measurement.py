@@ -90,6 +90,7 @@ class Measurement(Generic[B]):
         self._model = model
         self._optimizer = optimizer
         self._loader = loader
+        self._loaders = () if loader is None else (loader,)
         self._carried = dict(resume or {})
         self._data_parallel = data_parallel
         self._watch: LoopWatch | None = None
@@ -170,13 +171,10 @@ class Measurement(Generic[B]):
             log.warning(NO_WITH)
         return self._watch
 
-    def _batches(self, watch: LoopWatch) -> Batches:
-        if self._loader is None:
-            return Batches(first_batch=watch.first_batch)
+    def _batches(self) -> Batches:
         pinned = True if getattr(self._loader, "pin_memory", False) else None
-        return Batches(pinned=pinned, loaders=(self._loader,), first_batch=watch.first_batch)
+        first_batch = None if self._watch is None else self._watch.first_batch
+        return Batches(pinned=pinned, loaders=self._loaders, first_batch=first_batch)
 
     def _setup(self) -> Setup:
-        return Setup(
-            optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,), called=self._model
-        )
+        return Setup(optimizers=(self._optimizer,), loaders=self._loaders, called=self._model)

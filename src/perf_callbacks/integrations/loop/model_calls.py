@@ -26,28 +26,24 @@ class ModelCalls:
 
     A forward pre-hook sees the calls. A hook costs time, because torch has a faster way to call a module without hooks.
     A replaced attribute of the module would cost less, but copies of the module would call the original module.
+
+    The hook is the bound method `see`, because Python calls a method faster than an object with `__call__`. Copies and
+    pickles of the module contain a hook that does nothing.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        loop: Loop,
-        model: nn.Module,
-        inputs: Inputs | None = None,
-    ) -> None:
+    model: Any = None
+    seen = False
+    """True means that the model was called, in training or in an evaluation."""
+
+    def __init__(self, recorder: Recorder, loop: Loop, model: nn.Module, inputs: Inputs | None) -> None:
         self.model = model
-        self._recorder = recorder
-        self._hook = _Hook(loop, model, inputs)
+        self._recorder, self._loop, self._inputs = recorder, loop, inputs
+        self._trained = False
         self.compiled: object = None
         """Most recently read value of the module's attribute `_compiled_call_impl`."""
-        hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
+        hook = model.register_forward_pre_hook(self.see, prepend=True, with_kwargs=True)
         recorder.patches.add(hook.remove)
         self._watch(recorder)
-
-    @property
-    def seen(self) -> bool:
-        """Return True if the model was called, in training or in an evaluation."""
-        return self._hook.seen
 
     def again(self) -> None:
         """Watch the compiled call of a model that has just been compiled in place."""
@@ -59,7 +55,7 @@ class ModelCalls:
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
     def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        model, see = self.model, self._hook.see
+        model, see = self.model, self.see
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -68,28 +64,11 @@ class ModelCalls:
 
         return call
 
-
-class _Hook:
-    """Forward pre-hook for one module.
-
-    Copies and pickles of the module contain a hook that does nothing. The registered hook is the bound method `see`,
-    because Python calls a method faster than an object with `__call__`.
-    """
-
-    _model = 0
-
-    def __init__(self, loop: Loop, model: nn.Module, inputs: Inputs | None) -> None:
-        self._loop = loop
-        self._inputs = inputs
-        self.seen = False
-        self._model = id(model)
-        self._trained = False
-
     def see(  # noqa: C901 a call is a frame in each step
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         """Mark a call of the module as the beginning of the stage `forward`."""
-        if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes `is_dynamo_compiling` for True
+        if is_dynamo_compiling() or module is not self.model:  # the compiler takes `is_dynamo_compiling` for True
             return
         loop = self._loop
         if loop.in_backward or get_ident() != loop.thread:  # checkpointing runs the model again in the backward
@@ -115,8 +94,8 @@ class _Hook:
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             loop.fail(error)
 
-    def __deepcopy__(self, memo: object) -> "_Hook":
-        return _Hook.__new__(_Hook)  # belongs to no module
+    def __deepcopy__(self, memo: object) -> "ModelCalls":
+        return ModelCalls.__new__(ModelCalls)  # belongs to no module
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle a `SimpleNamespace` in place of the hook. The namespace's `see` does nothing.

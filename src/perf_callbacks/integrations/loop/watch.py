@@ -78,7 +78,7 @@ class LoopWatch(Loop):
         methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
         recorder.patches.add(functools.partial(BACKWARDS.release, self))
         BACKWARDS.join(self)
-        self._watch_model(self._model, self._inputs)
+        self._watch_model(self._model)
 
     def turn(self, stage: Stage, *_: object) -> None:
         """Begin a stage of training. If a watched call has begun an evaluation, end the evaluation."""
@@ -133,9 +133,8 @@ class LoopWatch(Loop):
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
                     self.fail(error)
                 held = [batch]
-                del (
-                    batch
-                )  # a batch on a device is freed when the loop drops the batch, not when the next batch is there
+                # A batch on a device is freed when the loop drops the batch, not when the next batch is there.
+                del batch
                 yield held.pop()
                 here = get_ident() == thread
                 if self.evaluating or self.late or not here:
@@ -189,8 +188,8 @@ class LoopWatch(Loop):
             self.evaluating = True
             self.recorder.begin_span("evaluation")
 
-    def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
-        self._calls.append(ModelCalls(self.recorder, self, model, inputs))
+    def _watch_model(self, model: nn.Module) -> None:
+        self._calls.append(ModelCalls(self.recorder, self, model, self._inputs))
 
     def _wait(self, batch: Any, found: Batch) -> None:
         """Add a batch to the queue of waiting batches.

@@ -60,13 +60,13 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session = Session(
             config, functools.partial(terminal.show, write=tqdm.write), strays=strays, armed=self.armed
         )
-        self._restoring: RestoreTime | None = None
+        self._restoring = RestoreTime()
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without replaced hooks, because a copy of the callback measures a fit of its own."""
         kept = {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
-        return {**kept, "_restoring": None}
+        return {**kept, "_restoring": RestoreTime()}
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -74,25 +74,19 @@ class PerfCallback(CallbackBase, TrainerCallback):
         if trainer is not None:
             move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log our metrics
             if self._session.enabled and not trainer.is_deepspeed_enabled:  # DeepSpeed reads checkpoints by itself
-                self._watch_restore(trainer)
+                self._restoring.watch(trainer, *READS)
 
     def fail(self, error: Exception) -> None:
         """Log an error of this package once, stop measuring, and undo all changes, even those of `on_init_end`."""
         try:
             super().fail(error)
         finally:
-            if self._restoring is not None:
-                self._restoring.take()
-
-    def _watch_restore(self, trainer: Trainer) -> None:
-        """Measure the time in which the trainer reads a checkpoint, before `on_train_begin`."""
-        self._restoring = self._restoring or RestoreTime()
-        self._restoring.watch(trainer, *READS)
+            self._restoring.take()
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._session.end("another fit began")
-        self._restore_seconds = None if self._restoring is None else self._restoring.take()
+        self._restore_seconds = self._restoring.take()
         trainer = find_trainer(self)
         if trainer is None:
             log.warning("perf_callbacks measures nothing: this PerfCallback is in no transformers.Trainer.")
@@ -144,7 +138,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
             _place(args, state, trainer, self._restore_seconds),
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
-            lambda _: _batches(args, state, trainer),
+            lambda: _batches(args, state, trainer),
             setup=lambda: _setup(args, trainer),
         )
 
@@ -202,13 +196,12 @@ def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> 
 
 def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
-    loaders, nan_filter = (trainer.callback_handler.train_dataloader,), bool(args.logging_nan_inf_filter)
     return Setup(
         optimizers=(trainer.optimizer,),
-        loaders=loaders,
+        loaders=(trainer.callback_handler.train_dataloader,),
         called=trainer.model_wrapped,
         log_every=every,
-        nan_filter=nan_filter,
+        nan_filter=bool(args.logging_nan_inf_filter),
     )
 
 
@@ -217,12 +210,10 @@ def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> 
 
     After a resume, accelerate's loader skips batches, and loses the option `non_blocking`.
     """
-    aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
-    copy = accelerate.data_loader, "send_to_device"
     return Batches(
         pinned=args.dataloader_pin_memory,
-        copied_aside=aside,
-        copy=copy,
+        copied_aside=bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step,
+        copy=(accelerate.data_loader, "send_to_device"),
         devices=max(1, args.n_gpu),
         workers=args.dataloader_num_workers,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
-from perf_callbacks.kernel.records.journal_file import files, read
+from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.launch.cost.processes import environment
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
@@ -69,10 +69,14 @@ class DemoRun:
 
 @dataclass(kw_only=True, slots=True)
 class TwoRuns:
-    """Results of a demo so far."""
+    """Both runs of a demo, and their results so far."""
 
     directory: Path
     ranks: int
+    train: Callable[[Sequence[str]], int]
+    """Function that runs the program with given options, and returns its exit status."""
+    say: Callable[[str], object]
+    """Function that prints a paragraph."""
     runs: list[DemoRun] = field(default_factory=list)
     finding: Finding | None = None
     """Finding of the first run about the hidden fault."""
@@ -91,42 +95,69 @@ class TwoRuns:
             return None
         return self.runs[0].step_seconds / self.runs[1].step_seconds
 
+    def run(self, seconds: float) -> None:
+        """Run the program for some seconds, read the verdict, and run the program again with the remedy.
 
-Say = Callable[[str], object]
+        Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault.
+        """
+        ranks = self.ranks
+        several = ["--ranks", str(ranks)] if ranks > 1 else []
+        ready = ["--prepared", *map(str, range(ranks - 1))] if ranks > 1 else []
+        shutil.copyfile(PROGRAM, self.directory / PROGRAM.name)
+        first = self._run(AS_IT_IS, [*several, *ready, "--seconds", f"{seconds:g}"])
+        finding = self.finding = about_fault(first.summary, ranks)
+        if finding is None:
+            why = "the training had no CPU for long" if first.no_cpu_share >= BUSY else "see its card above"
+            raise UnfinishedError(f"The verdict doesn't name the hidden fault: {why}. The fault: {self.fault}")
+        if finding is not first.summary.findings[0]:
+            self.say('The verdict names another cause first. The hidden fault is in a line that begins with "also".')
+        if not (change := options_of(finding.remedy, ranks)):
+            raise UnfinishedError(f"The demo can't apply this remedy: {finding.remedy}.")
+        steps = first.summary.steps
+        self.say(f"The remedy, by the verdict: {finding.remedy}. The same {steps:,} steps with the remedy:")
+        kept = ready if "--prepared" not in change else []
+        self._run(REMEDIED, [*several, *kept, *change, "--steps", str(steps)])
 
+    def _run(self, name: str, options: Sequence[str]) -> DemoRun:
+        """Run the program, and read its summary."""
+        options = [*options, "--out", name]
+        self.say(f"$ python {PROGRAM.name} {' '.join(options)}")
+        status = self.train(options)
+        directory = self.directory / name
+        if status:
+            raise UnfinishedError(f"The training ended with exit status {status}.")
+        summary = None
+        with suppress(ConfigError):  # no journal
+            summary = report_file.fits(directory)[-1].summary
+        if summary is None:
+            raise UnfinishedError(f"The training left no summary in {directory}.")
+        self.runs.append(DemoRun(directory=directory, options=options, summary=summary))
+        return self.runs[-1]
 
-def run_both(
-    found: TwoRuns,
-    seconds: float,
-    train: Callable[[Sequence[str]], int],
-    say: Say,
-) -> None:
-    """Run the program without changes, read the verdict, and run the program again with the remedy.
+    def write_report(self) -> Path:
+        """Write a report that compares the first run with the second run, and return the path of the report."""
+        first, second = [report_file.fits(one.directory) for one in self.runs]
+        path = self.report = self.directory / report_file.NAME
+        report_file.write(first, 0, path, None, second[-1])
+        return path
 
-    Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault.
-
-    Args:
-        found: Object to which the runs and the finding are added.
-        seconds: Duration of the first run in seconds.
-        train: Function that runs the program with given options, and returns its exit status.
-        say: Function that prints a paragraph.
-    """
-    ranks = found.ranks
-    several = ["--ranks", str(ranks)] if ranks > 1 else []
-    ready = ["--prepared", *map(str, range(ranks - 1))] if ranks > 1 else []
-    shutil.copyfile(PROGRAM, found.directory / PROGRAM.name)
-    first = _run(found, AS_IT_IS, [*several, *ready, "--seconds", f"{seconds:g}"], train, say)
-    finding = found.finding = about_fault(first.summary, ranks)
-    if finding is None:
-        why = "the training had no CPU for long" if first.no_cpu_share >= BUSY else "see its card above"
-        raise UnfinishedError(f"The verdict doesn't name the hidden fault: {why}. The fault: {found.fault}")
-    if finding is not first.summary.findings[0]:
-        say('The verdict names another cause first. The hidden fault is in a line that begins with "also".')
-    if not (change := options_of(finding.remedy, ranks)):
-        raise UnfinishedError(f"The demo can't apply this remedy: {finding.remedy}.")
-    say(f"The remedy, by the verdict: {finding.remedy}. The same {first.summary.steps:,} steps with the remedy:")
-    kept = ready if "--prepared" not in change else []
-    _run(found, REMEDIED, [*several, *kept, *change, "--steps", str(first.summary.steps)], train, say)
+    def conclusion(self) -> Iterable[str]:
+        """Yield the demo's closing sentences about the gain, the hidden fault, and the time without a free CPU."""
+        gain, finding = self.gain, self.finding
+        if gain is None or finding is None:
+            return
+        before, after = [one.step_seconds for one in self.runs]
+        yield (
+            f"A step took {duration(before)}, and {duration(after)} with the remedy: {gain:.2f}x faster. "
+            f"Promised: {cards.promised(finding).lower()}."
+        )
+        yield f"The fault: {self.fault}"
+        if not self.runs[1].summary.long_enough:
+            yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
+        busiest = max(one.no_cpu_share for one in self.runs)
+        if busiest >= BUSY:
+            users = "loader workers, ranks or other programs"
+            yield f"The training had no CPU for up to {busiest:.0%} of its time: {users} used the CPUs."
 
 
 def about_fault(summary: Summary, ranks: int) -> Finding | None:
@@ -151,33 +182,6 @@ def options_of(remedy: str, ranks: int) -> list[str]:
     if "more loader workers" in remedy:
         return ["--workers", "1"]
     return ["--prepared", *map(str, range(ranks))] if "caching" in remedy else []
-
-
-def write_report(found: TwoRuns) -> Path:
-    """Write a report that compares the first run with the second run, and return the path of the report."""
-    first, second = [report_file.fits(one.directory) for one in found.runs]
-    path = found.report = found.directory / report_file.NAME
-    report_file.write(first, 0, path, None, second[-1])
-    return path
-
-
-def conclusion(found: TwoRuns) -> Iterable[str]:
-    """Yield the demo's closing sentences about the gain, the hidden fault, and the time without a free CPU."""
-    gain, finding = found.gain, found.finding
-    if gain is None or finding is None:
-        return
-    before, after = [one.step_seconds for one in found.runs]
-    yield (
-        f"A step took {duration(before)}, and {duration(after)} with the remedy: {gain:.2f}x faster. "
-        f"Promised: {cards.promised(finding).lower()}."
-    )
-    yield f"The fault: {found.fault}"
-    if not found.runs[1].summary.long_enough:
-        yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
-    busiest = max(one.no_cpu_share for one in found.runs)
-    if busiest >= BUSY:
-        users = "loader workers, ranks or other programs"
-        yield f"The training had no CPU for up to {busiest:.0%} of its time: {users} used the CPUs."
 
 
 def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
@@ -226,27 +230,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE_SECONDS)
-
-
-def _run(found: TwoRuns, name: str, options: Sequence[str], train: Callable[[Sequence[str]], int], say: Say) -> DemoRun:
-    """Run the program, and read its summary."""
-    options = [*options, "--out", name]
-    say(f"$ python {PROGRAM.name} {' '.join(options)}")
-    status = train(options)
-    directory = found.directory / name
-    if status:
-        raise UnfinishedError(f"The training ended with exit status {status}.")
-    summary = _summary(directory)
-    if summary is None:
-        raise UnfinishedError(f"The training left no summary in {directory}.")
-    run = DemoRun(directory=directory, options=options, summary=summary)
-    found.runs.append(run)
-    return run
-
-
-def _summary(directory: Path) -> Summary | None:
-    with suppress(OSError):
-        for journal in files(directory)[:1]:
-            records = [entry.record for entry in read(journal)]
-            return next((one for one in reversed(records) if isinstance(one, Summary)), None)
-    return None

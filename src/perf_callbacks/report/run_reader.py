@@ -1,6 +1,5 @@
-"""Search for runs in and below a directory, for the commands that read journals."""
+"""Search for runs in and below a directory."""
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,22 +13,20 @@ from perf_callbacks.report import recorded_run, run_list
 from perf_callbacks.report.recorded_run import RecordedRun
 
 
-def to_stderr(line: str) -> None:
-    """Print a line to stderr."""
-    print(line, file=sys.stderr)
-
-
 class RunReader:
-    """Finds runs, and reads the first and last records of their journals."""
+    """Finds runs, and reads the first and last records of their journals.
+
+    Args:
+        read: Function that reads a journal.
+        complain: Function that gets a line about each directory or journal that can't be read.
+    """
 
     def __init__(
         self,
         read: Callable[[Path, Locks], list[FitEnds]] = followed_journal.read,
-        complain: Callable[[str], None] = to_stderr,
-        clock: Callable[[], float] | None = None,
+        complain: Callable[[str], object] = id,
     ) -> None:
         self._read, self._complain = read, complain
-        self._clock = clock or unix_time
         self._locks = read_locks()
 
     def refresh_locks(self) -> None:
@@ -42,12 +39,7 @@ class RunReader:
         Raise `ConfigError` if there is no run, or if the system refuses access to the directory.
         """
         unreadable: list[str] = []
-        if _is_folder(top):
-            found = [
-                one for folder in run_list.folders(top, unreadable) for one in self._leads(files_of_lowest_rank(folder))
-            ]
-        else:
-            found = self._leads(_named(top))
+        found = [one for journals in journals_below(top, unreadable) for one in self._leads(journals)]
         for path in unreadable:
             self._complain(f"{printable(path)}: this directory can't be read")
         if not found:
@@ -59,8 +51,7 @@ class RunReader:
 
         Only the lowest rank of each run is read.
         """
-        here = [folder for folder in (top, top / FOLDER) if files_of_lowest_rank(folder)]
-        direct = [one for folder in here for one in self._leads(files_of_lowest_rank(folder))]
+        direct = [one for folder in (top, top / FOLDER) for one in self._leads(files_of_lowest_rank(folder))]
         return recorded_run.merge(direct) or self.below(top)
 
     def whole(self, found: RecordedRun) -> RecordedRun:
@@ -76,11 +67,11 @@ class RunReader:
         """Read the journals of a run again. Return None if the run is gone."""
         run_id = found.lead.run.run_id
         fits = [ends for one in found.ranks for ends in self._ends(one.journal) if ends.run.run_id == run_id]
-        return recorded_run.gather(fits, self._clock())[0] if fits else None
+        return recorded_run.gather(fits, unix_time())[0] if fits else None
 
     def _leads(self, journals: Iterable[Path]) -> list[RecordedRun]:
         """Read the runs in the journals of a directory."""
-        return recorded_run.gather([ends for journal in journals for ends in self._ends(journal)], self._clock())
+        return recorded_run.gather([ends for journal in journals for ends in self._ends(journal)], unix_time())
 
     def _ends(self, journal: Path) -> list[FitEnds]:
         """Return the first and last records of each fit in a journal. Print a line if the journal can't be read."""
@@ -94,15 +85,14 @@ class RunReader:
         return found
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
+def journals_below(top: Path, unreadable: list[str]) -> list[list[Path]]:
+    """Return the journals of the lowest rank for each directory in and below a directory, or a single journal.
 
-
-def _named(path: Path) -> list[Path]:
+    Raise `ConfigError` if the system refuses access. Directories that can't be read are added to `unreadable`.
+    """
     try:
-        return files(path)
+        if top.is_dir():
+            return [files_of_lowest_rank(folder) for folder in run_list.folders(top, unreadable)]
+        return [files(top)]
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
+        raise ConfigError(f"{top}: {error.strerror or error}") from error
