@@ -22,9 +22,6 @@ MOST_ATTEMPTS = 2**32 - 1
 """Largest attempt number that fits into a packed bundle."""
 
 _FRAME = struct.Struct("=4sII")  # magic and version, number of bytes that follow, their checksum
-FRAME = _FRAME.size
-"""Number of bytes before the body of a packed bundle."""
-
 _MAGIC = b"pcw" + bytes([VERSION])
 _HEADER = struct.Struct("=16sQIIIIIIIId16s16s16s16s16s")
 _NOT_KNOWN = b"\xff" * 16
@@ -55,9 +52,10 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
 def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
     """Return the bundles in `blob` that belong to the fit."""
     bundles, at, view = [], 0, memoryview(blob)
-    while at + FRAME <= len(blob):
+    while at + _FRAME.size <= len(blob):
         magic, length, checksum = _FRAME.unpack_from(blob, at)
-        start, at = at + FRAME, at + FRAME + length
+        start = at + _FRAME.size
+        at = start + length
         if magic != _MAGIC or at > len(blob):
             break
         body = view[start:at]

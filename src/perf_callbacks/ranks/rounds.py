@@ -91,13 +91,10 @@ class Rounds:
             return None
         try:
             board = self._join() if self._board is None else self._board
-            fit = (
-                self.job_settings.fit
-                if self.job_settings is not None and self.job_settings.window is not None
-                else None
-            )
-            soon = [] if fit is None else [handler.round(one, now) for handler, one in self._opened(board, fit)]
-            pauses = [*soon, self._round(board, now), self._pass_on(board, now)]
+            settings = self.job_settings
+            opened = () if settings is None or settings.window is None else self._opened(board, settings.fit)
+            pauses = [handler.round(channel, now) for handler, channel in opened]
+            pauses += [self._round(board, now), self._pass_on(board, now)]
             return min([pause for pause in pauses if pause is not None], default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             let_pass(error)

@@ -87,14 +87,10 @@ class StoreNotes:
 
     def write_all(self, notes: Mapping[str, str | bytes]) -> None:
         """Write or overwrite several notes. Each note comes with its key."""
-        if self._store.has_extended_api():
-            keys = [*notes]
-            for start in range(0, len(keys), MOST_WRITTEN):  # the server takes 131,072 keys at once
-                some = keys[start : start + MOST_WRITTEN]
-                self._store.multi_set(some, [notes[key] for key in some])
-        else:
-            for key, note in notes.items():
-                self._store.set(key, note)
+        keys = [*notes]
+        for start in range(0, len(keys), MOST_WRITTEN):  # the server takes 131,072 keys at once
+            some = keys[start : start + MOST_WRITTEN]
+            self._store.multi_set(some, [notes[key] for key in some])
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under these keys. All keys must exist: the store would wait for a missing key."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
+from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns
@@ -23,6 +23,7 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.ranks.leader import GilYield
 from perf_callbacks.stragglers import gradient_moments, signals
 from perf_callbacks.stragglers.gradient_moments import GradientMoments
 from perf_callbacks.stragglers.local_times import LocalTimes
@@ -38,10 +39,6 @@ LAST_SECONDS = 0.5
 Rank 0 waits for the other ranks' signals of the last window. In a job of one process, training waits for the comparison
 of steps to end.
 """
-
-SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
-"""Duration of a slice of the analysis, and duration of the sleep after each slice. The sleep gives the GIL to other
-threads."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
 """During training, the steps of a single process are compared when there are at least `ALONE_STEPS` new steps. At the
@@ -101,7 +98,7 @@ class _Found:
     ) -> None:
         """Compare ranks, write a record of each straggler, and warn of slow ranks."""
         stragglers = self._stragglers
-        for one in stragglers.window(numbers, ranks, roles, _GilYield()):
+        for one in stragglers.window(numbers, ranks, roles, GilYield()):
             self._recorder.write(one)
         worst = stragglers.costliest(MOST_TOLD)
         several = stragglers.slowdown is not None
@@ -328,15 +325,3 @@ class SingleWatch(Observer):
     def _analyse(self, blocks: list[Steps]) -> None:
         numbers = [number for steps in blocks for number in steps.step]
         self._found.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})
-
-
-class _GilYield:
-    """Sleeps for a moment after each slice of the analysis, so that the training thread gets the GIL."""
-
-    def __init__(self) -> None:
-        self._since = perf_counter()
-
-    def __call__(self) -> None:
-        if perf_counter() - self._since > SLICE_SECONDS:
-            sleep(BREATH_SECONDS)
-            self._since = perf_counter()
