@@ -942,7 +942,7 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.now += leader.SOON_OF_MANY
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
-    # 200 parts are read, added and freed, 64 in a slice; one breath comes before the figures, and each round ends with one
+    # 200 parts are read, added and freed, 64 in a slice; one breath comes before the figures, one ends each round
     assert breaths == [leader.BREATH_SECONDS] * 12
     job.offer(1)
     job.step()

@@ -72,7 +72,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
     return None
 
 
-class _Found:
+class _Watch(Observer):
     """Stragglers that were found so far. One thread compares ranks. Another thread reads the results without a lock."""
 
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
@@ -160,18 +160,18 @@ class _Found:
         return {"straggler_loss": float(f"{lost - before:.6g}")}
 
 
-class RanksWatch(Observer, WindowReader):
+class RanksWatch(_Watch, WindowReader):
     """Computes the signals of this rank. On rank 0, compares the signals of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
-        self._recorder, model = recorder, training.model
+        model = training.model
         self._device, self._staged = recorder.run.timeline == "device", recorder.run.unstaged is None
         self._sharded = gradient_moments.sharded(model)
-        self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
-        self._parameters = gradient_moments.size_of(model)
-        self._found = _Found(
+        super().__init__(
             recorder, model_compared=not (self._sharded and self._device), waits_timed=self._staged and not self._device
         )
+        self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
+        self._parameters = gradient_moments.size_of(model)
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """`_made`: number of the first step in this rank's newest window. `_analysed`: number of the first step after
@@ -193,17 +193,9 @@ class RanksWatch(Observer, WindowReader):
         with guard(let_pass):  # an integration's objects may be anything
             called = training.setup().called
         wrapper = gradient_moments.wrapper_of(model, called)
-        moments = GradientMoments(parameter, self._recorder.clock, wrapper)
-        self._recorder.patches.add(moments.close)
-        return LocalTimes(moments.noted, reduced=wrapper is not None)
-
-    def metrics(self, kind: str) -> dict[str, float]:
-        """Return the seconds lost to stragglers."""
-        return self._found.metrics(kind)
-
-    def summary(self) -> dict[str, StragglerSummary]:
-        """Return the summary's part about stragglers."""
-        return self._found.summary()
+        self._moments = GradientMoments(parameter, self._recorder.clock, wrapper)  # closes when it is freed
+        self._recorder.patches.add(self._moments.close)
+        return LocalTimes(self._moments.noted, reduced=wrapper is not None)
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Compute local times from the marks.
@@ -234,22 +226,22 @@ class RanksWatch(Observer, WindowReader):
         transfers, self._transfers = self._transfers < WAITS.transfers, WAITS.transfers
         self._ranks.role = {**self._coordinates, KIND: kind(steps.stages, self._parameters, transfers=transfers)}
         if not self._staged:
-            self._found.untimed_steps += len(steps.number)
+            self.untimed_steps += len(steps.number)
             return {}
         if self._local is None:
             return signals.of_stages(steps, sharded=self._sharded)
-        times, found = self._local.take(steps.number), self._found
+        times = self._local.take(steps.number)
         if in_compiled_code():
             times = [None if time_ is None else time_._replace(local=math.nan) for time_ in times]
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
             if time_ is None or reason is not None:
                 continue
             if math.isnan(time_.local):
-                found.untimed_steps += 1
+                self.untimed_steps += 1
             else:
-                found.timed_steps += 1
-                found.waited_seconds += time_.waited
-                found.backward_seconds += backward
+                self.timed_steps += 1
+                self.waited_seconds += time_.waited
+                self.backward_seconds += backward
         return signals.of_local_times(steps, times)
 
     def window_gathered(self, window: GatheredWindow) -> None:
@@ -258,7 +250,7 @@ class RanksWatch(Observer, WindowReader):
         try:
             with guard(logs(log.warning, NO_MORE, trace=True)):
                 if self._compares:
-                    self._found.analyse(range(window.first_step, last), window.signals, window.roles)
+                    self.analyse(range(window.first_step, last), window.signals, window.roles)
                 return
             self._compares = False
         finally:
@@ -274,12 +266,11 @@ class RanksWatch(Observer, WindowReader):
                 self._recorder.engine.flush(self._recorder.clock())  # a device may have ended its last steps now
 
 
-class SingleWatch(Observer):
+class SingleWatch(_Watch):
     """In the watchdog's thread, looks for steps of a single process that took unusually long."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._found = _Found(recorder)
+        super().__init__(recorder)
         self._device = recorder.run.timeline == "device"
         self._heard: deque[Steps] = deque(maxlen=256)
         self._kept: list[Steps] = []
@@ -305,7 +296,7 @@ class SingleWatch(Observer):
         """Return the summary's part about slow steps."""
         if self._ended:
             self._compare(FEWEST_STEPS)
-        return self._found.summary()
+        return super().summary()
 
     def _compare(self, fewest: int) -> None:
         if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):
@@ -324,4 +315,4 @@ class SingleWatch(Observer):
 
     def _analyse(self, blocks: list[Steps]) -> None:
         numbers = [number for steps in blocks for number in steps.step]
-        self._found.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})
+        self.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})

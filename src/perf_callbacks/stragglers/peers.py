@@ -7,7 +7,7 @@ only if sizes vary.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -58,28 +58,24 @@ class Peers:
     _columns: dict[tuple[int, str], tuple[Sequence[float], float]] = field(default_factory=dict)
 
     @property
-    def _stride(self) -> int:
-        return max(1, len(self.ranks) // SAMPLE)
-
-    @property
     def sample(self) -> range:
         """Positions of the ranks that form the sample for a median over all ranks."""
-        return range(0, len(self.ranks), self._stride)
+        return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
 
-    def compare(self) -> Iterable[Compared | None]:
-        """Yield a comparison of the ranks for each step, or None if too few ranks have a known time."""
+    def compare(self, rest: Callable[[], object]) -> Iterator[Compared]:
+        """Yield a comparison of the ranks for each step in which enough ranks have a known time."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
-        stride = self._stride
+        stride = self.sample.step
         causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
         for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
+            rest()
             places: Collection[int] = range(len(row))
             sample: Sequence[float] = row[::stride]
             if math.isnan(sum(row)):
                 places = [place for place in places if not math.isnan(row[place])]
                 sample = known(sample)
             if not sample or (len(places) < 2 and not alone):  # noqa: PLR2004 two ranks can be compared
-                yield None
                 continue
             top = nlargest(SEEN + 1, places, key=row.__getitem__)
             usual = usual if alone else lower_median(sample)
@@ -97,7 +93,7 @@ class Peers:
                 break
             excess = 0.0
             for cause in causes:
-                column, usual = self._column(place, cause)
+                column, usual = self.column(place, cause)
                 excess += max(0.0, column[step] - usual)  # an unknown cause is no excess
             least = max(least, row[place] - excess)
         return row[top[0]] - least
@@ -107,7 +103,7 @@ class Peers:
 
         The result is large if, for example, all ranks wait for one disk.
         """
-        columns = [self._column(place, cause) for place in self.sample]
+        columns = [self.column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
@@ -133,14 +129,10 @@ class Peers:
 
     def median(self, place: int, cause: str) -> float:
         """Return the median seconds of a cause on a rank."""
-        return self._column(place, cause)[1]
+        return self.column(place, cause)[1]
 
-    def column(self, place: int, cause: str) -> Sequence[float]:
-        """Return the seconds of a cause on a rank in each step."""
-        return self._column(place, cause)[0]
-
-    def _column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
-        """Return a cause's seconds on a rank in each step, and their median. Unexplained time counts as `HOST`."""
+    def column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
+        """Return the seconds of a cause on a rank in each step, and their median. Unexplained time counts as `HOST`."""
         found = self._columns.get((place, cause))
         if found is None:
             signals = self.signals[place]

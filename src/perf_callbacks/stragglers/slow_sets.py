@@ -53,9 +53,6 @@ With 32 micro-batches, a stage waits in each step until every earlier stage has 
 wait for the first micro-batch is 1/32 of the sum of the earlier stages' times.
 """
 
-SLICE = 64
-"""Number of ranks per slice of the work."""
-
 EXPLAINED = 16
 """Causes are examined for at most this many ranks of a set."""
 
@@ -102,8 +99,7 @@ class ComparedStage:
         least = SLOW_SHARE * step_seconds
         found = {}
         for place, column in enumerate(self.even):
-            if place % SLICE == 0:
-                rest()
+            rest()
             # A fast test: a mean this low has no median above the limit, unless many steps are faster than the pace.
             if sum(column) <= (self.pace + least / 2) * len(column):
                 continue
@@ -248,19 +244,12 @@ class ComparedWindow:
         return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda one: -sums[one])}
 
 
-@dataclass(slots=True)
-class _Streak:
-    """Number of consecutive windows in which a rank was slow, and number of steps in these windows."""
-
-    windows: int = 0
-    steps: int = 0
-
-
 class SlowSets:
     """Follows the slow ranks of a job from window to window."""
 
     def __init__(self) -> None:
-        self._streaks: dict[int, _Streak] = {}
+        self._streaks: dict[int, tuple[int, int]] = {}
+        """For each slow rank: the number of consecutive windows in which the rank was slow, and of steps in them."""
         self._told: dict[int, float] = {}  # excess of reported ranks
         self._causes: Mapping[str, float] = {}
         self._before: deque[ComparedWindow] = deque()
@@ -290,14 +279,12 @@ class SlowSets:
         after = {rank: window.slow_steps(rank, more, at_end=False) for rank, more in ended.items()}
         after = {rank: steps for rank, steps in after.items() if steps}
         found = self._records(after, ended, [window.heal(ended, after)])
-        streaks = {rank: self._streaks.get(rank, _Streak()) for rank in excess}
-        for streak in streaks.values():
-            streak.windows, streak.steps = streak.windows + 1, streak.steps + len(everything)
-        self._streaks = streaks
+        before = {rank: self._streaks.get(rank, (0, 0)) for rank in excess}
+        self._streaks = {rank: (windows + 1, steps + len(everything)) for rank, (windows, steps) in before.items()}
         long = {
             rank: excess[rank]
-            for rank, one in streaks.items()
-            if rank in self._told or (one.windows >= LONG_WINDOWS and one.steps >= LONG_STEPS)
+            for rank, (windows, steps) in self._streaks.items()
+            if rank in self._told or (windows >= LONG_WINDOWS and steps >= LONG_STEPS)
         }
         named = window.smallest_set(long) if long else []
         if named:
@@ -308,7 +295,7 @@ class SlowSets:
                 rank=named[0],
                 ranks=tuple(sorted(named)) if len(named) > 1 else (),
                 step=window.numbers[-1],
-                steps=streaks[named[0]].steps,
+                steps=self._streaks[named[0]][1],
                 share=excess[named[0]] / window.seconds,
                 causes=self._causes,
             )
