@@ -4,8 +4,6 @@ A thread on another socket than the GPU reaches the GPU only over the link betwe
 CPUs from the set on which the rank may run, and never adds CPUs.
 """
 
-import weakref
-
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
@@ -62,10 +60,6 @@ def _before(facts: CpuFacts) -> str:
     return _named(facts.mask) + bound + quota
 
 
-class Claim:
-    """Claim by which a fit binds the threads of the process to CPUs."""
-
-
 class Bound(ActiveItem):
     """Binds all threads of the process to CPUs, until `closed` is called.
 
@@ -78,12 +72,9 @@ class Bound(ActiveItem):
         super().__init__()
         facts = fit.environment.cpu_facts
         cpus = choose(fit.config.affinity, facts).cpus if facts is not None else None
-        self._claim = Claim()
-        self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
-        AFFINITY.bind(self._claim, cpus or frozenset())
+        AFFINITY.bind(self, cpus or frozenset())
 
     def closed(self) -> None:
         """Restore the CPU masks of all threads. Idempotent."""
         super().closed()
-        AFFINITY.let_go(self._claim)
-        self._let_go.detach()
+        AFFINITY.let_go(self)

@@ -305,14 +305,13 @@ class ScheduledCollection(ActiveItem):
         return max(1, self._interval // RARER)
 
     def _look(self, step: int) -> None:
-        """Collect at once if garbage grows too fast on this rank, and plan the next check."""
+        """Collect at once if garbage grows too fast on this rank, and plan the next check.
+
+        Checks are frequent at the beginning, and rare if steps are short.
+        """
         relief = self._growth.relieve(step)
         if relief is not None:
             self._tell_of(relief)
-        self._look_again(step)
-
-    def _look_again(self, step: int) -> None:
-        """Plan the next check for garbage. Checks are frequent at the beginning, and rare if steps are short."""
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 

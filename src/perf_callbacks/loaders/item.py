@@ -33,12 +33,9 @@ class Loaders:
         """Decide if batches are to be pinned and copied asynchronously."""
         status, why = _status(environment, config)
         before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
-        if status == ADVISED:
-            return Checklist(item=self.slug, status=status, before=before, after=_line(environment), why=why)
-        after = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
-        return Checklist(
-            item=self.slug, status=status, before=before, after=after if status == APPLIED else None, why=why
-        )
+        pinned = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
+        after = {ADVISED: _line(environment), APPLIED: pinned}.get(status)
+        return Checklist(item=self.slug, status=status, before=before, after=after, why=why)
 
     def apply(self, fit: Fit) -> "PinnedLoading":
         """Pin batches if possible, and copy pinned batches asynchronously."""

@@ -49,7 +49,7 @@ def reduce(trace: Trace) -> Profile:
         one.share = share
     busy = union([(one.start, one.end) for one in work])
     gaps = without([window], busy)
-    causes = idle.explain(gaps, work, busy, host)
+    by_cause, by_line = idle.explain(gaps, work, busy, host)
     collectives = [one for one in work if one.kind == kernel_classes.COMMUNICATION]
     by_class = _sums([(one.kind, one.share) for one in work])
     modules = _by_module(work) if host.has_modules else []
@@ -62,12 +62,12 @@ def reduce(trace: Trace) -> Profile:
         first_step=_number(steps[0]) if steps else None,
         span_seconds=(window.end - window.start) * MICROSECOND,
         busy_seconds=length(busy) * MICROSECOND,
-        idle_seconds={cause: time * MICROSECOND for cause, time in _descending(causes.by_cause)},
+        idle_seconds={cause: time * MICROSECOND for cause, time in _descending(by_cause)},
         class_seconds={kind: time * MICROSECOND for kind, time in _descending(by_class)},
         communication_seconds=length(union([(one.start, one.end) for one in collectives])) * MICROSECOND,
         exposed_communication_seconds=by_class.get(kernel_classes.COMMUNICATION, 0.0) * MICROSECOND,
         kernels=sum([not one.continued for one in work]),
-        sync_seconds={line: time * MICROSECOND for line, time in _descending(causes.by_line)[:10]},
+        sync_seconds={line: time * MICROSECOND for line, time in _descending(by_line)[:10]},
         operations=heaviest,
         flops=flops,
         copies=copies(work),
