@@ -769,15 +769,6 @@ def test_a_rank_that_is_heard_of_alone_is_compared_with_nobody(job, there):
     assert Stragglers().window(range(1, LENGTH + 1), gathered[0].signals) == []
 
 
-def test_a_part_that_is_too_large_ends_the_exchange_of_its_rank(job, monkeypatch):
-    monkeypatch.setattr(rounds, "LARGEST", 100)
-    job.through(0)
-    assert [exchange.failure for exchange in job.ranks[1:]] == [
-        "ValueError: a window takes 192 bytes, and at most 100 can be sent"
-    ] * 2
-    assert job.ranks[0].failure is None
-
-
 @pytest.mark.parametrize("amount", [2**63, 2**200, -1, math.inf, math.nan])
 def test_useful_tokens_that_can_not_be_true_are_unknown(job, amount):
     job.offer(0, 0, 2)

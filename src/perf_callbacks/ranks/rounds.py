@@ -20,7 +20,7 @@ from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.ranks.node import LOOK_SECONDS, FileNotes, Node, Relay
 from perf_callbacks.ranks.packed_parts import pack_bundle
-from perf_callbacks.ranks.store import LARGEST, StoreNotes
+from perf_callbacks.ranks.store import StoreNotes
 
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
@@ -202,8 +202,6 @@ class Follower(Rounds):
         parts = self._drained(self.job_settings.window)
         for part in parts:
             packed = pack_bundle(Bundle.of(part), mark(self.job_settings.fit))
-            if len(packed) > LARGEST:  # rank 0 would not read it
-                raise ValueError(f"a window takes {len(packed):,} bytes, and at most {LARGEST:,} can be sent")
             if self._relay is not None:
                 self._relay.open(part.window, packed, now, now + patience(part))
             else:
