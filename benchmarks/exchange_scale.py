@@ -135,7 +135,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
 
     exchange._rounds.step, board.StoreNotes.get = timed_step, counted_get
     reader = Reader()
-    exchange.add_reader(reader)  # signals are made for it
+    exchange.set_reader(reader)  # signals are made for it
     exchange.start()
     print(server.port, flush=True)
     figures = []

@@ -17,7 +17,7 @@ class Windows(WindowReader):
 
     def __init__(self, exchange, read=lambda _: None):
         self.all, self._read = [], read
-        exchange.add_reader(self)
+        exchange.set_reader(self)
 
     def window_gathered(self, window):
         self.all.append(window)

@@ -11,12 +11,12 @@ from fakes import FakeClock
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.process import torch_profiler
+from perf_callbacks.kernel.process import beside, torch_profiler
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.settings.in_force import resolve
-from perf_callbacks.profiles import reducer
+from perf_callbacks.profiles import side_process
 from perf_callbacks.profiles.observer import NO_WISH, PER_TURN, WISH, ProfileWatch
 
 CPU_PROFILE = pack(
@@ -172,7 +172,7 @@ def test_a_fit_that_goes_on_profiles_as_soon_as_possible(start):
 
 def test_where_no_process_can_be_forked_there_is_a_reason(monkeypatch):
     monkeypatch.delattr(os, "fork", raising=False)
-    assert reducer.why_not() == "profiles need a POSIX system"
+    assert beside.why_not(side_process.__file__, "profiles") == "profiles need a POSIX system"
 
 
 def test_auto_counts_the_time_of_another_rank(start):

@@ -14,9 +14,7 @@ from exchange_job import Job, Windows
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, node, rounds, store as board
-from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.node import FileNotes, Node, gathered
-from perf_callbacks.ranks.packed_parts import pack_bundle, unpack_bundles
 
 PER_NODE = 4
 
@@ -145,23 +143,6 @@ def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, siz
             job.now += 2
         assert job.latest[0] == job.whole(window)
     job.end()
-
-
-def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
-    fit = rounds.mark(job.ranks[0].job_settings.fit)
-    size = max(len(pack_bundle(Bundle.of(job.part(window, rank)), fit)) for window in range(2) for rank in range(8))
-    for module in (node, board):
-        monkeypatch.setattr(module, "LARGEST", 2 * size + 1)
-    for window in range(2):
-        job.offer(window)
-        for _ in range(4):
-            job.step()
-            job.now += 2
-        assert job.latest[0] == job.whole(window)
-    notes = [job.store.get(f"perf_callbacks/{rounds.slot(rank, 1, 8)}") for rank in range(8)]
-    ranks = [[*one.ranks] for note in notes for one in unpack_bundles(note, fit)]
-    assert ranks == [[1], [2, 3], [4, 5], [6, 7]]
-    assert [bool(note) for note in notes] == [True, False] * 4
 
 
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 3, 1, 2)])

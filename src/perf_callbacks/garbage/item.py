@@ -11,7 +11,7 @@ import gc
 import weakref
 from collections.abc import Mapping
 
-from perf_callbacks.garbage.growth import Growth, Relief
+from perf_callbacks.garbage.growth import Growth
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
@@ -130,7 +130,9 @@ class ScheduledCollection(ActiveItem):
         if step < self._due:
             return
         if self._trying:
-            self._go_on_trying(step)
+            if step % self._interval == 0:
+                self._lease.collect_now(self._young)
+            self._look(step)
             return
         if self._level == "freeze":
             self._freeze(step)
@@ -138,8 +140,8 @@ class ScheduledCollection(ActiveItem):
         elif not self._begun:
             self._begin(step)
         elif not self._overruled(step):
-            if self._lease.abandoned:
-                self._take_over()
+            if self._lease.abandoned and self._lease.turn_off() and self._frozen:  # the step took long
+                self._lease.freeze()
             self._keep_to_schedule(step)
         self._last = step
 
@@ -243,11 +245,6 @@ class ScheduledCollection(ActiveItem):
         self._frozen, self._last_full = True, step
         self._growth.begin()
 
-    def _take_over(self) -> None:
-        """Resume the schedule if the watchdog turned automatic collection on during a long step."""
-        if self._lease.turn_off() and self._frozen:
-            self._lease.freeze()
-
     def _try(self, step: int) -> None:
         if not self._lease.alone:
             self._give_up(SKIPPED, ELSEWHERE)
@@ -255,11 +252,6 @@ class ScheduledCollection(ActiveItem):
             self._give_up(ALREADY, OTHERS)
         else:
             self._trying, self._first, self._due = True, step, step + 1
-
-    def _go_on_trying(self, step: int) -> None:
-        if step % self._interval == 0:
-            self._lease.collect_now(self._young)
-        self._look(step)
 
     def _overruled(self, step: int) -> bool:
         if overruled := self._lease.overruled:
@@ -311,15 +303,16 @@ class ScheduledCollection(ActiveItem):
         """
         relief = self._growth.relieve(step)
         if relief is not None:
-            self._tell_of(relief)
+            reason, helped = relief
+            self._tell_of(reason, helped=helped)
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 
-    def _tell_of(self, relief: Relief) -> None:
+    def _tell_of(self, reason: str, *, helped: bool) -> None:
         asked = self._least
-        if relief.helped:
+        if helped:
             self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
         if not self._warned:
             self._warned = True
             asks = f"; requested of all ranks: collect every {self._least:,} steps" if self._least < asked else ""
-            self._say(APPLIED, f"{relief.found}: collected at once, only on this rank{asks}")
+            self._say(APPLIED, f"{reason}: collected at once, only on this rank{asks}")

@@ -18,14 +18,14 @@ from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import torch_profiler
+from perf_callbacks.kernel.process import beside, torch_profiler
 from perf_callbacks.kernel.process.torch_profiler import StepProfiler
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.codec import unpack
 from perf_callbacks.kernel.records.fit_records import Record
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
-from perf_callbacks.profiles import reducer
+from perf_callbacks.profiles import side_process
 from perf_callbacks.profiles.module_marks import marks
 from perf_callbacks.profiles.reducer import Reducer
 from perf_callbacks.profiles.side_process import MOST_BYTES
@@ -73,7 +73,7 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
     setting = recorder.config.profile
     if setting == "off":
         return None
-    reason = reducer.why_not()
+    reason = beside.why_not(side_process.__file__, "profiles")
     if recorder.journal_path is None:
         reason = "there is no journal"
     elif setting == AUTO and recorder.config.stragglers == "off":

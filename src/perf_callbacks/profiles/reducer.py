@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process import beside
 from perf_callbacks.kernel.process.beside import NO_SIGNAL, SideProcess, let_go
 from perf_callbacks.kernel.settings.in_force import SWITCH
 from perf_callbacks.profiles import side_process
@@ -44,8 +43,3 @@ class Reducer(SideProcess):
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         let_go(self._socket, self._process)
-
-
-def why_not() -> str | None:
-    """Return the reason why no side process can be started, or None if one can be started."""
-    return beside.why_not(side_process.__file__, "profiles")

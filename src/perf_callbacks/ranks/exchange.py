@@ -151,14 +151,14 @@ class Exchange:
     def role(self, role: Mapping[str, int]) -> None:
         self._rounds.role = dict(role)
 
-    def add_reader(self, reader: WindowReader) -> None:
-        """Register a reader of the gathered windows on rank 0; other ranks ignore the call.
+    def set_reader(self, reader: WindowReader) -> None:
+        """Register the reader of the gathered windows on rank 0; other ranks ignore the call.
 
         The exchange holds only a weak reference to the reader, because the side thread must not keep an abandoned fit
-        alive. A reader that raises an exception gets no more windows.
+        alive.
         """
         if isinstance(self._rounds, Leader):
-            self._rounds.readers.append(weakref.ref(reader))
+            self._rounds.reader = weakref.ref(reader)
 
     @property
     def latest(self) -> Window | None:

@@ -1,15 +1,13 @@
 """Rank 0's side of the exchange: sends settings to all ranks, and combines the data of all ranks into windows."""
 
 import logging
-import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
-from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination
@@ -102,8 +100,8 @@ class Leader(Rounds):
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
-        self.readers: list[weakref.ref[WindowReader]] = []
-        """Readers of the windows. A reader that raises gets no more windows, but the exchange continues."""
+        self.reader: Callable[[], WindowReader | None] = lambda: None
+        """Return the reader of the windows, or None if there is none."""
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
@@ -216,8 +214,9 @@ class Leader(Rounds):
             self.finished.append(self.latest)
 
     def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
-        """Pass a window to the readers."""
-        if not self.readers:
+        """Pass a window to the reader."""
+        reader = self.reader()
+        if reader is None:
             return
         signals: dict[int, Mapping[str, array[float]]] = {}
         roles: dict[int, Mapping[str, int]] = {}
@@ -227,19 +226,7 @@ class Leader(Rounds):
             self._breathe()
         first, steps = bundles[0].first_step, bundles[0].length
         window = GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing)
-        for reference in [*self.readers]:
-            reader = reference()
-            try:
-                if reader is not None:
-                    reader.window_gathered(window)
-            except Exception as error:
-                let_pass(error)
-                self.readers.remove(reference)
-                name = type(reader).__name__
-                log.warning(
-                    "perf_callbacks: %s reads no more windows, training goes on: %s", name, error, exc_info=error
-                )
-            del reader
+        reader.window_gathered(window)
         held = [*signals.values()]
         del signals, window
         self._free(held)
@@ -268,4 +255,4 @@ class Leader(Rounds):
         )
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
-        cast("StoreNotes", board).replace("verdict", pack(self._mine), "")
+        cast("StoreNotes", board).claim("verdict", "", pack(self._mine))

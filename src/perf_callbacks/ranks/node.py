@@ -18,7 +18,7 @@ from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import processes
 from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
-from perf_callbacks.ranks.store import LARGEST, rank_key
+from perf_callbacks.ranks.store import rank_key
 
 GATHER_SECONDS = 3.0
 """Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
@@ -276,18 +276,11 @@ class Relay:
             }
             complete = len(found) == len(self._others)
             if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes |= self._joined(window, {self._ranks[0]: one.own, **found}, fit)
+                notes[self._key(self._ranks[0], window)] = bundle_again(b"".join([one.own, *found.values()]), fit)
                 one.sent = len(found)
             if complete or now >= one.deadline:
                 del self._open[window]
         return notes
-
-    def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts into one note, or into several notes if one note would be too large. Return the notes by key."""
-        number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
-        groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
-        notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
-        return {key: bundle_again(note, fit) for key, note in notes.items()}
 
     @property
     def since(self) -> float | None:

@@ -7,6 +7,7 @@ same kind of machine. The first bytes contain the version of the layout.
 import json
 import struct
 from array import array
+from typing import Any
 from zlib import crc32
 
 from perf_callbacks.kernel.engine.resources import RESOURCES
@@ -21,9 +22,9 @@ _FRAME = struct.Struct("=4sIII")  # magic and version, numbers of bytes of heade
 
 def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
     """Pack a bundle into bytes. `fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
-    numbers = bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps, bundle.attempt
-    texts = bundle.seconds, bundle.amounts, bundle.asks, bundle.axes, bundle.names, len(bundle.ranks)
-    header = fit + json.dumps([*numbers, *texts], separators=(",", ":")).encode()
+    counts = bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps, bundle.attempt
+    others = bundle.seconds, bundle.amounts, bundle.asks, bundle.axes, bundle.names, len(bundle.ranks)
+    header = fit + json.dumps([*counts, *others], separators=(",", ":")).encode()
     arrays = bundle.ranks, bundle.places, bundle.resources, bundle.columns
     columns = b"".join([one.tobytes() for one in arrays])
     return _FRAME.pack(_MAGIC, len(header), len(columns), crc32(columns, crc32(header))) + header + columns
@@ -49,14 +50,14 @@ def bundle_again(blob: bytes, fit: bytes) -> bytes:
 
 
 def _bundle(header: bytes, columns: bytes) -> Bundle:
-    *numbers, seconds, amounts, asks, axes, names, count = json.loads(header)
-    window, length, world_size, data_parallel, steps, attempt = numbers
-    arrays, at = [], 0
+    *counts, seconds, amounts, asks, axes, names, count = json.loads(header)
+    window, length, world_size, data_parallel, steps, attempt = counts
+    arrays: list[Any] = []
+    at = 0
     for kind, number in ("I", 1), ("q", len(axes)), ("f", len(RESOURCES)), ("f", len(names) * length):
-        column = array(kind)
-        size = number * count * column.itemsize
-        column.frombytes(columns[at : at + size])
-        arrays.append(column)
+        arrays.append(array(kind))
+        size = number * count * arrays[-1].itemsize
+        arrays[-1].frombytes(columns[at : at + size])
         at += size
     ranks, places, resources, signals = arrays
     return Bundle(

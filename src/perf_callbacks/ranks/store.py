@@ -18,13 +18,6 @@ import torch.distributed as dist
 
 c10d: Any = dist  # torch documents this module's names without exporting them
 
-LONGEST = 40_000
-"""Largest size of a text note, in bytes."""
-
-LARGEST = 1_000_000
-"""Largest size, in bytes, of the packed parts under one key. The size is enough for the data of about thirty ranks in
-the longest windows with signals."""
-
 MOST_WRITTEN = 1_000
 """Largest number of keys that are written at once."""
 
@@ -94,11 +87,8 @@ class StoreNotes:
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under these keys. All keys must exist: the store would wait for a missing key."""
-        return [note if len(note) <= LARGEST else b"" for note in self._store.multi_get(list(keys))]
-
-    def replace(self, key: str, note: str, other: str) -> None:
-        """Replace `note` under this key by `other`. Do nothing if the key holds another note."""
-        self._store.compare_set(key, note, other)
+        notes: list[bytes] = self._store.multi_get(list(keys))
+        return notes
 
     def claim(self, key: str, note: str, other: str) -> bool:
         """Write `note` if the key still holds `other`. Return True if written."""
@@ -106,11 +96,8 @@ class StoreNotes:
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under these keys, in this order; an empty list if a note is missing. Never wait."""
-        new = [key for key in keys if key not in self._found]
-        if new and not self._store.check(new):
-            return []
-        self._found.update(new)
-        return [_text(note) for note in self._store.multi_get(list(keys))] if keys else []
+        found = self.read_some(*keys)
+        return [found[key] for key in keys] if len(found) == len(keys) else []
 
     def read_some(self, *keys: str) -> dict[str, str]:
         """Read the notes under these keys, leaving out missing notes. Never wait."""
@@ -142,7 +129,7 @@ def rank_key(channel: str, rank: int) -> str:
 
 
 def _text(note: bytes) -> str:
-    return note.decode(errors="replace") if len(note) <= LONGEST else ""
+    return note.decode(errors="replace")
 
 
 def connection(store: Any) -> Any:

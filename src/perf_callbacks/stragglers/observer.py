@@ -115,7 +115,7 @@ class _Watch(Observer):
             slowdown=stragglers.slowdown,
             other_work=stragglers.other_work,
         )
-        self._lost = sum(stragglers.lost.values())
+        self._lost = sum(stragglers.causes.values())
         for slow in stragglers.slow:
             if not self._warned.issuperset(slow.ranks or (slow.rank,)) and self._warnings < MOST_TOLD:
                 self._warned.update(slow.ranks or (slow.rank,))
@@ -179,7 +179,7 @@ class RanksWatch(_Watch, WindowReader):
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
-        ranks.add_reader(self)
+        ranks.set_reader(self)
 
     def _local_times(self, training: Training) -> LocalTimes:
         """Return the observer that computes local times.
@@ -307,12 +307,9 @@ class SingleWatch(_Watch):
                     self._kept.append(self._heard.popleft())
                 if sum([len(steps.step) for steps in self._kept]) >= fewest:
                     kept, self._kept = self._kept, []
-                    self._analyse(kept)
+                    numbers = [number for steps in kept for number in steps.step]
+                    self.analyse(numbers, {0: signals.of_records(kept, device=self._device)})
                 return
             self._failed = True
         finally:
             self._comparing.release()
-
-    def _analyse(self, blocks: list[Steps]) -> None:
-        numbers = [number for steps in blocks for number in steps.step]
-        self.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})

@@ -71,10 +71,8 @@ class Stragglers:
     def __init__(self) -> None:
         self._groups: dict[object, _Group] = {}
         self._sets: dict[object, SlowSets] = {}
-        self.lost: dict[tuple[Who, str], float] = {}
-        """For each set of ranks and each cause: the seconds that the job lost."""
-        self._newest: dict[tuple[Who, str], Straggler] = {}
-        self._times: Counter[tuple[Who, str]] = Counter()
+        self._sums: dict[tuple[Who, str], Straggler] = {}
+        """For each set of ranks and each cause: the newest straggler, with the sums of all seconds and steps."""
         self.steps = 0
         """Number of steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
@@ -123,19 +121,20 @@ class Stragglers:
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
         if len(ranks) > 1:
             self._several = True
-            durations, costs = dict(zip(numbers, step_seconds, strict=True)), []
+            durations = dict(zip(numbers, step_seconds, strict=True))
+            costs: list[tuple[float, UnevenLoss]] = []
             for kind, team in teams.items():
-                slow, *cost = self._team(kind, team, durations, roles, rest)
+                slow, seconds, lost = self._team(kind, team, durations, roles, rest)
                 found += slow
-                costs.append(cost)
+                costs.append((seconds, lost))
             self._add(*max(costs, key=itemgetter(0)))
         self.steps += len(known(step_seconds))
         self.seconds += sum(known(step_seconds))
         for straggler in found:
             who = straggler.ranks or (straggler.rank,), straggler.cause
-            self.lost[who] = self.lost.get(who, 0.0) + straggler.seconds_lost
-            self._times[who] += straggler.steps
-            self._newest[who] = straggler
+            before = self._sums.get(who, replace(straggler, seconds_lost=0.0, steps=0))
+            seconds, times = before.seconds_lost + straggler.seconds_lost, before.steps + straggler.steps
+            self._sums[who] = replace(straggler, seconds_lost=seconds, steps=times)
         return sorted(found, key=lambda one: (one.step, one.rank, one.cause))
 
     def _team(
@@ -189,15 +188,14 @@ class Stragglers:
 
     def costliest(self, most: int) -> list[Straggler]:
         """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps."""
-        worst = sorted(self.lost, key=self.lost.__getitem__, reverse=True)[:most]
-        return [replace(self._newest[who], seconds_lost=self.lost[who], steps=self._times[who]) for who in worst]
+        return sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True)[:most]
 
     @property
     def causes(self) -> dict[str, float]:
         """For each cause: the seconds that the job lost."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
-        for (_, cause), seconds in self.lost.items():
-            sums[cause] += seconds
+        for one in self._sums.values():
+            sums[one.cause] += one.seconds_lost
         return {cause: seconds for cause, seconds in sums.items() if seconds}
 
     @property
