@@ -115,23 +115,13 @@ class FileNotes:
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under these keys, in the order of the keys; an empty list if a note is missing."""
-        with _changing:
-            try:
-                _check(self._directory)
-                return [self._read(key).decode(errors="replace") for key in keys]
-            except OSError as error:
-                let_pass(error)
-                return []
+        found = self._found(keys)
+        return [found[key].decode(errors="replace") for key in keys] if len(found) == len(keys) else []
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under these keys; empty for a missing note."""
-        notes = dict.fromkeys(keys, b"")
-        with _changing, suppress(OSError):
-            _check(self._directory)
-            for key in keys:
-                with suppress(OSError):
-                    notes[key] = self._read(key)
-        return [notes[key] for key in keys]
+        found = self._found(keys)
+        return [found.get(key, b"") for key in keys]
 
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that no rank reads any more.
@@ -153,12 +143,16 @@ class FileNotes:
         with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
             _check(self._directory)
 
-    def _read(self, key: str) -> bytes:
-        """Read a file. A file older than this process counts as missing, because an earlier job wrote it."""
-        path = self._directory / key
-        if path.stat().st_mtime < self._began:
-            raise FileNotFoundError(key)
-        return path.read_bytes()
+    def _found(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """Read the notes under these keys, leaving out missing notes and notes of an earlier job."""
+        found = {}
+        with _changing, suppress(OSError):
+            _check(self._directory)
+            for path in [self._directory / key for key in keys]:
+                with suppress(OSError):
+                    if path.stat().st_mtime >= self._began:
+                        found[path.name] = path.read_bytes()
+        return found
 
     def _own(self, key: str) -> bool:
         """Return True if this object wrote the note. Another fit of this process may have overwritten the note."""

@@ -7,9 +7,11 @@ only if sizes vary.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from statistics import median_low
 
 STEP, LOCAL, WORK = "step", "local", "work"
 
@@ -78,7 +80,7 @@ class Peers:
             if not sample or (len(places) < 2 and not alone):  # noqa: PLR2004 two ranks can be compared
                 continue
             top = nlargest(SEEN + 1, places, key=row.__getitem__)
-            usual = usual if alone else lower_median(sample)
+            usual = usual if alone else median_low(sample)
             late = max(0.0, row[top[0]] - usual)
             gains = {cause: self._gain(row, top, step, cause) for cause in causes}
             several = sum([seconds > 0 for seconds in gains.values()]) > 1
@@ -104,7 +106,7 @@ class Peers:
         The result is large if, for example, all ranks wait for one disk.
         """
         columns = [self.column(place, cause) for place in self.sample]
-        return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
+        return median_low([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
         """Return the part of a slow rank's excess that each large cause explains, with the largest part first."""
@@ -142,7 +144,7 @@ class Peers:
             else:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
             # the lower median: if a rank is slow in half of the steps, the other half is usual
-            middle = lower_median((known(column) if math.isnan(sum(column)) else column) or (0.0,))
+            middle = median_low((known(column) if math.isnan(sum(column)) else column) or (0.0,))
             found = self._columns[place, cause] = column, middle
         return found
 
@@ -164,19 +166,7 @@ def median(values: Collection[float]) -> float:
     >>> median([3.0, 1.0, 2.0, 4.0]), median([])
     (2.5, 0.0)
     """
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-def lower_median(values: Collection[float]) -> float:
-    """Return the middle value, or the lower of two middle values.
-
-    >>> lower_median([3.0, 1.0])
-    1.0
-    """
-    return sorted(values)[(len(values) - 1) // 2]
+    return statistics.median(values) if values else 0.0
 
 
 def low(values: Collection[float]) -> float:

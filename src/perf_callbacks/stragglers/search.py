@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from statistics import median_low
 
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.even_work import extra_seconds, without_batch_size
@@ -25,7 +26,6 @@ from perf_callbacks.stragglers.peers import (
     Peers,
     Signals,
     known,
-    lower_median,
     median,
 )
 from perf_callbacks.stragglers.slow_sets import ComparedStage, ComparedWindow, SlowRank, SlowSets
@@ -232,7 +232,7 @@ class _Compared:
                     seconds - lost.get((rank, number), 0.0) for seconds, number in zip(column, numbers, strict=True)
                 ]
             if not whole or math.isnan(sum(column)):
-                usual = lower_median(known(column) or [0.0])
+                usual = median_low(known(column) or [0.0])
                 column = [usual if math.isnan(column[step]) else column[step] for step in steps]
             times.append(column)
             if more is not None:

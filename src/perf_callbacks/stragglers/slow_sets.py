@@ -6,14 +6,13 @@ healthy pace. The search names the smallest set of candidates that explains most
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import stdev
+from statistics import median_low, stdev
 
 from perf_callbacks.kernel.records.rank_records import Straggler
-from perf_callbacks.stragglers.peers import HOST, Peers, low, lower_median, median
+from perf_callbacks.stragglers.peers import HOST, Peers, low, median
 
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its median local time exceeds the healthy pace by this part of a step."""
@@ -103,7 +102,7 @@ class ComparedStage:
             # A fast test: a mean this low has no median above the limit, unless many steps are faster than the pace.
             if sum(column) <= (self.pace + least / 2) * len(column):
                 continue
-            level = lower_median(column)
+            level = median_low(column)
             if level - self.pace > max(least, ERRORS * _error(column, level)):
                 found[self.peers.ranks[place]] = level - self.pace
         return found
@@ -119,7 +118,7 @@ def _error(column: Sequence[float], level: float) -> float:
     if steps < 2 * BLOCKS:
         return error
     length = steps // BLOCKS
-    parts = [lower_median(column[start : start + length]) for start in range(0, length * BLOCKS, length)]
+    parts = [median_low(column[start : start + length]) for start in range(0, length * BLOCKS, length)]
     return max(error, stdev(parts) / math.sqrt(BLOCKS))
 
 
@@ -154,7 +153,7 @@ class ComparedWindow:
     def level(self, rank: int) -> float:
         """Return the seconds per step by which a rank exceeds the healthy pace of its stage."""
         stage, place = self._where[rank]
-        return lower_median(stage.even[place]) - stage.pace
+        return median_low(stage.even[place]) - stage.pace
 
     def longest(self, without: Collection[int] = ()) -> list[float]:
         """Return the time of each step on its slowest rank. The ranks in `without` don't count."""
@@ -252,7 +251,7 @@ class SlowSets:
         """For each slow rank: the number of consecutive windows in which the rank was slow, and of steps in them."""
         self._told: dict[int, float] = {}  # excess of reported ranks
         self._causes: Mapping[str, float] = {}
-        self._before: deque[ComparedWindow] = deque()
+        self._before: list[ComparedWindow] = []
         self.slow: SlowRank | None = None
 
     def keep(self, window: ComparedWindow) -> None:
@@ -302,13 +301,9 @@ class SlowSets:
             found += self._records(named, excess, [window.heal(excess, dict.fromkeys(named, everything))])
         self._told = {rank: excess[rank] for rank in named}
         self._before.append(window)
-        while len(self._before) > LONG_WINDOWS and self._remembered() > LONG_STEPS:
-            self._before.popleft()
+        while len(self._before) > LONG_WINDOWS and sum([len(one.numbers) for one in self._before[1:]]) > LONG_STEPS:
+            self._before.pop(0)
         return found
-
-    def _remembered(self) -> int:
-        """Return the number of steps in all remembered windows except the oldest one."""
-        return sum([len(one.numbers) for one in self._before]) - len(self._before[0].numbers)
 
     def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
         """Return what these ranks cost the job in earlier windows.
