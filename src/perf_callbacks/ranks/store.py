@@ -21,8 +21,6 @@ c10d: Any = dist  # torch documents this module's names without exporting them
 MOST_WRITTEN = 1_000
 """Largest number of keys that are written at once."""
 
-_NOBODY_WRITES = "?"
-
 SHARE = 0.75
 """The connections of all ranks may use at most this share of the files that a process may open."""
 
@@ -92,7 +90,8 @@ class StoreNotes:
 
     def claim(self, key: str, note: str, other: str) -> bool:
         """Write `note` if the key still holds `other`. Return True if written."""
-        return _text(self._store.compare_set(key, other, note)) == note
+        now: bytes = self._store.compare_set(key, other, note)
+        return now == note.encode()
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under these keys, in this order; an empty list if a note is missing. Never wait."""
@@ -102,14 +101,8 @@ class StoreNotes:
     def read_some(self, *keys: str) -> dict[str, str]:
         """Read the notes under these keys, leaving out missing notes. Never wait."""
         there = self._there(keys)
-        return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
-
-    def peek(self, key: str) -> str:
-        """Read a note; "" if missing.
-
-        `peek` takes one request. `multi_get` would take two requests, and would wait for a missing key.
-        """
-        return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
+        notes = self._store.multi_get(there) if there else []
+        return {key: note.decode(errors="replace") for key, note in zip(there, notes, strict=True)}
 
     def _there(self, keys: Sequence[str]) -> list[str]:
         """Find the keys that exist, by bisection. The store can only check that all keys of a list exist."""
@@ -126,10 +119,6 @@ class StoreNotes:
 def rank_key(channel: str, rank: int) -> str:
     """Return the key of a rank's note in a channel."""
     return f"{channel} {rank}"
-
-
-def _text(note: bytes) -> str:
-    return note.decode(errors="replace")
 
 
 def connection(store: Any) -> Any:

@@ -111,7 +111,7 @@ def _one(signals: Signals, usual: float, pace: float, rest: Callable[[], object]
     if WORK not in signals:
         return signals
     local = [
-        seconds - pace * (size - usual) if size > usual else seconds
+        seconds - pace * max(0.0, size - usual)  # an unknown size counts as usual
         for seconds, size in zip(signals[LOCAL], signals[WORK], strict=True)
     ]
     return {**signals, LOCAL: local}

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from statistics import median_low
 
 STEP, LOCAL, WORK = "step", "local", "work"
 
@@ -80,7 +79,7 @@ class Peers:
             if not sample or (len(places) < 2 and not alone):  # noqa: PLR2004 two ranks can be compared
                 continue
             top = nlargest(SEEN + 1, places, key=row.__getitem__)
-            usual = usual if alone else median_low(sample)
+            usual = usual if alone else statistics.median_low(sample)
             late = max(0.0, row[top[0]] - usual)
             gains = {cause: self._gain(row, top, step, cause) for cause in causes}
             several = sum([seconds > 0 for seconds in gains.values()]) > 1
@@ -106,7 +105,7 @@ class Peers:
         The result is large if, for example, all ranks wait for one disk.
         """
         columns = [self.column(place, cause) for place in self.sample]
-        return median_low([max(0.0, column[step] - usual) for column, usual in columns])
+        return statistics.median_low([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
         """Return the part of a slow rank's excess that each large cause explains, with the largest part first."""
@@ -144,7 +143,7 @@ class Peers:
             else:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
             # the lower median: if a rank is slow in half of the steps, the other half is usual
-            middle = median_low((known(column) if math.isnan(sum(column)) else column) or (0.0,))
+            middle = statistics.median_low((known(column) if math.isnan(sum(column)) else column) or (0.0,))
             found = self._columns[place, cause] = column, middle
         return found
 
