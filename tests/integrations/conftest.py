@@ -29,7 +29,7 @@ def _quick_collections(request, monkeypatch):
         "get_freeze_count": lambda: 0,
         "get_objects": list,
     }
-    for module in (gc_item, growth, collector):
+    for module in (growth, collector):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 

@@ -7,14 +7,13 @@ live objects, so that later collections are cheap. A short fit ends before the f
 objects.
 """
 
-import gc
 import weakref
 from collections.abc import Mapping
 
 from perf_callbacks.garbage.growth import Growth
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
+from perf_callbacks.kernel.fit.item import ALREADY, SKIPPED, ActiveItem, Fit
 from perf_callbacks.kernel.fit.trial import TURN
 from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN
 from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
@@ -47,8 +46,6 @@ class Garbage:
         frozen = environment.gc_frozen >= OWN_FROZEN
         if config.gc not in {"sync", "freeze"}:
             return Checklist(item=self.slug, status=SKIPPED, before=before, why=f"gc={config.gc}")
-        if not hasattr(gc, "freeze"):
-            return Checklist(item=self.slug, status=NOT_APPLICABLE, why="this interpreter has another collector")
         if config.gc == "sync" and not environment.gc_enabled:
             return Checklist(item=self.slug, status=ALREADY, before=before, why=OTHERS)
         if config.gc == "freeze" and frozen:

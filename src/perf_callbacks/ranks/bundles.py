@@ -87,11 +87,9 @@ class Bundle:
         return {rank: {name: next(columns) for name in self.names} for rank in self.ranks}
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank, by name. Empty means that the coordinates are unknown."""
-        number = len(self.axes)
-        starts = range(0, len(self.places), number) if number else ()
-        places = [self.places[start : start + number] for start in starts]
-        return {rank: dict(zip(self.axes, place, strict=True)) for rank, place in zip(self.ranks, places, strict=False)}
+        """Return the coordinates of each rank, by name. The result is empty if the coordinates are unknown."""
+        places = iter(self.places)
+        return {rank: {name: next(places) for name in self.axes} for rank in self.ranks if self.axes}
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:

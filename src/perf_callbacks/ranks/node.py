@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import unix_time
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import processes
 from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
 from perf_callbacks.ranks.store import rank_key
@@ -156,11 +156,9 @@ class FileNotes:
 
     def _own(self, key: str) -> bool:
         """Return True if this object wrote the note. Another fit of this process may have overwritten the note."""
-        try:
+        with suppress(OSError):
             return self._written.get(key) == _identity(self._directory / key)
-        except OSError as error:
-            let_pass(error)
-            return False
+        return False
 
 
 def _check(directory: Path) -> None:

@@ -91,9 +91,8 @@ class ComparedStage:
 
     def examine(self, step_seconds: float, rest: Callable[[], object]) -> dict[int, float]:
         """Set the healthy pace, and return the seconds per step by which slow ranks exceed this pace."""
-        count = len(self.peers.ranks)
         self.pace = low([median(self.even[place]) for place in self.peers.sample])
-        if count == 1:
+        if len(self.peers.ranks) == 1:
             return {}
         least = SLOW_SHARE * step_seconds
         found = {}
