@@ -180,8 +180,7 @@ class Exchange:
 
     def wake(self) -> None:
         """Make the side thread run a round soon, because a handler has a note to write."""
-        if self._talk.here:
-            self._talk.wake()
+        self._talk.wake()
 
     def offer(self, part: Part) -> None:
         """Hand this rank's data of a finished window to the side thread, which keeps only recent windows.
@@ -234,8 +233,8 @@ class _ExchangeThread:
             self._finish()
 
     def wake(self) -> None:
-        """Wake the side thread, because there is something to do."""
-        if self._calls.empty():
+        """Wake the side thread, because there is something to do. In a forked child, there is no side thread."""
+        if self.here and self._calls.empty():
             self._calls.put(None)
 
     def end(self, *, politely: bool = True) -> None:

@@ -32,8 +32,8 @@ BREATH_SECONDS = 0.0002
 """Seconds between two slices of work. After a sleep of 0 s, the thread may take the GIL back before a waiting thread
 has woken up."""
 
-MOST_READ, MOST_BYTES = 32, 400_000
-"""One request reads at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals."""
+MOST_READ = 32
+"""One request reads at most this many notes."""
 
 LATE_SECONDS = 1.0
 """If rank 0's first round after a deadline comes more than this many seconds late, rank 0's process was suspended. The
@@ -103,8 +103,8 @@ class Leader(Rounds):
         self.reader: Callable[[], WindowReader | None] = lambda: None
         """Return the reader of the windows, or None if there is none."""
         self._mark = mark(job_settings.fit)
-        self._together = 1 if node is None else len(node.ranks)
-        self._sources = [rank - rank % self._together for rank in range(world_size)]
+        together = 1 if node is None else len(node.ranks)
+        self._sources = [rank - rank % together for rank in range(world_size)]
         """Entry r is the rank that writes the data of rank r to the store. Until data arrive, the entry is guessed from
         the number of ranks on this machine."""
         self._said = self._warned = False
@@ -152,11 +152,9 @@ class Leader(Rounds):
         if waited > GATHER_SECONDS:  # a missing rank may talk for itself, or for a machine of another size
             sources.update(missing)
         ordered = sorted(sources)
-        size = 4 * len(pending.bundles[OWN][0].columns) * self._together
-        number = max(1, min(MOST_READ, MOST_BYTES // max(1, size)))
         self._breathe()
-        for start in range(0, len(ordered), number):
-            some = ordered[start : start + number]
+        for start in range(0, len(ordered), MOST_READ):
+            some = ordered[start : start + MOST_READ]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
                 bundles = [one for one in unpack_bundles(blob, self._mark) if self._possible(one, source, window)]
@@ -225,7 +223,7 @@ class Leader(Rounds):
             roles.update(bundle.roles())
             self._breathe()
         first, steps = bundles[0].first_step, bundles[0].length
-        window = GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing)
+        window = GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles)
         reader.window_gathered(window)
         held = [*signals.values()]
         del signals, window

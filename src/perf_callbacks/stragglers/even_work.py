@@ -9,10 +9,6 @@ from itertools import chain
 
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
-FEW = 31
-"""The seconds per unit of work are computed from a sample of the ranks. The sample has at least this many ranks, or all
-ranks of a smaller group."""
-
 EXPLAINED = 0.8
 """Batch sizes explain local times if correcting for the sizes lowers the spread of local times to less than this
 part."""
@@ -48,7 +44,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
     """
     if not all(WORK in one for one in signals):
         return None
-    pace = _seconds_per_unit(signals[:: max(1, len(signals) // FEW)], rest)
+    pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)], rest)
     if pace is None:
         return None
     means = []
