@@ -70,11 +70,6 @@ def _after(config: PerfConfig, environment: Environment) -> str:
     return f"every {config.gc_interval:,} steps, full every {config.gc_interval * RARER:,}"
 
 
-def _next(step: int, interval: int) -> int:
-    """Return the first multiple of `interval` that is at least `step`."""
-    return -(-step // interval) * interval
-
-
 def due_between(before: int, step: int, interval: int) -> int | None:
     """Return the generation to collect at `step`, or None if no collection became due after step `before`.
 
@@ -110,7 +105,9 @@ class ScheduledCollection(ActiveItem):
         self._begun = self._frozen = self._off_before = False
         self._spans: list[str] = []
         self._warned = False
-        self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
+        self._due = self._first
+        if self._level != "sync":  # at the first multiple of the interval
+            self._due += -self._first % self._interval
         self._trying = False  # in a turn with the schedule on
         self._fresh = True
         self._agreed: tuple[int, int] | None = None

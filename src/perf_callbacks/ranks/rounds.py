@@ -152,18 +152,14 @@ class Rounds:
                         for handler, channel in self._opened(self._board, self.job_settings.fit):
                             handler.leave(channel)
                     self._take_back(self._board)
-                self._leave_node()
+                if self._relay is not None:
+                    self._relay.folder.leave(talks=True)
+                elif isinstance(self._board, FileNotes):
+                    self._board.leave()
         finally:
             self._board = self._relay = None
             self._store = None
             self.agreed.set()
-
-    def _leave_node(self) -> None:
-        """Leave the machine's directory, and remove notes that no rank reads any more."""
-        if self._relay is not None:
-            self._relay.folder.leave(talks=True)
-        elif isinstance(self._board, FileNotes):
-            self._board.leave()
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
         """Withdraw notes from the store. A rank that only sends its data has no notes to withdraw."""
