@@ -31,7 +31,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
-from types import SimpleNamespace
 
 import torch.distributed as dist
 
@@ -114,7 +113,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     gc.disable()
     before, opened, slices, read = memory(), descriptors(), Slices(), []
-    leader.time = SimpleNamespace(sleep=slices.sleep, perf_counter=time.perf_counter)
+    leader.sleep = slices.sleep
     exchange = Exchange(
         server, rank=0, world_size=world_size, window=LENGTH, run_id="run", signals=True,
         node=node_of(0, world_size, directory, direct=direct),
@@ -136,7 +135,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
 
     exchange._rounds.step, board.StoreNotes.get = timed_step, counted_get
     reader = Reader()
-    exchange.add_reader(reader.window_gathered)  # signals are made for it
+    exchange.set_reader(reader.window_gathered)  # signals are made for it
     exchange.start()
     print(server.port, flush=True)
     figures = []

@@ -87,7 +87,7 @@ def count_freezes(monkeypatch):
 def put(monkeypatch, fake):
     """In place of the collector; with it, no fit has a claim on it."""
     fake.owner = ours = collector.Collector()
-    for module in (gc_item, growth, collector):
+    for module in (growth, collector):
         monkeypatch.setattr(module, "gc", fake)
     for module in (gc_item, environment, collector):
         monkeypatch.setattr(module, "COLLECTOR", ours)

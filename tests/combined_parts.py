@@ -22,5 +22,6 @@ PART = Part(
 def combine(parts, missing=()):
     """Combine one part of each rank that isn't missing, in any order, into one window, if there is one."""
     combination = Combination()
-    combination.add([Bundle.of(part) for part in parts])
+    for part in parts:
+        combination.add(Bundle.of(part))
     return combination.window(missing)

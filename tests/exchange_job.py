@@ -17,7 +17,7 @@ class Windows:
 
     def __init__(self, exchange, read=lambda _: None):
         self.all, self._read = [], read
-        exchange.add_reader(self.window_gathered)
+        exchange.set_reader(self.window_gathered)
 
     def window_gathered(self, window):
         self.all.append(window)

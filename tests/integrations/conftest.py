@@ -10,7 +10,7 @@ from fakes import FakeClock
 
 from perf_callbacks.advice import busy_lines
 from perf_callbacks.flops import observer as counting
-from perf_callbacks.garbage import growth, item as gc_item
+from perf_callbacks.garbage import growth
 from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.kernel.engine import engine
 from perf_callbacks.kernel.fit.recorder import Recorder
@@ -29,7 +29,7 @@ def _quick_collections(request, monkeypatch):
         "get_freeze_count": lambda: 0,
         "get_objects": list,
     }
-    for module in (gc_item, growth, collector):
+    for module in (growth, collector):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 

@@ -31,8 +31,7 @@ class Rank:
         self.collected = []
 
     def enter(self):
-        for module in (gc_item, collector):
-            self.patch.setattr(module, "gc", self.fake)
+        self.patch.setattr(collector, "gc", self.fake)
         for module in (gc_item, environment):
             self.patch.setattr(module, "COLLECTOR", self.owner)
         self.patch.setattr(growth, "gc", self.at_once)

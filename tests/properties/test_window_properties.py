@@ -121,7 +121,8 @@ def test_parts_may_be_bundled_and_combined_some_at_a_time(job, size):
     parts, _ = job
     combination = Combination()
     for start in range(0, len(parts), size):
-        combination.add(bundled([Bundle.of(part) for part in parts[start : start + size]]))
+        for bundle in bundled([Bundle.of(part) for part in parts[start : start + size]]):
+            combination.add(bundle)
     assert combination.window() == combine(parts)
 
 

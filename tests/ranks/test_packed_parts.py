@@ -1,10 +1,8 @@
 """Parts of windows as bytes: they come back as they were, or not at all."""
 
 import math
-import struct
 from array import array
 from dataclasses import replace
-from zlib import crc32
 
 import pytest
 from combined_parts import PART
@@ -14,7 +12,9 @@ from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.ranks.bundles import MOST, Bundle
 from perf_callbacks.ranks.packed_parts import bundle_again, pack_bundle, unpack_bundles
-from perf_callbacks.ranks.store import LARGEST
+
+MOST_BYTES = 8 * 2**20
+"""Largest note that the server of torch's `TCPStore` takes."""
 
 FIT, OTHER_FIT = bytes(range(16)), bytes(16)
 FULL = replace(
@@ -26,8 +26,6 @@ FULL = replace(
     attempt=2,
 )
 BARE = replace(FULL, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={}, resources={})
-FRAME, HEADER = 12, 144
-"""Bytes before the body of a bundle: magic, length, checksum; and before the names in it."""
 
 
 def pack_part(part, fit):
@@ -58,10 +56,6 @@ def test_parts_come_back_as_they_were_one_after_the_other():
     blob = b"".join([pack_part(part, FIT) for part in (FULL, BARE, FULL)])
     assert unpacked(blob) == [FULL, BARE, FULL]
     assert unpacked(b"") == []
-
-
-def test_a_number_of_attempts_that_is_too_large_is_the_largest():
-    assert unpacked(pack_part(replace(FULL, attempt=2**32), FIT)) == [replace(FULL, attempt=2**32 - 1)]
 
 
 def test_unknown_seconds_of_a_step_stay_unknown():
@@ -100,57 +94,6 @@ def test_foreign_bytes_are_no_error(garbage):
     assert unpacked(garbage) == []
 
 
-def forged(change):
-    """Return a part of which somebody changed the body, and mended the checksum."""
-    body = bytearray(pack_part(FULL, FIT)[FRAME:])
-    change(body)
-    return struct.pack("=4sII", pack_part(FULL, FIT)[:4], len(body), crc32(body)) + bytes(body)
-
-
-def put(form, at, *values):
-    return lambda body: struct.pack_into(form, body, at, *values)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        put("=I", 24, 0),  # length
-        put("=I", 24, 51),
-        put("=I", 28, 0),  # world size
-        put("=I", 32, 0),  # data parallel
-        put("=I", 32, 3),
-        put("=I", 36, 51),  # steps
-        put("=I", 44, 0),  # number of ranks
-        put("=I", 44, 2),
-        put("=I", 44, 2**32 - 1),
-        put("=I", 48, 1),  # bytes of the names
-        put("=I", 48, 2**32 - 1),
-        put("=I", 52, 1),  # and of what is asked for
-        put("=I", 52, 2**32 - 1),
-        put("=d", 56, math.nan),  # seconds
-        put("=d", 56, math.inf),
-        put("=d", 56, -1.0),
-        lambda body: struct.pack_into("=I", body, HEADER + struct.unpack_from("=I", body, 52)[0], 2),  # rank
-        lambda body: body.extend(b"\x00" * 4),
-        lambda body: body.extend(b"\x00"),
-        lambda body: body.__delitem__(slice(-4, None)),
-        lambda body: body.__delitem__(slice(64, None)),
-        lambda body: body.__setitem__(slice(HEADER, HEADER + 2), b"{["),
-        lambda body: body.__setitem__(slice(HEADER, HEADER + 2), b"\xff\xff"),
-        lambda body: body.__setitem__(slice(HEADER, HEADER + 10), b"[1, 2, 3] "),
-    ],
-)
-def test_numbers_that_can_not_be_true_are_no_part(change):
-    assert unpacked(forged(lambda body: None)) == [FULL]
-    assert unpacked(forged(change)) == []
-
-
-def test_ranks_out_of_order_or_twice_are_no_bundle():
-    ranks = [replace(FULL, rank=rank) for rank in (0, 1)]
-    for wrong in (ranks[::-1], [ranks[0]] * 2):
-        assert unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in wrong]), FIT), FIT) == []
-
-
 def test_ranks_that_counted_alike_are_one_bundle_and_others_are_not():
     parts = [replace(FULL, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
     parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "keep data": 1})
@@ -171,10 +114,4 @@ def test_an_amount_that_can_not_be_true_is_unknown(amount):
 def test_the_longest_windows_that_carry_signals_fit_into_a_note_many_times():
     signals = {name: array("f", [0.5] * MOST_STEPS) for name in "abcdefgh"}
     asks = {f"keep item {item}": 1 for item in range(100)}
-    assert len(pack_part(replace(FULL, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < LARGEST / 25
-
-
-def test_values_that_nobody_can_ask_for_are_no_part():
-    with pytest.raises(OverflowError):
-        pack_part(replace(FULL, asks={"gc_interval": 2**64}), FIT)
-    assert unpacked(pack_part(replace(FULL, asks={"gc_interval": -1}), FIT)) == []
+    assert len(pack_part(replace(FULL, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < MOST_BYTES / 200

@@ -270,7 +270,7 @@ def test_hooks_are_gone_after_the_fit_and_the_model_can_be_copied_before(job):
 
 def test_an_error_in_the_analysis_is_told_once_and_ends_only_the_analysis(job, monkeypatch, caplog):
     ranks = job()
-    monkeypatch.setattr("perf_callbacks.stragglers.peers.Peers.compare", lambda _: 1 / 0)
+    monkeypatch.setattr("perf_callbacks.stragglers.peers.Peers.compare", lambda *_: 1 / 0)
     train(ranks, 2 * WINDOW)
     until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
 

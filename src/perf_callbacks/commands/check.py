@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands import status
@@ -44,6 +45,8 @@ _COLUMNS = {
     "status": "affinity",
 }
 """Heading of each field of a rank."""
+PATIENCE_SECONDS = 20.0
+"""Seconds to wait for the store in which the ranks of a machine meet, and then for the note of each rank."""
 
 LATER = (
     "A training would measure the peak for MFU; `perf-callbacks check --measure` measures it now, and keeps the device "
@@ -231,16 +234,44 @@ def bindings_table(ranks: Sequence[Mapping[str, object]]) -> str:
 
 def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:
     """Return the GPUs and CPUs of all ranks of this machine. On ranks other than the machine's first, return None."""
-    from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
-
     try:
-        notes = local_notes.hand_in(json.dumps(mine), local, os.environ)
+        notes = _hand_in(json.dumps(mine), local)
     except Exception:  # noqa: BLE001 ranks that can't exchange notes print for themselves
         return [mine]
     if notes is None:
         return None
     silent = {"status": "no answer"}
     return [json.loads(note) if note else {"rank": mine["rank"] + place} | silent for place, note in enumerate(notes)]
+
+
+def _hand_in(note: str, local: tuple[int, int]) -> list[str | None] | None:
+    """Send a note to the first rank of this machine. The first rank gets all notes, and other ranks get None.
+
+    The ranks meet in the store that the launcher's environment variables point to. In the list of notes, None stands
+    for a note that didn't come in time. Raise an exception if the ranks can't reach the store.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 other commands do without torch
+
+    place, number = local
+    if number == 1:
+        return [note]
+    c10d: Any = dist  # torch documents this module's names without exporting them
+    patience = timedelta(seconds=PATIENCE_SECONDS)
+    store, rank, _ = next(c10d.rendezvous("env://", timeout=patience))
+    prefix = f"perf_callbacks check {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store.set(f"{prefix} {rank}", note)
+    if place:
+        return None
+    store.set_timeout(patience)
+    # launchers number the ranks of a machine one after the other
+    return [_note(store, f"{prefix} {other}") for other in range(rank, rank + number)]
+
+
+def _note(store: Any, key: str) -> str | None:
+    try:
+        return bytes(store.get(key)).decode()
+    except RuntimeError:  # the note didn't come in time
+        return None
 
 
 def _peak(peak: Peaks | None) -> dict[str, object] | None:

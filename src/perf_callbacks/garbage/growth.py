@@ -3,7 +3,6 @@
 import gc
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
@@ -24,14 +23,6 @@ LOOK_SECONDS = 0.25
 frequent."""
 
 
-class Relief(NamedTuple):
-    """Cause and effect of an unplanned collection, which runs because garbage grew too fast."""
-
-    found: str
-    helped: bool
-    """True means that the collection freed more than half of the new objects, or of the new memory."""
-
-
 class Growth:
     """Watches the growth of garbage on this rank, and collects garbage that grows too fast."""
 
@@ -44,11 +35,14 @@ class Growth:
         """Store the memory in use now. Later growth is measured from this amount."""
         self._base = self._memory()
 
-    def relieve(self, step: int) -> Relief | None:
-        """After a step, collect garbage if there is too much garbage. Return None if no collection was needed."""
+    def relieve(self, step: int) -> tuple[str, bool] | None:
+        """After a step, collect garbage if there is too much garbage. Return None if no collection was needed.
+
+        Return the reason for the collection, and True if it freed more than half of the new objects or new memory.
+        """
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
-            return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)
+            return f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young
         used = self._memory()
         grown = [kind for kind, amount in used.items() if _grown(self._base.get(kind, amount), amount)]
         if not grown:
@@ -57,7 +51,7 @@ class Growth:
         after = self._memory()
         helped = any(used[kind] - after.get(kind, 0) > (used[kind] - self._base[kind]) / 2 for kind in grown)
         self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}
-        return Relief(f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
+        return f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped
 
     def patience(self, step: int) -> int:
         """Return the number of steps until the next check for garbage, computed from the time of recent steps."""

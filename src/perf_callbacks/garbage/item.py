@@ -7,14 +7,13 @@ live objects, so that later collections are cheap. A short fit ends before the f
 objects.
 """
 
-import gc
 import weakref
 from collections.abc import Mapping
 
-from perf_callbacks.garbage.growth import Growth, Relief
+from perf_callbacks.garbage.growth import Growth
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
+from perf_callbacks.kernel.fit.item import ALREADY, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.fit.trial import TURN
 from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN, Lease
 from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
@@ -45,8 +44,6 @@ def decide(environment: Environment, config: PerfConfig) -> Checklist:
     frozen = environment.gc_frozen >= OWN_FROZEN
     if config.gc not in {"sync", "freeze"}:
         return Checklist(item=SLUG, status=SKIPPED, before=before, why=f"gc={config.gc}")
-    if not hasattr(gc, "freeze"):
-        return Checklist(item=SLUG, status=NOT_APPLICABLE, why="this interpreter has another collector")
     if config.gc == "sync" and not environment.gc_enabled:
         return Checklist(item=SLUG, status=ALREADY, before=before, why=OTHERS)
     if config.gc == "freeze" and frozen:
@@ -65,11 +62,6 @@ def _after(config: PerfConfig, environment: Environment) -> str:
     if not environment.gc_generational:
         return f"every {config.gc_interval:,} steps"
     return f"every {config.gc_interval:,} steps, full every {config.gc_interval * RARER:,}"
-
-
-def _next(step: int, interval: int) -> int:
-    """Return the first multiple of `interval` that is at least `step`."""
-    return -(-step // interval) * interval
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
@@ -107,7 +99,9 @@ class ScheduledCollection(ActiveItem):
         self._begun = self._frozen = self._off_before = False
         self._spans: list[str] = []
         self._warned = False
-        self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
+        self._due = self._first
+        if self._level != "sync":  # at the first multiple of the interval
+            self._due += -self._first % self._interval
         self._trying = False  # in a turn with the schedule on
         self._fresh = True
         self._agreed: tuple[int, int] | None = None
@@ -124,7 +118,9 @@ class ScheduledCollection(ActiveItem):
         if step < self._due:
             return
         if self._trying:
-            self._go_on_trying(step)
+            if step % self._interval == 0:
+                self._lease.collect_now(self._young)
+            self._look(step)
             return
         if self._level == "freeze":
             self._freeze(step)
@@ -132,8 +128,8 @@ class ScheduledCollection(ActiveItem):
         elif not self._begun:
             self._begin(step)
         elif not self._overruled(step):
-            if self._lease.abandoned:
-                self._take_over()
+            if self._lease.abandoned and self._lease.turn_off() and self._frozen:  # the step took long
+                self._lease.freeze()
             self._keep_to_schedule(step)
         self._last = step
 
@@ -237,11 +233,6 @@ class ScheduledCollection(ActiveItem):
         self._frozen, self._last_full = True, step
         self._growth.begin()
 
-    def _take_over(self) -> None:
-        """Resume the schedule if the watchdog turned automatic collection on during a long step."""
-        if self._lease.turn_off() and self._frozen:
-            self._lease.freeze()
-
     def _try(self, step: int) -> None:
         if not self._lease.alone:
             self._give_up(SKIPPED, ELSEWHERE)
@@ -249,11 +240,6 @@ class ScheduledCollection(ActiveItem):
             self._give_up(ALREADY, OTHERS)
         else:
             self._trying, self._first, self._due = True, step, step + 1
-
-    def _go_on_trying(self, step: int) -> None:
-        if step % self._interval == 0:
-            self._lease.collect_now(self._young)
-        self._look(step)
 
     def _overruled(self, step: int) -> bool:
         if overruled := self._lease.overruled:
@@ -299,25 +285,25 @@ class ScheduledCollection(ActiveItem):
         return max(1, self._interval // RARER)
 
     def _look(self, step: int) -> None:
-        """Collect at once if garbage grows too fast on this rank, and plan the next check."""
+        """Collect at once if garbage grows too fast on this rank, and plan the next check.
+
+        Checks are frequent at the beginning, and rare if steps are short.
+        """
         relief = self._growth.relieve(step)
         if relief is not None:
-            self._tell_of(relief)
-        self._look_again(step)
-
-    def _look_again(self, step: int) -> None:
-        """Plan the next check for garbage. Checks are frequent at the beginning, and rare if steps are short."""
+            reason, helped = relief
+            self._tell_of(reason, helped=helped)
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 
-    def _tell_of(self, relief: Relief) -> None:
+    def _tell_of(self, reason: str, *, helped: bool) -> None:
         asked = self._least
-        if relief.helped:
+        if helped:
             self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
         if not self._warned:
             self._warned = True
             asks = f"; requested of all ranks: collect every {self._least:,} steps" if self._least < asked else ""
-            self._say(APPLIED, f"{relief.found}: collected at once, only on this rank{asks}")
+            self._say(APPLIED, f"{reason}: collected at once, only on this rank{asks}")
 
 
 ITEM = Item(SLUG, decide, ScheduledCollection)

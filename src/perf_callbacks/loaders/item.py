@@ -31,10 +31,9 @@ def decide(environment: Environment, config: PerfConfig) -> Checklist:
     """Decide if batches are to be pinned and copied asynchronously."""
     status, why = _status(environment, config)
     before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
-    if status == ADVISED:
-        return Checklist(item=SLUG, status=status, before=before, after=_line(environment), why=why)
-    after = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
-    return Checklist(item=SLUG, status=status, before=before, after=after if status == APPLIED else None, why=why)
+    pinned = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
+    after = {ADVISED: _line(environment), APPLIED: pinned}.get(status)
+    return Checklist(item=SLUG, status=status, before=before, after=after, why=why)
 
 
 _PINS = {True: "pinned", False: "not pinned", None: "pinned if the loader says so"}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from perf_callbacks.profiles import host as hosts, kernel_classes
@@ -10,17 +10,10 @@ from perf_callbacks.profiles.host import NOWHERE, Call, CallSite, Host
 from perf_callbacks.profiles.intervals import Interval
 from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, TraceEvent, number
 
-_WORK = {
-    "kernel": False,
-    "gpu_memcpy": True,
-    "gpu_memset": True,
-    "memcpy": True,
-    "memset": True,
-    "concurrent_kernel": False,
-}
+_WORK = {"kernel": False, "gpu_memcpy": True, "gpu_memset": True}
 """Trace categories of work on a device. The value is True if a copy engine does the work."""
 
-_HOST = {"cpu_op": "operation", "operator": "operation", "user_annotation": "annotation", "python_function": "python"}
+_HOST = {"cpu_op": "operation", "user_annotation": "annotation", "python_function": "python"}
 
 MICROSECOND = 1e-6
 
@@ -58,19 +51,17 @@ class DeviceWork:
         return self.start, self.end, self.stream, self.name, math.inf if self.launch is None else self.launch.end
 
 
-@dataclass(slots=True)
-class Timelines:
-    """Work of each device, and calls of host threads. A device's key is its process id and its number."""
-
-    devices: dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    span: Interval | None = None
-    """Time span of all events except Python functions. None means that there is no event."""
+Devices = dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]]
+"""Work of each device. A device's key is its process id and its number."""
 
 
-def split(events: Iterable[TraceEvent]) -> Timelines:
-    """Split the events of a trace into device work and host calls. Events with impossible times are left out."""
-    found = Timelines()
+def split(events: Iterable[TraceEvent]) -> tuple[Devices, list[Call], Interval | None]:
+    """Split the events of a trace into device work and host calls. Events with impossible times are left out.
+
+    Also return the time span of all events except Python functions, or None if there is no event.
+    """
+    devices: Devices = {}
+    calls = list[Call]()
     low, high = float("inf"), float("-inf")
     for event in events:
         if event.ph != "X" or event.cat is None:
@@ -78,12 +69,12 @@ def split(events: Iterable[TraceEvent]) -> Timelines:
         start, duration = number(event.ts), number(event.dur)
         if start is None or duration is None or not 0 <= duration < MOST_MICROSECONDS > abs(start):
             continue
-        category, name = event.cat.lower(), str(event.name)
+        category, name = event.cat, str(event.name)
         if category in _WORK:
             arguments = event.args or NO_ARGUMENTS
             device = (str(event.pid), str(event.pid if arguments.device is None else arguments.device))
             work = DeviceWork(start, start + duration, name, _WORK[category], (str(event.pid), str(event.tid)))
-            found.devices.setdefault(device, []).append((work, event))
+            devices.setdefault(device, []).append((work, event))
         else:
             kind = _HOST.get(category) or ("runtime" if category.endswith(("runtime", "driver")) else None)
             if kind is None:
@@ -92,14 +83,13 @@ def split(events: Iterable[TraceEvent]) -> Timelines:
                 kind = "module"
             thread = (str(event.pid), str(event.tid))
             correlation = event.args.correlation if event.args is not None and kind == "runtime" else None
-            found.calls.append(
+            calls.append(
                 Call(start, start + duration, name, kind, thread, event.args or NO_ARGUMENTS, _id(correlation))
             )
             if kind == "python":  # begins before the profiler and ends after
                 continue
         low, high = min(low, start), max(high, start + duration)
-    found.span = Interval(low, high) if low < high else None
-    return found
+    return devices, calls, Interval(low, high) if low < high else None
 
 
 def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list[DeviceWork]:
@@ -111,7 +101,7 @@ def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list
     for one, event in work:
         arguments = event.args or NO_ARGUMENTS
         one.launch = launches.get(_id(arguments.correlation) or 0)
-        number_of_call = _id(arguments.external_id) or _id(arguments.old_external_id)
+        number_of_call = _id(arguments.external_id)
         outside = by_id.get(number_of_call) if number_of_call else None
         one.origin = host.of(one.launch)
         if not one.origin.operations and outside is not None:

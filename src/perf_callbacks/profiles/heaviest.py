@@ -1,7 +1,7 @@
 """Find the operations and copies that take the most time."""
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import ProfiledCopy, ProfiledOperation
@@ -89,10 +89,10 @@ def copies(work: Iterable[DeviceWork]) -> tuple[ProfiledCopy, ...]:
 
 
 def _groups(keyed: Iterable[tuple[tuple[str, ...], DeviceWork]]) -> list[tuple[tuple[str, ...], list[DeviceWork]]]:
-    groups: dict[Hashable, tuple[tuple[str, ...], list[DeviceWork]]] = {}
+    groups: dict[tuple[str, ...], list[DeviceWork]] = {}
     for key, one in keyed:
-        groups.setdefault(key, (key, []))[1].append(one)
-    return [*groups.values()]
+        groups.setdefault(key, []).append(one)
+    return [*groups.items()]
 
 
 def _calls(group: Sequence[DeviceWork]) -> int:

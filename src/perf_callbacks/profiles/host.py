@@ -1,7 +1,6 @@
 """Find the operation, the module and the Python function to which each event of a host thread belongs."""
 
 import re
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -207,15 +206,11 @@ def _within(outer: CallSite, call: Call) -> CallSite:
     data = outer.in_data or DATA.match(call.name) is not None
     if call.kind == "annotation":
         return replace(outer, in_optimizer=optimizer, in_data=data)
-    line = outer.line
-    if line is None and isinstance(call.arguments.stack, str):  # traces of 2021; the innermost function comes first
-        for name in reversed(call.arguments.stack.split(";")):
-            line = _line(line, name)
     # Lightning runs forward and backward in a closure of the optimizer. The optimizer itself makes no graph.
     backward = call.name.startswith(_BACKWARD)
     optimizer = optimizer and not backward and number(call.arguments.sequence) is None
     modules = None if backward else outer.modules  # a module may run a backward in its forward
-    return CallSite((call, *outer.operations[:_DEPTH]), optimizer, data, line, modules)
+    return CallSite((call, *outer.operations[:_DEPTH]), optimizer, data, outer.line, modules)
 
 
 def _in_function(outer: CallSite, name: str) -> CallSite:
@@ -249,20 +244,3 @@ def _function(name: str) -> tuple[str | None, bool]:
         return None, True
     shown = _SITE.sub("", name)
     return shown, _LIBRARY.match(shown) is not None
-
-
-class Cover:
-    """Sorted intervals without overlaps, for fast search of the intervals in a time span."""
-
-    def __init__(self, parts: Sequence[Interval]) -> None:
-        self._parts = parts
-        self._ends = [part.end for part in parts]
-
-    def within(self, start: float, end: float) -> Iterator[Interval]:
-        """Yield the intervals between `start` and `end`. Intervals that cross `start` or `end` are cut there."""
-        for place in range(bisect_left(self._ends, start), len(self._parts)):
-            part = self._parts[place]
-            if part.start >= end:
-                return
-            if part.end > start:
-                yield Interval(max(part.start, start), min(part.end, end))

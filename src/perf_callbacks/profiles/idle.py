@@ -1,13 +1,13 @@
 """Find the causes of a device's idle time."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from perf_callbacks.profiles import kernel_classes
 from perf_callbacks.profiles.device import DeviceWork
-from perf_callbacks.profiles.host import DATA, Call, Cover, Host
-from perf_callbacks.profiles.intervals import Interval, length, union, without
+from perf_callbacks.profiles.host import DATA, Call, Host
+from perf_callbacks.profiles.intervals import Interval, covered, length, union, without
 
 DATA_CAUSE, COMMUNICATION, SYNC, HOST, DEVICE, UNKNOWN = CAUSES = (
     "data",
@@ -28,21 +28,12 @@ A longer delay means that the device was busy with earlier work. The trace doesn
 """
 
 
-@dataclass(slots=True)
-class Idle:
-    """Idle time of each cause, in microseconds. For the cause "sync", the time of each source line is stored too."""
+def explain(
+    gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the microseconds of each cause of a device's idle gaps, and of each source line with the cause "sync".
 
-    by_cause: dict[str, float] = field(default_factory=dict)
-    by_line: dict[str, float] = field(default_factory=dict)
-
-    def add(self, cause: str, time: float) -> None:
-        """Add idle time of one cause."""
-        if time > 0:
-            self.by_cause[cause] = self.by_cause.get(cause, 0.0) + time
-
-
-def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host) -> Idle:
-    """Find the causes of the idle gaps between a device's kernels. `work` must be sorted by start.
+    `work` must be sorted by start.
 
     Each gap is split at the time when the host launched the next kernel. After the launch, the cause is "device".
     Before the launch, the device waited for the host. Time that the host spent in the DataLoader has the cause "data".
@@ -55,14 +46,13 @@ def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence
     One call launches all kernels of a CUDA graph. After the launch of a CUDA graph, gaps between the graph's kernels
     have the cause "device".
     """
-    found = Idle()
+    by_cause, by_line = defaultdict[str, float](float), defaultdict[str, float](float)
     if not any([call.kind in {"operation", "runtime"} for call in host.calls]):
-        found.add(UNKNOWN, length(gaps))
-        return found
+        return {UNKNOWN: length(gaps)}, {}
     data = union([(call.start, call.end) for call in host.calls if DATA.match(call.name)])
     collectives = union([(call.start, call.end) for call in host.calls if _is_collective(call)])
-    in_data, in_collective = Cover(data), Cover(without(collectives, data))
-    waits = [*_waits(host.calls, Cover(busy), {id(one.launch): one.start for one in work if one.by_copy_engine})]
+    collectives = without(collectives, data)
+    waits = [*_waits(host.calls, busy, {id(one.launch): one.start for one in work if one.by_copy_engine})]
     starts = [one.start for one in work]
     late, line, place = 0.0, "", 0
     for gap in gaps:
@@ -76,24 +66,22 @@ def explain(gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence
         launch = None if following is None else following.launch
         launched = gap.end if launch is None else min(gap.end, max(gap.start, launch.end))
         hidden = following is not None and following.first and gap.end - launched > LONGEST_START
-        found.add(UNKNOWN if hidden else DEVICE, gap.end - launched)
-        parts = {
-            DATA_CAUSE: length(in_data.within(gap.start, launched)),
-            COMMUNICATION: length(in_collective.within(gap.start, launched)),
-        }
-        for cause, time in parts.items():
-            found.add(cause, time)
-        rest = max(0.0, launched - gap.start - sum(parts.values()))
+        in_data, in_collective = covered(data, gap.start, launched), covered(collectives, gap.start, launched)
+        rest = max(0.0, launched - gap.start - in_data - in_collective)
         of_sync = min(late, rest)
         late -= of_sync
-        found.add(SYNC, of_sync)
-        found.add(HOST, rest - of_sync)
-        if of_sync > 0:
-            found.by_line[line] = found.by_line.get(line, 0.0) + of_sync
-    return found
+        by_cause[UNKNOWN if hidden else DEVICE] += gap.end - launched
+        by_cause[DATA_CAUSE] += in_data
+        by_cause[COMMUNICATION] += in_collective
+        by_cause[SYNC] += of_sync
+        by_cause[HOST] += rest - of_sync
+        by_line[line] += of_sync
+    return by_cause, by_line
 
 
-def _waits(calls: Iterable[Call], busy: Cover, copies: Mapping[int, float]) -> Iterable[tuple[Call, float]]:
+def _waits(
+    calls: Iterable[Call], busy: Sequence[Interval], copies: Mapping[int, float]
+) -> Iterable[tuple[Call, float]]:
     """Yield each host call that waited for the busy device, with the duration of the wait in microseconds.
 
     `copies` maps the `id` of a host call to the start of the copy that the call launched. Even an asynchronous copy
@@ -105,7 +93,7 @@ def _waits(calls: Iterable[Call], busy: Cover, copies: Mapping[int, float]) -> I
             continue
         copied = "Memcpy" in call.name and ("Async" not in call.name or copies.get(id(call), call.end) < call.end)
         if copied or "Synchronize" in call.name:
-            time = length(busy.within(call.start, call.end))
+            time = covered(busy, call.start, call.end)
             if time > SHORTEST_WAIT:
                 yield call, time
 

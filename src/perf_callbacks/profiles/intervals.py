@@ -1,6 +1,8 @@
 """Arithmetic of time intervals, in microseconds."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -55,6 +57,23 @@ def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[
         if begin < end:
             left.append(Interval(begin, end))
     return left
+
+
+def covered(intervals: Sequence[Interval], start: float, end: float) -> float:
+    """Return the length of the parts of intervals that lie between `start` and `end`.
+
+    The intervals must be sorted and free of overlaps, like the result of `union`.
+
+    >>> covered([Interval(0, 2), Interval(3, 9)], 1, 5)
+    3.0
+    """
+    found = 0.0
+    for place in range(bisect_left(intervals, start, key=attrgetter("end")), len(intervals)):
+        one = intervals[place]
+        if one.start >= end:
+            break
+        found += min(one.end, end) - max(one.start, start)
+    return found
 
 
 def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:

@@ -14,7 +14,7 @@ from typing import Any
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER, PROFILED
-from perf_callbacks.kernel.failures import guard, logs
+from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -184,7 +184,7 @@ class ProfileWatch(Observer):
             if counted:
                 self._finish()
             else:
-                with self._no_profile():
+                with guard(self._give_up):
                     self._profiler.mark(step + 1)
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002 the step is excluded
@@ -252,7 +252,7 @@ class ProfileWatch(Observer):
             self._finish()
 
     def _start(self, step: int) -> None:
-        with self._no_profile():
+        with guard(self._give_up):
             if torch_profiler.foreign():
                 self._say("another profiler is active")
                 return
@@ -277,7 +277,7 @@ class ProfileWatch(Observer):
         span = ("profile", self._recorder.clock())
         spans.append(span)
         try:
-            with self._no_profile():
+            with guard(self._give_up):
                 yielded = not profiler.running
                 profiler.stop()
                 if yielded:
@@ -338,23 +338,17 @@ class ProfileWatch(Observer):
         if answer["unkept"]:
             log.warning("perf_callbacks: the trace %s was not kept: %s.", kept.name, answer["unkept"])
 
-    def _no_profile(self) -> guard:
-        """Return a context manager that gives up the profile if the code in its block raises an error."""
-        return guard(self._give_up)
-
     def _give_up(self, error: Exception) -> None:
+        """Give up the running profile after an error."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             with guard():
                 profiler.stop()
         let_pass(error)
-        logs(self._warn, NO_PROFILE)(error)
+        self._say(describe(error))
 
     def _say(self, reason: str) -> None:
-        self._warn(NO_PROFILE, reason)
-
-    def _warn(self, message: str, reason: str, **details: Any) -> None:
-        """Log the first warning of this observer, and ignore all later warnings."""
+        """Log why there is no profile. Later calls do nothing."""
         if not self._said:
             self._said = True
-            log.warning(message, reason, **details)
+            log.warning(NO_PROFILE, reason)

@@ -8,11 +8,11 @@ from perf_callbacks.kernel.records.module_records import OPTIMIZER, OTHERS, OUTS
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles import host as hosts, idle, kernel_classes
-from perf_callbacks.profiles.device import MICROSECOND, DeviceWork, Timelines, on_cpu, on_device, split
+from perf_callbacks.profiles.device import MICROSECOND, DeviceWork, on_cpu, on_device, split
 from perf_callbacks.profiles.heaviest import copies, operations
 from perf_callbacks.profiles.host import STEP, Call
 from perf_callbacks.profiles.intervals import Interval, length, shares, union, without
-from perf_callbacks.profiles.trace_events import MOST_BYTES, Trace, TraceError, read
+from perf_callbacks.profiles.trace_events import MOST_BYTES, Trace, TraceError, TraceEvent, read
 
 MOST_MODULES = 100
 """Largest number of modules in a `profile` record."""
@@ -34,22 +34,22 @@ class NoWorkError(TraceError):
 
 def reduce(trace: Trace) -> Profile:
     """Return the `Profile` of a trace. Raise `NoWorkError` if the trace has no work or has several processes."""
-    timelines = split(trace.traceEvents)
-    processes = {call.thread[0] for call in timelines.calls if call.kind != "python"}  # some of these have process 0
+    devices, calls, span = split(trace.traceEvents)
+    processes = {call.thread[0] for call in calls if call.kind != "python"}  # some of these have process 0
     if len(processes) > 1:  # correlations, steps and threads of several ranks have the same numbers
         raise NoWorkError(f"the trace has {len(processes)} processes. Read the trace of one rank")
-    host = hosts.read(timelines.calls)
-    name = max(timelines.devices, key=lambda one: (_busy(timelines, one), one), default=None)
-    work = on_cpu(host) if name is None else on_device(timelines.devices[name], host)
-    if not work or timelines.span is None:
+    host = hosts.read(calls)
+    name = max(devices, key=lambda one: (_busy(devices[one]), one), default=None)
+    work = on_cpu(host) if name is None else on_device(devices[name], host)
+    if not work or span is None:
         raise NoWorkError("the trace has neither kernels of a device nor operations of a CPU")
     steps = _steps(host.calls)
-    window, work = _window(steps, work, timelines.span)
+    window, work = _window(steps, work, span)
     for one, share in zip(work, shares([(one.start, one.end, one.rank) for one in work]), strict=True):
         one.share = share
     busy = union([(one.start, one.end) for one in work])
     gaps = without([window], busy)
-    causes = idle.explain(gaps, work, busy, host)
+    by_cause, by_line = idle.explain(gaps, work, busy, host)
     collectives = [one for one in work if one.kind == kernel_classes.COMMUNICATION]
     by_class = _sums([(one.kind, one.share) for one in work])
     modules = _by_module(work) if host.has_modules else []
@@ -57,17 +57,17 @@ def reduce(trace: Trace) -> Profile:
     return Profile(
         timeline="cpu" if name is None else "device",
         device=next((one.name for one in trace.deviceProperties if name is not None and str(one.id) == name[1]), None),
-        devices=len(timelines.devices) or 1,
+        devices=len(devices) or 1,
         steps=len({_number(step) for step in steps}) or None,
         first_step=_number(steps[0]) if steps else None,
         span_seconds=(window.end - window.start) * MICROSECOND,
         busy_seconds=length(busy) * MICROSECOND,
-        idle_seconds={cause: time * MICROSECOND for cause, time in _descending(causes.by_cause)},
+        idle_seconds={cause: time * MICROSECOND for cause, time in _descending(by_cause)},
         class_seconds={kind: time * MICROSECOND for kind, time in _descending(by_class)},
         communication_seconds=length(union([(one.start, one.end) for one in collectives])) * MICROSECOND,
         exposed_communication_seconds=by_class.get(kernel_classes.COMMUNICATION, 0.0) * MICROSECOND,
         kernels=sum([not one.continued for one in work]),
-        sync_seconds={line: time * MICROSECOND for line, time in _descending(causes.by_line)[:10]},
+        sync_seconds={line: time * MICROSECOND for line, time in _descending(by_line)[:10]},
         operations=heaviest,
         flops=flops,
         copies=copies(work),
@@ -96,8 +96,8 @@ def _seconds(times: Iterable[tuple[str, float]]) -> dict[str, float] | None:
     return {path: time * MICROSECOND for path, time in _descending(_sums(times))} or None
 
 
-def _busy(timelines: Timelines, name: tuple[str, str]) -> float:
-    return length(union([(one.start, one.end) for one, _ in timelines.devices[name]]))
+def _busy(work: Iterable[tuple[DeviceWork, TraceEvent]]) -> float:
+    return length(union([(one.start, one.end) for one, _ in work]))
 
 
 def _steps(calls: Iterable[Call]) -> list[Call]:

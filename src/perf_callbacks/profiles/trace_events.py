@@ -26,17 +26,15 @@ class TraceError(ValueError):
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """Arguments of a trace event. In 2021, torch.profiler spelled some names of arguments differently."""
+    """Arguments of a trace event."""
 
     correlation: Any = None
     external_id: Any = msgspec.field(default=None, name="External id")
-    old_external_id: Any = msgspec.field(default=None, name="external id")
     device: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     shapes: Any = msgspec.field(default=None, name="Input Dims")
     types: Any = msgspec.field(default=None, name="Input type")
     values: Any = msgspec.field(default=None, name="Concrete Inputs")
-    stack: Any = msgspec.field(default=None, name="Call stack")
     flops: Any = None
 
 
@@ -74,19 +72,14 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
     """Read a trace file, which may be gzipped. Raise `TraceError` if the file can't be read."""
     shown = printable(str(path))
     try:
-        data = _bytes(path, most_bytes)
-        if data is None:
-            raise TraceError(
-                f"{shown}: the trace has more than {most_bytes / 1e9:g} GB of JSON. Record fewer steps, or no stacks."
-            )
-        return decode(data)
+        return decode(_bytes(path, most_bytes))
     except OSError as error:
         raise TraceError(f"{shown}: {error.strerror or 'the gzip file is damaged'}") from None
     except (EOFError, zlib.error):
         raise TraceError(f"{shown}: the gzip file is damaged or ends early") from None
+    except TraceError:
+        raise
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if isinstance(error, TraceError):
-            raise
         raise TraceError(f"{shown}: no trace of torch.profiler can be read from this file: {_short(error)}") from None
 
 
@@ -103,8 +96,8 @@ def decode(data: bytes | bytearray) -> Trace:
     return found if isinstance(found, Trace) else Trace(traceEvents=found)
 
 
-def _bytes(path: Path, most: int) -> bytearray | None:
-    """Return the uncompressed bytes of a file, or None if there are more than `most` bytes."""
+def _bytes(path: Path, most: int) -> bytearray:
+    """Return the uncompressed bytes of a file. Raise `TraceError` if there are more than `most` bytes."""
     with path.open("rb") as plain:
         zipped = plain.read(2) == _GZIP
     data = bytearray()
@@ -112,7 +105,10 @@ def _bytes(path: Path, most: int) -> bytearray | None:
         while chunk := file.read(_CHUNK):
             data += chunk
             if len(data) > most:
-                return None
+                raise TraceError(
+                    f"{printable(str(path))}: the trace has more than {most / 1e9:g} GB of JSON. "
+                    "Record fewer steps, or no stacks."
+                )
     return data
 
 

@@ -151,14 +151,14 @@ class Exchange:
     def role(self, role: Mapping[str, int]) -> None:
         self._rounds.role = dict(role)
 
-    def add_reader(self, reader: WindowReader) -> None:
-        """Register a reader of the gathered windows on rank 0; other ranks ignore the call.
+    def set_reader(self, reader: WindowReader) -> None:
+        """Register the reader of the gathered windows on rank 0; other ranks ignore the call.
 
         The exchange holds only a weak reference to the reader, because the side thread must not keep an abandoned fit
-        alive. A reader that raises an exception gets no more windows.
+        alive.
         """
         if isinstance(self._rounds, Leader):
-            self._rounds.readers.append(weakref.WeakMethod(reader))
+            self._rounds.reader = weakref.WeakMethod(reader)
 
     @property
     def latest(self) -> Window | None:
@@ -180,8 +180,7 @@ class Exchange:
 
     def wake(self) -> None:
         """Make the side thread run a round soon, because a handler has a note to write."""
-        if self._talk.here:
-            self._talk.wake()
+        self._talk.wake()
 
     def offer(self, part: Part) -> None:
         """Hand this rank's data of a finished window to the side thread, which keeps only recent windows.
@@ -234,8 +233,8 @@ class _ExchangeThread:
             self._finish()
 
     def wake(self) -> None:
-        """Wake the side thread, because there is something to do."""
-        if self._calls.empty():
+        """Wake the side thread, because there is something to do. In a forked child, there is no side thread."""
+        if self.here and self._calls.empty():
             self._calls.put(None)
 
     def end(self, *, politely: bool = True) -> None:

@@ -1,20 +1,18 @@
 """Rank 0's side of the exchange: sends settings to all ranks, and combines the data of all ranks into windows."""
 
 import logging
-import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
-from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination
 from perf_callbacks.ranks.node import GATHER_SECONDS, FileNotes, Node
-from perf_callbacks.ranks.packed_parts import FRAME, unpack_bundles
+from perf_callbacks.ranks.packed_parts import unpack_bundles
 from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import StoreNotes
 
@@ -27,18 +25,15 @@ SELDOM_OF_MANY = 3.0
 pauses for 3 s before it looks again. Rank 0's second look comes after 4 s, later than `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
-"""Seconds of work after which the side thread yields the GIL to training. The side thread may hold the GIL half a
+"""Seconds of work after which a side thread yields the GIL to training. The side thread may hold the GIL half a
 millisecond longer than `SLICE_SECONDS`."""
-
-SLICE = 128
-"""Number of bundles that are combined between two readings of the clock."""
 
 BREATH_SECONDS = 0.0002
 """Seconds between two slices of work. After a sleep of 0 s, the thread may take the GIL back before a waiting thread
 has woken up."""
 
-MOST_READ, MOST_BYTES = 32, 400_000
-"""One request reads at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals."""
+MOST_READ = 32
+"""One request reads at most this many notes."""
 
 LATE_SECONDS = 1.0
 """If rank 0's first round after a deadline comes more than this many seconds late, rank 0's process was suspended. The
@@ -67,9 +62,6 @@ class _Pending:
     """Ranks of all received bundles."""
     prolonged: bool = False
     """True: the deadline was postponed, because rank 0's process was suspended."""
-    read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """For each source, the length and the first bytes of the note that was read last. A note with the same length and
-    the same first bytes has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
         """If the new bundles are valid, replace the bundles of a source, and return True. Else return False.
@@ -87,6 +79,19 @@ class _Pending:
         return True
 
 
+class GilYield:
+    """Sleeps for a moment after each slice of the work of a side thread, so that the training thread gets the GIL."""
+
+    def __init__(self) -> None:
+        self._since = perf_counter()
+
+    def __call__(self, after: float = SLICE_SECONDS) -> None:
+        """Sleep if this thread has worked for more than `after` seconds."""
+        if perf_counter() - self._since > after:
+            sleep(BREATH_SECONDS)
+            self._since = perf_counter()
+
+
 class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
@@ -95,21 +100,21 @@ class Leader(Rounds):
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
-        self.readers: list[weakref.WeakMethod[WindowReader]] = []
-        """Readers of the windows. A reader that raises gets no more windows, but the exchange continues."""
+        self.reader: Callable[[], WindowReader | None] = lambda: None
+        """Return the reader of the windows, or None if there is none."""
         self._mark = mark(job_settings.fit)
-        self._together = 1 if node is None else len(node.ranks)
-        self._sources = [rank - rank % self._together for rank in range(world_size)]
+        together = 1 if node is None else len(node.ranks)
+        self._sources = [rank - rank % together for rank in range(world_size)]
         """Entry r is the rank that writes the data of rank r to the store. Until data arrive, the entry is guessed from
         the number of ranks on this machine."""
         self._said = self._warned = False
-        self._breathed = 0.0  # when the training thread last had the GIL
+        self._yield = GilYield()
         self._pending: dict[int, _Pending] = {}
         self.agreed.set()
 
     def _round(self, board: StoreNotes | FileNotes, now: float) -> float | None:
         board = cast("StoreNotes", board)  # rank 0 is the first rank of its machine
-        self._breathed = perf_counter()
+        self._yield = GilYield()
         if not self._said:
             # If all keys exist, one call reads them. Finding out which keys exist costs a call per silent rank.
             first = 1 if self._node is None else 0
@@ -147,17 +152,11 @@ class Leader(Rounds):
         if waited > GATHER_SECONDS:  # a missing rank may talk for itself, or for a machine of another size
             sources.update(missing)
         ordered = sorted(sources)
-        size = 4 * len(pending.bundles[OWN][0].columns) * self._together
-        number = max(1, min(MOST_READ, MOST_BYTES // max(1, size)))
         self._breathe()
-        for start in range(0, len(ordered), number):
-            some = ordered[start : start + number]
+        for start in range(0, len(ordered), MOST_READ):
+            some = ordered[start : start + MOST_READ]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
-                seen = (len(blob), blob[:FRAME])  # with the checksum of the first part
-                if pending.read.get(source) == seen:
-                    continue
-                pending.read[source] = seen
                 bundles = [one for one in unpack_bundles(blob, self._mark) if self._possible(one, source, window)]
                 if pending.take(source, bundles):
                     for rank in [rank for bundle in bundles for rank in bundle.ranks]:
@@ -171,9 +170,8 @@ class Leader(Rounds):
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
         """In a job of more than `MANY` ranks, yield the GIL if this thread has worked for `after` seconds."""
-        if self._world_size > MANY and perf_counter() - self._breathed > after:
-            sleep(BREATH_SECONDS)
-            self._breathed = perf_counter()
+        if self._world_size > MANY:
+            self._yield(after)
 
     def _close(self, board: StoreNotes, now: float) -> None:
         """Close windows that are complete, past their deadline, or about to be overwritten in the store."""
@@ -203,8 +201,8 @@ class Leader(Rounds):
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
         """Combine the bundles of a window. `windows` is the number of windows that have ended by now."""
         combination = Combination()
-        for start in range(0, len(bundles), SLICE):
-            combination.add(bundles[start : start + SLICE])
+        for bundle in bundles:
+            combination.add(bundle)
             self._breathe()
         self._breathe(after=0.0)  # the figures of 4,096 ranks take a millisecond
         window: Window | None = combination.window(missing)
@@ -214,8 +212,9 @@ class Leader(Rounds):
             self.finished.append(self.latest)
 
     def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
-        """Pass a window to the readers."""
-        if not self.readers:
+        """Pass a window to the reader."""
+        reader = self.reader()
+        if reader is None:
             return
         signals: dict[int, Mapping[str, array[float]]] = {}
         roles: dict[int, Mapping[str, int]] = {}
@@ -224,28 +223,15 @@ class Leader(Rounds):
             roles.update(bundle.roles())
             self._breathe()
         first, steps = bundles[0].first_step, bundles[0].length
-        window = GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing)
-        for reference in [*self.readers]:
-            reader = reference()
-            try:
-                if reader is not None:
-                    reader(window)
-            except Exception as error:
-                let_pass(error)
-                self.readers.remove(reference)
-                name = type(getattr(reader, "__self__", None)).__name__
-                log.warning(
-                    "perf_callbacks: %s reads no more windows, training goes on: %s", name, error, exc_info=error
-                )
-            del reader
+        reader(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles))
         held = [*signals.values()]
-        del signals, window
+        del signals
         self._free(held)
 
     def _free(self, held: list[Any]) -> None:
-        """Empty a list in slices: freeing the signals of thousands of ranks takes milliseconds."""
+        """Empty a list element by element: freeing the signals of thousands of ranks takes milliseconds."""
         while held:
-            del held[-SLICE:]
+            held.pop()
             self._breathe()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
@@ -266,4 +252,4 @@ class Leader(Rounds):
         )
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
-        cast("StoreNotes", board).replace("verdict", pack(self._mine), "")
+        cast("StoreNotes", board).claim("verdict", "", pack(self._mine))

@@ -20,7 +20,7 @@ from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.ranks.node import LOOK_SECONDS, FileNotes, Node, Relay
 from perf_callbacks.ranks.packed_parts import pack_bundle
-from perf_callbacks.ranks.store import LARGEST, StoreNotes
+from perf_callbacks.ranks.store import StoreNotes
 
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
@@ -91,13 +91,10 @@ class Rounds:
             return None
         try:
             board = self._join() if self._board is None else self._board
-            fit = (
-                self.job_settings.fit
-                if self.job_settings is not None and self.job_settings.window is not None
-                else None
-            )
-            soon = [] if fit is None else [handler.round(one, now) for handler, one in self._opened(board, fit)]
-            pauses = [*soon, self._round(board, now), self._pass_on(board, now)]
+            settings = self.job_settings
+            opened = () if settings is None or settings.window is None else self._opened(board, settings.fit)
+            pauses = [handler.round(channel, now) for handler, channel in opened]
+            pauses += [self._round(board, now), self._pass_on(board, now)]
             return min([pause for pause in pauses if pause is not None], default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             let_pass(error)
@@ -155,18 +152,14 @@ class Rounds:
                         for handler, channel in self._opened(self._board, self.job_settings.fit):
                             handler.leave(channel)
                     self._take_back(self._board)
-                self._leave_node()
+                if self._relay is not None:
+                    self._relay.folder.leave(talks=True)
+                elif isinstance(self._board, FileNotes):
+                    self._board.leave()
         finally:
             self._board = self._relay = None
             self._store = None
             self.agreed.set()
-
-    def _leave_node(self) -> None:
-        """Leave the machine's directory, and remove notes that no rank reads any more."""
-        if self._relay is not None:
-            self._relay.folder.leave(talks=True)
-        elif isinstance(self._board, FileNotes):
-            self._board.leave()
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
         """Withdraw notes from the store. A rank that only sends its data has no notes to withdraw."""
@@ -205,8 +198,6 @@ class Follower(Rounds):
         parts = self._drained(self.job_settings.window)
         for part in parts:
             packed = pack_bundle(Bundle.of(part), mark(self.job_settings.fit))
-            if len(packed) > LARGEST:  # rank 0 would not read it
-                raise ValueError(f"a window takes {len(packed):,} bytes, and at most {LARGEST:,} can be sent")
             if self._relay is not None:
                 self._relay.open(part.window, packed, now, now + patience(part))
             else:
@@ -226,10 +217,10 @@ class Follower(Rounds):
     def _hear(self, board: StoreNotes | FileNotes) -> None:
         """Read rank 0's newest window. Read rank 0's settings too, unless the window belongs to the current fit."""
         if self._awaited and self.job_settings is not None and isinstance(board, StoreNotes):
-            note = board.peek("window")  # thousands of ranks do this with each window
-            if note.startswith(self.job_settings.fit):
-                self._learn(note)
-                return
+            for note in board.read("window"):
+                if note.startswith(self.job_settings.fit):
+                    self._learn(note)
+                    return
         notes = board.read("verdict", "window")
         if notes:
             self._obey(notes[0])

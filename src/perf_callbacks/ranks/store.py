@@ -18,17 +18,8 @@ import torch.distributed as dist
 
 c10d: Any = dist  # torch documents this module's names without exporting them
 
-LONGEST = 40_000
-"""Largest size of a text note, in bytes."""
-
-LARGEST = 1_000_000
-"""Largest size, in bytes, of the packed parts under one key. The size is enough for the data of about thirty ranks in
-the longest windows with signals."""
-
 MOST_WRITTEN = 1_000
 """Largest number of keys that are written at once."""
-
-_NOBODY_WRITES = "?"
 
 SHARE = 0.75
 """The connections of all ranks may use at most this share of the files that a process may open."""
@@ -87,46 +78,31 @@ class StoreNotes:
 
     def write_all(self, notes: Mapping[str, str | bytes]) -> None:
         """Write or overwrite several notes. Each note comes with its key."""
-        if self._store.has_extended_api():
-            keys = [*notes]
-            for start in range(0, len(keys), MOST_WRITTEN):  # the server takes 131,072 keys at once
-                some = keys[start : start + MOST_WRITTEN]
-                self._store.multi_set(some, [notes[key] for key in some])
-        else:
-            for key, note in notes.items():
-                self._store.set(key, note)
+        keys = [*notes]
+        for start in range(0, len(keys), MOST_WRITTEN):  # the server takes 131,072 keys at once
+            some = keys[start : start + MOST_WRITTEN]
+            self._store.multi_set(some, [notes[key] for key in some])
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under these keys. All keys must exist: the store would wait for a missing key."""
-        return [note if len(note) <= LARGEST else b"" for note in self._store.multi_get(list(keys))]
-
-    def replace(self, key: str, note: str, other: str) -> None:
-        """Replace `note` under this key by `other`. Do nothing if the key holds another note."""
-        self._store.compare_set(key, note, other)
+        notes: list[bytes] = self._store.multi_get(list(keys))
+        return notes
 
     def claim(self, key: str, note: str, other: str) -> bool:
         """Write `note` if the key still holds `other`. Return True if written."""
-        return _text(self._store.compare_set(key, other, note)) == note
+        now: bytes = self._store.compare_set(key, other, note)
+        return now == note.encode()
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under these keys, in this order; an empty list if a note is missing. Never wait."""
-        new = [key for key in keys if key not in self._found]
-        if new and not self._store.check(new):
-            return []
-        self._found.update(new)
-        return [_text(note) for note in self._store.multi_get(list(keys))] if keys else []
+        found = self.read_some(*keys)
+        return [found[key] for key in keys] if len(found) == len(keys) else []
 
     def read_some(self, *keys: str) -> dict[str, str]:
         """Read the notes under these keys, leaving out missing notes. Never wait."""
         there = self._there(keys)
-        return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
-
-    def peek(self, key: str) -> str:
-        """Read a note; "" if missing.
-
-        `peek` takes one request. `multi_get` would take two requests, and would wait for a missing key.
-        """
-        return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
+        notes = self._store.multi_get(there) if there else []
+        return {key: note.decode(errors="replace") for key, note in zip(there, notes, strict=True)}
 
     def _there(self, keys: Sequence[str]) -> list[str]:
         """Find the keys that exist, by bisection. The store can only check that all keys of a list exist."""
@@ -143,10 +119,6 @@ class StoreNotes:
 def rank_key(channel: str, rank: int) -> str:
     """Return the key of a rank's note in a channel."""
     return f"{channel} {rank}"
-
-
-def _text(note: bytes) -> str:
-    return note.decode(errors="replace") if len(note) <= LONGEST else ""
 
 
 def connection(store: Any) -> Any:

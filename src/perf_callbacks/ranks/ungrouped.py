@@ -64,44 +64,39 @@ class UngroupedWatch(Observer):
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self._recorder, self._number = recorder, number
-        self._first = recorder.run.step + 1
+        self._due = recorder.run.step + 1
+        """Next step to check. The first step is checked because the group may close before the window ends."""
         self._last = recorder.run.step + recorder.config.window
-        self._done = False
 
     @property
     def due(self) -> int:
-        """Next step to check. The first step is checked because the group may close before the window ends."""
-        if self._done:
-            return NEVER
-        return self._first if self._recorder.step < self._first else self._last
+        """Next step to check."""
+        return self._due
 
     def step_ended(self, step: int) -> None:
         """Look for the group."""
-        self._look()
-        if step >= self._last:
-            self._warn()
+        self._check(last=step >= self._last)
 
     def record_written(self, record: Record) -> None:
         """Warn at the end of a fit that is shorter than a window. Don't warn about a fit without steps."""
         if isinstance(record, Summary) and record.steps:
-            self._warn()
+            self._check(last=True)
 
-    def _look(self) -> None:
-        if not self._done and grouped(self._recorder.run.door):
-            self._done = True
-            FORMED.add(self._number)
-
-    def _warn(self) -> None:
-        self._look()
-        if self._done:
+    def _check(self, *, last: bool) -> None:
+        if self._due == NEVER:
             return
-        self._done = True
-        log.warning(
-            "perf_callbacks: torchrun started %d processes, but they don't train together: each trains a model of its "
-            "own, and figures are those of one process. Try %s.",
-            self._number,
-            REMEDIES.get(self._recorder.run.door, REMEDY),
-        )
+        door, self._due = self._recorder.run.door, NEVER
+        if grouped(door):
+            FORMED.add(self._number)
+        elif not last:
+            self._due = self._last
+        else:
+            log.warning(
+                "perf_callbacks: torchrun started %d processes, but they don't train together: each trains a model of "
+                "its own, and figures are those of one process. Try %s.",
+                self._number,
+                REMEDIES.get(door, REMEDY),
+            )
 
 
 def grouped(door: str) -> bool:

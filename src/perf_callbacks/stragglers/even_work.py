@@ -9,13 +9,6 @@ from itertools import chain
 
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
-SLICE = 128
-"""The analysis calls `rest` after each slice of this many ranks."""
-
-FEW = 31
-"""The seconds per unit of work are computed from a sample of the ranks. The sample has at least this many ranks, or all
-ranks of a smaller group."""
-
 EXPLAINED = 0.8
 """Batch sizes explain local times if correcting for the sizes lowers the spread of local times to less than this
 part."""
@@ -39,7 +32,7 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
         paces += _paces(one)
     pace = median(paces)
     rest()
-    return [_one(signal, usual, pace, rest if place % SLICE == 0 else None) for place, signal in enumerate(signals)]
+    return [_one(signal, usual, pace, rest) for signal in signals]
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
@@ -51,7 +44,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
     """
     if not all(WORK in one for one in signals):
         return None
-    pace = _seconds_per_unit(signals[:: max(1, len(signals) // FEW)], rest)
+    pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)], rest)
     if pace is None:
         return None
     means = []
@@ -60,9 +53,8 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
         sizes = known(row)
         means.append(math.fsum(sizes) / len(sizes) if sizes else math.nan)
     found = []
-    for place, one in enumerate(signals):
-        if place % SLICE == 0:
-            rest()
+    for one in signals:
+        rest()
         more = [pace * (size - mean) for size, mean in zip(one[WORK], means, strict=True)]
         found.append([0.0 if math.isnan(seconds) else seconds for seconds in more])
     return found
@@ -105,17 +97,17 @@ def _paces(signals: Signals) -> list[float]:
     Only `HOST` and `DEVICE` count, because the seconds of other causes don't grow with the batch size.
     """
     peers = Peers((0,), (signals,))
-    grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]
+    (host, _), (device, _) = peers.column(0, HOST), peers.column(0, DEVICE)
+    grown = [*map(float.__add__, host, device)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])
 
 
-def _one(signals: Signals, usual: float, pace: float, rest: Callable[[], object] | None) -> Signals:
-    if rest is not None:
-        rest()
+def _one(signals: Signals, usual: float, pace: float, rest: Callable[[], object]) -> Signals:
+    rest()
     if WORK not in signals:
         return signals
     local = [
-        seconds - pace * (size - usual) if size > usual else seconds
+        seconds - pace * max(0.0, size - usual)  # an unknown size counts as usual
         for seconds, size in zip(signals[LOCAL], signals[WORK], strict=True)
     ]
     return {**signals, LOCAL: local}

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 from torch import nn
@@ -37,24 +37,11 @@ class GradientMoments:
         self, parameter: Any, clock: Callable[[], float], wrapper: DistributedDataParallel | None = None
     ) -> None:
         self.noted: deque[Moment] = deque(maxlen=MOST_MOMENTS)
-        self._file = _schedstat()
-        note = _noter(self.noted.append, clock, self._file, None if wrapper is None else ref(wrapper))
-        self._hook: Any = parameter.register_post_accumulate_grad_hook(note)
-
-    def close(self) -> None:
+        file = _schedstat()
+        note = _noter(self.noted.append, clock, file, None if wrapper is None else ref(wrapper))
+        hook = parameter.register_post_accumulate_grad_hook(note)
+        self.close = finalize(self, _close, hook, file)
         """Remove the hook and close the file. Further calls do nothing."""
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
-
-    def __del__(self) -> None:
-        try:  # noqa: SIM105 at the exit of the interpreter, `suppress` may be gone
-            self.close()
-        except Exception:  # noqa: BLE001, S110 a finalizer has no caller
-            pass
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
@@ -130,6 +117,12 @@ def _noter(
             file, line = None, b""
 
     return gradient_done
+
+
+def _close(hook: Any, file: int | None) -> None:
+    hook.remove()
+    if file is not None:
+        os.close(file)
 
 
 def _schedstat() -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
+from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns
@@ -23,6 +23,7 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.ranks.leader import GilYield
 from perf_callbacks.stragglers import gradient_moments, signals
 from perf_callbacks.stragglers.gradient_moments import GradientMoments
 from perf_callbacks.stragglers.local_times import LocalTimes
@@ -38,10 +39,6 @@ LAST_SECONDS = 0.5
 Rank 0 waits for the other ranks' signals of the last window. In a job of one process, training waits for the comparison
 of steps to end.
 """
-
-SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
-"""Duration of a slice of the analysis, and duration of the sleep after each slice. The sleep gives the GIL to other
-threads."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
 """During training, the steps of a single process are compared when there are at least `ALONE_STEPS` new steps. At the
@@ -74,7 +71,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
     return None
 
 
-class _Found:
+class _Watch(Observer):
     """Stragglers that were found so far. One thread compares ranks. Another thread reads the results without a lock."""
 
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
@@ -100,7 +97,7 @@ class _Found:
     ) -> None:
         """Compare ranks, write a record of each straggler, and warn of slow ranks."""
         stragglers = self._stragglers
-        for one in stragglers.window(numbers, ranks, roles, _GilYield()):
+        for one in stragglers.window(numbers, ranks, roles, GilYield()):
             self._recorder.write(one)
         worst = stragglers.costliest(MOST_TOLD)
         several = stragglers.slowdown is not None
@@ -117,7 +114,7 @@ class _Found:
             slowdown=stragglers.slowdown,
             other_work=stragglers.other_work,
         )
-        self._lost = sum(stragglers.lost.values())
+        self._lost = sum(stragglers.causes.values())
         for slow in stragglers.slow:
             if not self._warned.issuperset(slow.ranks or (slow.rank,)) and self._warnings < MOST_TOLD:
                 self._warned.update(slow.ranks or (slow.rank,))
@@ -162,18 +159,18 @@ class _Found:
         return {"straggler_loss": float(f"{lost - before:.6g}")}
 
 
-class RanksWatch(Observer):
+class RanksWatch(_Watch):
     """Computes the signals of this rank. On rank 0, compares the signals of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
-        self._recorder, model = recorder, training.model
+        model = training.model
         self._device, self._staged = recorder.run.timeline == "device", recorder.run.unstaged is None
         self._sharded = gradient_moments.sharded(model)
-        self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
-        self._parameters = gradient_moments.size_of(model)
-        self._found = _Found(
+        super().__init__(
             recorder, model_compared=not (self._sharded and self._device), waits_timed=self._staged and not self._device
         )
+        self._ranks, self._coordinates, self._transfers = ranks, coordinates(model), WAITS.transfers
+        self._parameters = gradient_moments.size_of(model)
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """`_made`: number of the first step in this rank's newest window. `_analysed`: number of the first step after
@@ -181,7 +178,7 @@ class RanksWatch(Observer):
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
-        ranks.add_reader(self.window_gathered)
+        ranks.set_reader(self.window_gathered)
 
     def _local_times(self, training: Training) -> LocalTimes:
         """Return the observer that computes local times.
@@ -195,17 +192,9 @@ class RanksWatch(Observer):
         with guard(let_pass):  # an integration's objects may be anything
             called = training.setup().called
         wrapper = gradient_moments.wrapper_of(model, called)
-        moments = GradientMoments(parameter, self._recorder.clock, wrapper)
-        self._recorder.patches.add(moments.close)
-        return LocalTimes(moments.noted, reduced=wrapper is not None)
-
-    def metrics(self, kind: str) -> dict[str, float]:
-        """Return the seconds lost to stragglers."""
-        return self._found.metrics(kind)
-
-    def summary(self) -> dict[str, StragglerSummary]:
-        """Return the summary's part about stragglers."""
-        return self._found.summary()
+        self._moments = GradientMoments(parameter, self._recorder.clock, wrapper)  # closes when it is freed
+        self._recorder.patches.add(self._moments.close)
+        return LocalTimes(self._moments.noted, reduced=wrapper is not None)
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Compute local times from the marks.
@@ -236,22 +225,22 @@ class RanksWatch(Observer):
         transfers, self._transfers = self._transfers < WAITS.transfers, WAITS.transfers
         self._ranks.role = {**self._coordinates, KIND: kind(steps.stages, self._parameters, transfers=transfers)}
         if not self._staged:
-            self._found.untimed_steps += len(steps.number)
+            self.untimed_steps += len(steps.number)
             return {}
         if self._local is None:
             return signals.of_stages(steps, sharded=self._sharded)
-        times, found = self._local.take(steps.number), self._found
+        times = self._local.take(steps.number)
         if in_compiled_code():
             times = [None if time_ is None else time_._replace(local=math.nan) for time_ in times]
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
             if time_ is None or reason is not None:
                 continue
             if math.isnan(time_.local):
-                found.untimed_steps += 1
+                self.untimed_steps += 1
             else:
-                found.timed_steps += 1
-                found.waited_seconds += time_.waited
-                found.backward_seconds += backward
+                self.timed_steps += 1
+                self.waited_seconds += time_.waited
+                self.backward_seconds += backward
         return signals.of_local_times(steps, times)
 
     def window_gathered(self, window: GatheredWindow) -> None:
@@ -260,7 +249,7 @@ class RanksWatch(Observer):
         try:
             with guard(logs(log.warning, NO_MORE, trace=True)):
                 if self._compares:
-                    self._found.analyse(range(window.first_step, last), window.signals, window.roles)
+                    self.analyse(range(window.first_step, last), window.signals, window.roles)
                 return
             self._compares = False
         finally:
@@ -276,12 +265,11 @@ class RanksWatch(Observer):
                 self._recorder.engine.flush(self._recorder.clock())  # a device may have ended its last steps now
 
 
-class SingleWatch(Observer):
+class SingleWatch(_Watch):
     """In the watchdog's thread, looks for steps of a single process that took unusually long."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._found = _Found(recorder)
+        super().__init__(recorder)
         self._device = recorder.run.timeline == "device"
         self._heard: deque[Steps] = deque(maxlen=256)
         self._kept: list[Steps] = []
@@ -307,7 +295,7 @@ class SingleWatch(Observer):
         """Return the summary's part about slow steps."""
         if self._ended:
             self._compare(FEWEST_STEPS)
-        return self._found.summary()
+        return super().summary()
 
     def _compare(self, fewest: int) -> None:
         if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):
@@ -318,24 +306,9 @@ class SingleWatch(Observer):
                     self._kept.append(self._heard.popleft())
                 if sum([len(steps.step) for steps in self._kept]) >= fewest:
                     kept, self._kept = self._kept, []
-                    self._analyse(kept)
+                    numbers = [number for steps in kept for number in steps.step]
+                    self.analyse(numbers, {0: signals.of_records(kept, device=self._device)})
                 return
             self._failed = True
         finally:
             self._comparing.release()
-
-    def _analyse(self, blocks: list[Steps]) -> None:
-        numbers = [number for steps in blocks for number in steps.step]
-        self._found.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})
-
-
-class _GilYield:
-    """Sleeps for a moment after each slice of the analysis, so that the training thread gets the GIL."""
-
-    def __init__(self) -> None:
-        self._since = perf_counter()
-
-    def __call__(self) -> None:
-        if perf_counter() - self._since > SLICE_SECONDS:
-            sleep(BREATH_SECONDS)
-            self._since = perf_counter()

@@ -7,7 +7,8 @@ only if sizes vary.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -58,31 +59,27 @@ class Peers:
     _columns: dict[tuple[int, str], tuple[Sequence[float], float]] = field(default_factory=dict)
 
     @property
-    def _stride(self) -> int:
-        return max(1, len(self.ranks) // SAMPLE)
-
-    @property
     def sample(self) -> range:
         """Positions of the ranks that form the sample for a median over all ranks."""
-        return range(0, len(self.ranks), self._stride)
+        return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
 
-    def compare(self) -> Iterable[Compared | None]:
-        """Yield a comparison of the ranks for each step, or None if too few ranks have a known time."""
+    def compare(self, rest: Callable[[], object]) -> Iterator[Compared]:
+        """Yield a comparison of the ranks for each step in which enough ranks have a known time."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
-        stride = self._stride
+        stride = self.sample.step
         causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
         for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
+            rest()
             places: Collection[int] = range(len(row))
             sample: Sequence[float] = row[::stride]
             if math.isnan(sum(row)):
                 places = [place for place in places if not math.isnan(row[place])]
                 sample = known(sample)
             if not sample or (len(places) < 2 and not alone):  # noqa: PLR2004 two ranks can be compared
-                yield None
                 continue
             top = nlargest(SEEN + 1, places, key=row.__getitem__)
-            usual = usual if alone else lower_median(sample)
+            usual = usual if alone else statistics.median_low(sample)
             late = max(0.0, row[top[0]] - usual)
             gains = {cause: self._gain(row, top, step, cause) for cause in causes}
             several = sum([seconds > 0 for seconds in gains.values()]) > 1
@@ -97,7 +94,7 @@ class Peers:
                 break
             excess = 0.0
             for cause in causes:
-                column, usual = self._column(place, cause)
+                column, usual = self.column(place, cause)
                 excess += max(0.0, column[step] - usual)  # an unknown cause is no excess
             least = max(least, row[place] - excess)
         return row[top[0]] - least
@@ -107,8 +104,8 @@ class Peers:
 
         The result is large if, for example, all ranks wait for one disk.
         """
-        columns = [self._column(place, cause) for place in self.sample]
-        return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
+        columns = [self.column(place, cause) for place in self.sample]
+        return statistics.median_low([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
         """Return the part of a slow rank's excess that each large cause explains, with the largest part first."""
@@ -133,14 +130,10 @@ class Peers:
 
     def median(self, place: int, cause: str) -> float:
         """Return the median seconds of a cause on a rank."""
-        return self._column(place, cause)[1]
+        return self.column(place, cause)[1]
 
-    def column(self, place: int, cause: str) -> Sequence[float]:
-        """Return the seconds of a cause on a rank in each step."""
-        return self._column(place, cause)[0]
-
-    def _column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
-        """Return a cause's seconds on a rank in each step, and their median. Unexplained time counts as `HOST`."""
+    def column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
+        """Return the seconds of a cause on a rank in each step, and their median. Unexplained time counts as `HOST`."""
         found = self._columns.get((place, cause))
         if found is None:
             signals = self.signals[place]
@@ -150,7 +143,7 @@ class Peers:
             else:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
             # the lower median: if a rank is slow in half of the steps, the other half is usual
-            middle = lower_median((known(column) if math.isnan(sum(column)) else column) or (0.0,))
+            middle = statistics.median_low((known(column) if math.isnan(sum(column)) else column) or (0.0,))
             found = self._columns[place, cause] = column, middle
         return found
 
@@ -172,19 +165,7 @@ def median(values: Collection[float]) -> float:
     >>> median([3.0, 1.0, 2.0, 4.0]), median([])
     (2.5, 0.0)
     """
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-def lower_median(values: Collection[float]) -> float:
-    """Return the middle value, or the lower of two middle values.
-
-    >>> lower_median([3.0, 1.0])
-    1.0
-    """
-    return sorted(values)[(len(values) - 1) // 2]
+    return statistics.median(values) if values else 0.0
 
 
 def low(values: Collection[float]) -> float:

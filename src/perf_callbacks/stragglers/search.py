@@ -8,8 +8,10 @@ or to chance.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from statistics import median_low
 
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.even_work import extra_seconds, without_batch_size
@@ -24,7 +26,6 @@ from perf_callbacks.stragglers.peers import (
     Peers,
     Signals,
     known,
-    lower_median,
     median,
 )
 from perf_callbacks.stragglers.slow_sets import ComparedStage, ComparedWindow, SlowRank, SlowSets
@@ -57,9 +58,6 @@ A rank that times its thread's waits has the signal `STEAL`. A rank has the sign
 device and times forward and optimizer. A rank has neither signal if it times only the stages outside of the model.
 """
 
-SLICE = 256
-"""Number of ranks whose roles are read in one slice of the work."""
-
 Who = tuple[int, ...]
 """Numbers of the ranks in a set, in ascending order."""
 
@@ -73,10 +71,8 @@ class Stragglers:
     def __init__(self) -> None:
         self._groups: dict[object, _Group] = {}
         self._sets: dict[object, SlowSets] = {}
-        self.lost: dict[tuple[Who, str], float] = {}
-        """For each set of ranks and each cause: the seconds that the job lost."""
-        self._newest: dict[tuple[Who, str], Straggler] = {}
-        self._times: Counter[tuple[Who, str]] = Counter()
+        self._sums: dict[tuple[Who, str], Straggler] = {}
+        """For each set of ranks and each cause: the newest straggler, with the sums of all seconds and steps."""
         self.steps = 0
         """Number of steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
@@ -119,25 +115,26 @@ class Stragglers:
             rest()
             signals = [ranks[rank] for rank in group]
             peers = Peers(group, without_batch_size(signals, rest))
-            compared = [step for step in _each(peers.compare(), rest) if step is not None]
+            compared = [*peers.compare(rest)]
             events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
             found += events
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
         if len(ranks) > 1:
             self._several = True
-            durations, costs = dict(zip(numbers, step_seconds, strict=True)), []
+            durations = dict(zip(numbers, step_seconds, strict=True))
+            costs: list[tuple[float, UnevenLoss]] = []
             for kind, team in teams.items():
-                slow, cost = self._team(kind, team, durations, roles, rest)
+                slow, seconds, lost = self._team(kind, team, durations, roles, rest)
                 found += slow
-                costs.append(cost)
-            self._add(max(costs, key=lambda cost: cost.seconds))
+                costs.append((seconds, lost))
+            self._add(*max(costs, key=itemgetter(0)))
         self.steps += len(known(step_seconds))
         self.seconds += sum(known(step_seconds))
         for straggler in found:
             who = straggler.ranks or (straggler.rank,), straggler.cause
-            self.lost[who] = self.lost.get(who, 0.0) + straggler.seconds_lost
-            self._times[who] += straggler.steps
-            self._newest[who] = straggler
+            before = self._sums.get(who, replace(straggler, seconds_lost=0.0, steps=0))
+            seconds, times = before.seconds_lost + straggler.seconds_lost, before.steps + straggler.steps
+            self._sums[who] = replace(straggler, seconds_lost=seconds, steps=times)
         return sorted(found, key=lambda one: (one.step, one.rank, one.cause))
 
     def _team(
@@ -147,8 +144,10 @@ class Stragglers:
         durations: Mapping[int, float],
         roles: Mapping[int, Mapping[str, int]],
         rest: Callable[[], object],
-    ) -> tuple[list[Straggler], "_Cost"]:
-        """Find sets of slow ranks among all ranks of one kind, and the cost of uneven work.
+    ) -> tuple[list[Straggler], float, UnevenLoss]:
+        """Return the sets of slow ranks among all ranks of one kind, and the cost of slow ranks and uneven work.
+
+        The `UnevenLoss` is the part of the cost for which no rank is to blame.
 
         Args:
             kind: Kind of work, and the signals of `SORTS` that each rank has.
@@ -161,7 +160,7 @@ class Stragglers:
         steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
         steps = [step for step in steps if not math.isnan(durations[numbers[step]])]
         if not steps or sum([len(one.peers.ranks) for one in team]) < 2:  # noqa: PLR2004 two ranks can be compared
-            return [], _Cost(0.0, None)
+            return [], 0.0, UnevenLoss()
         stages = [one.stage(numbers, steps, rest) for one in team]
         kept = [numbers[step] for step in steps]
         seconds = [durations[number] for number in kept]
@@ -173,15 +172,14 @@ class Stragglers:
         saved = lost.seconds + sum([event.seconds_lost for one in team for event in one.events])
         if window.excess:
             saved += sum(window.longest()) - lost.healthy
-        return sets.find(window), _Cost(min(saved, sum(seconds)), lost)
+        return sets.find(window), min(saved, sum(seconds)), lost
 
-    def _add(self, cost: "_Cost") -> None:
+    def _add(self, seconds: float, lost: UnevenLoss) -> None:
         """Add the cost of a window."""
-        self.uneven_seconds += cost.seconds
-        if cost.uneven is not None:
-            self.uneven_batches_seconds += cost.uneven.batches
-            self.uneven_stages_seconds += cost.uneven.stages
-            self.chance_seconds += cost.uneven.chance
+        self.uneven_seconds += seconds
+        self.uneven_batches_seconds += lost.batches
+        self.uneven_stages_seconds += lost.stages
+        self.chance_seconds += lost.chance
 
     @property
     def slow(self) -> list[SlowRank]:
@@ -190,15 +188,14 @@ class Stragglers:
 
     def costliest(self, most: int) -> list[Straggler]:
         """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps."""
-        worst = sorted(self.lost, key=self.lost.__getitem__, reverse=True)[:most]
-        return [replace(self._newest[who], seconds_lost=self.lost[who], steps=self._times[who]) for who in worst]
+        return sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True)[:most]
 
     @property
     def causes(self) -> dict[str, float]:
         """For each cause: the seconds that the job lost."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
-        for (_, cause), seconds in self.lost.items():
-            sums[cause] += seconds
+        for one in self._sums.values():
+            sums[one.cause] += one.seconds_lost
         return {cause: seconds for cause, seconds in sums.items() if seconds}
 
     @property
@@ -228,31 +225,19 @@ class _Compared:
         times: list[Sequence[float]] = []
         even: list[Sequence[float]] = []
         for place, (rank, signals) in enumerate(zip(self.peers.ranks, self.signals, strict=True)):
-            if place % (SLICE // 4) == 0:
-                rest()
+            rest()
             column: Sequence[float] = signals[LOCAL]
             if rank in hit:
                 column = [
                     seconds - lost.get((rank, number), 0.0) for seconds, number in zip(column, numbers, strict=True)
                 ]
             if not whole or math.isnan(sum(column)):
-                usual = lower_median(known(column) or [0.0])
+                usual = median_low(known(column) or [0.0])
                 column = [usual if math.isnan(column[step]) else column[step] for step in steps]
             times.append(column)
             if more is not None:
                 even.append([column[at] - more[place][step] for at, step in enumerate(steps)])
         return ComparedStage(self.peers, times, times if more is None else even)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """Cost of slow ranks and uneven work in a window.
-
-    `seconds` is the whole cost. `uneven` is the part of the cost for which no rank is to blame.
-    """
-
-    seconds: float
-    uneven: UnevenLoss | None
 
 
 class _Group:
@@ -298,9 +283,8 @@ def _groups(
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0
-    for place, (rank, signals) in enumerate(ranks.items()):
-        if place % SLICE == 0:
-            rest()
+    for rank, signals in ranks.items():
+        rest()
         if len(signals.get(LOCAL, ())) == steps:
             measured += 1
             role = roles.get(rank, {})
@@ -310,10 +294,3 @@ def _groups(
     kinds = Counter([layers for layers, _ in work])
     found = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
     return found, measured - sum(map(len, found.values()))
-
-
-def _each(steps: Iterable[Compared | None], rest: Callable[[], object]) -> Iterator[Compared | None]:
-    """Yield the steps, and call `rest` before each step."""
-    for step in steps:
-        rest()
-        yield step

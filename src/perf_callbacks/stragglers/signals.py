@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from perf_callbacks.kernel.engine.observer import Signals
 from perf_callbacks.kernel.engine.stages import Stage
@@ -28,15 +27,14 @@ def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     as local time. Forward and optimizer count only if parameters are not `sharded`. With sharded parameters, ranks wait
     for each other in these stages.
     """
-    data, forward, optimizer, other = [
-        _stage(steps, stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER)
-    ]
-    parts = [data, other] if sharded else [data, other, forward, optimizer]
-    local = [None if None in row else sum(row) for row in zip(*parts, strict=True)]
-    signals: dict[str, Sequence[float | None]] = {LOCAL: local, GC: steps.pause_seconds, DATA: data}
+    computing = [] if sharded else [Stage.FORWARD, Stage.OPTIMIZER]
+    signals: dict[str, Sequence[float | None]] = {
+        LOCAL: _sums(steps, Stage.DATA, Stage.OTHER, *computing),
+        GC: steps.pause_seconds,
+        DATA: steps.stages[Stage.DATA],
+    }
     if not sharded:
-        computing: list[Sequence[Any]] = [forward, optimizer]
-        signals[DEVICE] = [None if None in row else sum(row) for row in zip(*computing, strict=True)]
+        signals[DEVICE] = _sums(steps, *computing)
     return _signals(steps, signals)
 
 
@@ -67,8 +65,9 @@ def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence
     return [own + max(0.0, more) if not math.isnan(more) else own for own, more in zip(local, late, strict=True)]
 
 
-def _stage(steps: Columns, stage: Stage) -> Sequence[float | None]:
-    return steps.stages[stage]
+def _sums(steps: Columns, *stages: Stage) -> list[float | None]:
+    rows = zip(*[steps.stages[stage] for stage in stages], strict=True)
+    return [None if None in row else sum(row) for row in rows]
 
 
 def _signals(steps: Columns, signals: Signals) -> Signals:

@@ -6,14 +6,13 @@ healthy pace. The search names the smallest set of candidates that explains most
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import stdev
+from statistics import median_low, stdev
 
 from perf_callbacks.kernel.records.rank_records import Straggler
-from perf_callbacks.stragglers.peers import HOST, Peers, low, lower_median, median
+from perf_callbacks.stragglers.peers import HOST, Peers, low, median
 
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its median local time exceeds the healthy pace by this part of a step."""
@@ -52,9 +51,6 @@ MICRO_BATCHES = 32
 With 32 micro-batches, a stage waits in each step until every earlier stage has processed the first micro-batch. The
 wait for the first micro-batch is 1/32 of the sum of the earlier stages' times.
 """
-
-SLICE = 64
-"""Number of ranks per slice of the work."""
 
 EXPLAINED = 16
 """Causes are examined for at most this many ranks of a set."""
@@ -95,19 +91,17 @@ class ComparedStage:
 
     def examine(self, step_seconds: float, rest: Callable[[], object]) -> dict[int, float]:
         """Set the healthy pace, and return the seconds per step by which slow ranks exceed this pace."""
-        count = len(self.peers.ranks)
         self.pace = low([median(self.even[place]) for place in self.peers.sample])
-        if count == 1:
+        if len(self.peers.ranks) == 1:
             return {}
         least = SLOW_SHARE * step_seconds
         found = {}
         for place, column in enumerate(self.even):
-            if place % SLICE == 0:
-                rest()
+            rest()
             # A fast test: a mean this low has no median above the limit, unless many steps are faster than the pace.
             if sum(column) <= (self.pace + least / 2) * len(column):
                 continue
-            level = lower_median(column)
+            level = median_low(column)
             if level - self.pace > max(least, ERRORS * _error(column, level)):
                 found[self.peers.ranks[place]] = level - self.pace
         return found
@@ -123,7 +117,7 @@ def _error(column: Sequence[float], level: float) -> float:
     if steps < 2 * BLOCKS:
         return error
     length = steps // BLOCKS
-    parts = [lower_median(column[start : start + length]) for start in range(0, length * BLOCKS, length)]
+    parts = [median_low(column[start : start + length]) for start in range(0, length * BLOCKS, length)]
     return max(error, stdev(parts) / math.sqrt(BLOCKS))
 
 
@@ -158,7 +152,7 @@ class ComparedWindow:
     def level(self, rank: int) -> float:
         """Return the seconds per step by which a rank exceeds the healthy pace of its stage."""
         stage, place = self._where[rank]
-        return lower_median(stage.even[place]) - stage.pace
+        return median_low(stage.even[place]) - stage.pace
 
     def longest(self, without: Collection[int] = ()) -> list[float]:
         """Return the time of each step on its slowest rank. The ranks in `without` don't count."""
@@ -248,22 +242,15 @@ class ComparedWindow:
         return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda one: -sums[one])}
 
 
-@dataclass(slots=True)
-class _Streak:
-    """Number of consecutive windows in which a rank was slow, and number of steps in these windows."""
-
-    windows: int = 0
-    steps: int = 0
-
-
 class SlowSets:
     """Follows the slow ranks of a job from window to window."""
 
     def __init__(self) -> None:
-        self._streaks: dict[int, _Streak] = {}
+        self._streaks: dict[int, tuple[int, int]] = {}
+        """For each slow rank: the number of consecutive windows in which the rank was slow, and of steps in them."""
         self._told: dict[int, float] = {}  # excess of reported ranks
         self._causes: Mapping[str, float] = {}
-        self._before: deque[ComparedWindow] = deque()
+        self._before: list[ComparedWindow] = []
         self.slow: SlowRank | None = None
 
     def keep(self, window: ComparedWindow) -> None:
@@ -290,14 +277,12 @@ class SlowSets:
         after = {rank: window.slow_steps(rank, more, at_end=False) for rank, more in ended.items()}
         after = {rank: steps for rank, steps in after.items() if steps}
         found = self._records(after, ended, [window.heal(ended, after)])
-        streaks = {rank: self._streaks.get(rank, _Streak()) for rank in excess}
-        for streak in streaks.values():
-            streak.windows, streak.steps = streak.windows + 1, streak.steps + len(everything)
-        self._streaks = streaks
+        before = {rank: self._streaks.get(rank, (0, 0)) for rank in excess}
+        self._streaks = {rank: (windows + 1, steps + len(everything)) for rank, (windows, steps) in before.items()}
         long = {
             rank: excess[rank]
-            for rank, one in streaks.items()
-            if rank in self._told or (one.windows >= LONG_WINDOWS and one.steps >= LONG_STEPS)
+            for rank, (windows, steps) in self._streaks.items()
+            if rank in self._told or (windows >= LONG_WINDOWS and steps >= LONG_STEPS)
         }
         named = window.smallest_set(long) if long else []
         if named:
@@ -308,20 +293,16 @@ class SlowSets:
                 rank=named[0],
                 ranks=tuple(sorted(named)) if len(named) > 1 else (),
                 step=window.numbers[-1],
-                steps=streaks[named[0]].steps,
+                steps=self._streaks[named[0]][1],
                 share=excess[named[0]] / window.seconds,
                 causes=self._causes,
             )
             found += self._records(named, excess, [window.heal(excess, dict.fromkeys(named, everything))])
         self._told = {rank: excess[rank] for rank in named}
         self._before.append(window)
-        while len(self._before) > LONG_WINDOWS and self._remembered() > LONG_STEPS:
-            self._before.popleft()
+        while len(self._before) > LONG_WINDOWS and sum([len(one.numbers) for one in self._before[1:]]) > LONG_STEPS:
+            self._before.pop(0)
         return found
-
-    def _remembered(self) -> int:
-        """Return the number of steps in all remembered windows except the oldest one."""
-        return sum([len(one.numbers) for one in self._before]) - len(self._before[0].numbers)
 
     def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
         """Return what these ranks cost the job in earlier windows.

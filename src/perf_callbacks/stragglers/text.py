@@ -70,9 +70,7 @@ def rank_names(ranks: Sequence[int]) -> str:
     >>> rank_names([3]), rank_names([3, 7]), rank_names([3, 7, 9])
     ('rank 3', 'ranks 3 and 7', 'ranks 3, 7 and 9')
     """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {rank_numbers(ranks)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {rank_numbers(ranks)}"
 
 
 def rank_numbers(ranks: Sequence[int]) -> str:

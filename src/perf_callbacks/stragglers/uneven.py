@@ -32,11 +32,11 @@ TOGETHER = 0.7
 class UnevenLoss:
     """Seconds of a window that uneven work and chance cost."""
 
-    healthy: float
+    healthy: float = 0.0
     """Seconds that the slowest rank would take if all ranks had a healthy pace."""
-    batches: float
-    stages: float
-    chance: float
+    batches: float = 0.0
+    stages: float = 0.0
+    chance: float = 0.0
 
     @property
     def seconds(self) -> float:

@@ -13,9 +13,6 @@ PARTS = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 TRANSFERS = 1 << len(PARTS)
 """Bit in a kind of work: the rank exchanges tensors point to point, with one other rank at a time."""
 
-MOST_PARAMETERS = 1 << 48
-"""A kind of work stores the number of parameters modulo `MOST_PARAMETERS`, because a coordinate has only 64 bits."""
-
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Names of the coordinates that decide which layers a rank computes. Only ranks with the same layers are compared."""
 
@@ -39,7 +36,7 @@ def kind(stages: Sequence[Sequence[float | None]], parameters: int, *, transfers
     """
     done = [any(stages[stage]) for stage in PARTS]
     bits = sum([1 << place for place, found in enumerate([*done, transfers]) if found])
-    return bits | parameters % MOST_PARAMETERS << len(PARTS) + 1
+    return bits | parameters << len(PARTS) + 1
 
 
 def layers(role: Mapping[str, int]) -> Role:

@@ -77,8 +77,6 @@ class GatheredWindow:
     compared."""
     roles: Mapping[int, Mapping[str, int]]
     """Maps each rank to its coordinates in the layout of the job. Ranks with unknown coordinates are left out."""
-    missing: tuple[int, ...]
-    """Ranks whose part is missing, in ascending order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
