@@ -1,5 +1,6 @@
 """Find the tensors in a batch of any form. Attributes identify a tensor, because this module doesn't import torch."""
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -67,7 +68,11 @@ def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> b
 
 def is_array(value: Any) -> bool:
     """Return True for a tensor or a numpy array. Only the class decides, because instances may have any attribute."""
-    kind = type(value)
+    return _is_kind_of_array(type(value))  # type: ignore[arg-type] # mypy takes the hash of a class for its instances
+
+
+@lru_cache(maxsize=256)
+def _is_kind_of_array(kind: type) -> bool:
     return hasattr(kind, "shape") and hasattr(kind, "dtype") and not hasattr(kind, "keys")
 
 
