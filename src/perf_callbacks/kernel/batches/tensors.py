@@ -100,10 +100,14 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    declared = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-    slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     found = {name: getattr(value, name, None) for name in slots if name not in {"__dict__", "__weakref__"}}
     return found | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def leaf(name: str, tensor: Any) -> Leaf:
