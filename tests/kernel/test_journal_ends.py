@@ -60,6 +60,17 @@ def test_fits_in_one_file_are_told_apart(file, ended):
     assert [ends.last_step for ends in found] == [LONG, LONG, 200]
 
 
+def test_a_search_for_the_beginnings_of_fits_has_a_limit(file, monkeypatch):
+    monkeypatch.setattr(journal_ends, "SEARCH_BYTES", 1_000_000)
+    monkeypatch.setattr(journal_ends, "MOST_SEARCHED_BYTES", 3_000_000)
+    with file.open("wb") as writing:  # the fit was killed, and a hole of 8 TB follows
+        writing.write(text(a_run(run_id="a"), steps(1, 10)).encode())
+        writing.seek(2**43)
+        writing.write(b"\n" + text(steps(11, 20)).encode())
+    [ends] = read(file, {})
+    assert (ends.run.run_id, ends.final, ends.last_step) == ("a", None, 20)
+
+
 def test_steps_between_the_ends_are_not_read(file):
     with file.open("wb") as writing:  # its middle is a hole of 8 GB
         writing.write(text(a_run(run_id="a"), steps(1, 10)).encode())

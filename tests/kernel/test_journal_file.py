@@ -428,3 +428,30 @@ def test_no_journal_takes_everything_and_is_nowhere():
     journal.flush()
     journal.close()
     assert journal.path is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="journals are not locked on Windows")
+def test_a_closed_journal_is_unlocked_though_a_child_has_it_open(path, make):
+    """A child that was forked outside of Python closes no journal. A duplicate of the file has the same lock."""
+    journal = make()
+    journal.write(block(1))
+    in_child = os.dup(journal._file.fileno())
+    journal.close()
+    following = make()
+    following.write(block(2))
+    os.close(in_child)
+    assert following.path == path
+    assert records(path) == [block(1), block(2)]
+
+
+@FORKED
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+def test_a_forked_child_does_not_unlock_the_journal_of_its_parent(path, make):
+    make().write(block(1))
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    other = make()
+    other.write(block(2))
+    assert other.path == path.with_name("rank0.2.jsonl")

@@ -398,7 +398,7 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
 
 
 @pytest.mark.parametrize(
-    "place", ["journal_file.FileJournal._let_go", "journal_file.FileJournal.flush", "journal_file.FileJournal.close"]
+    "place", ["journal_file._unlock", "journal_file.FileJournal.flush", "journal_file.FileJournal.close"]
 )
 def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
     recorder = Recorder(

@@ -195,6 +195,9 @@ class BatchReader:
         self.has_read = True
         if is_array(batch) and not getattr(batch, "is_nested", False):
             key, self._array = (None, *batch.shape), type(batch)
+            known = self._known.get(key)
+            if known is not None:
+                return known, {}
         found = leaves(batch)
         if not found or any([one.lengths is None for one in found]):
             unread = self._unread(batch, found or [])

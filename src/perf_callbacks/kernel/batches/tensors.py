@@ -1,5 +1,6 @@
 """Find the tensors in a batch of any form. Attributes identify a tensor, because this module doesn't import torch."""
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -67,7 +68,11 @@ def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> b
 
 def is_array(value: Any) -> bool:
     """Return True for a tensor or a numpy array. Only the class decides, because instances may have any attribute."""
-    kind = type(value)
+    return _is_kind_of_array(type(value))  # type: ignore[arg-type] # mypy takes the hash of a class for its instances
+
+
+@lru_cache(maxsize=256)
+def _is_kind_of_array(kind: type) -> bool:
     return hasattr(kind, "shape") and hasattr(kind, "dtype") and not hasattr(kind, "keys")
 
 
@@ -95,10 +100,14 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    declared = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-    slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     found = {name: getattr(value, name, None) for name in slots if name not in {"__dict__", "__weakref__"}}
     return found | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def leaf(name: str, tensor: Any) -> Leaf:

@@ -107,7 +107,7 @@ class Pauses:
         if pause.ours == fit_records.STARTUP:
             self._startup += pause.seconds
             return
-        self._collections[pause.generation] += 1
+        self._collections[min(pause.generation, 2)] += 1
         self._seconds += pause.seconds
         if pause.ours:
             self._scheduled += pause.seconds

@@ -308,7 +308,8 @@ class Engine:
         """Return the samples and tokens of all attempts so far. A checkpoint carries these sums to the next attempt."""
         with self.step_reader.alone():
             self._read()
-            return self._all()[2]
+            _, _, total, _ = self._all()
+            return total
 
     def productive_seconds(self) -> float:
         """Return the seconds of the steps so far, as `Account.productive` counts them."""

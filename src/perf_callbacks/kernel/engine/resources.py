@@ -39,9 +39,12 @@ def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float
         resources: The values of each rank, rank by rank, in the order of `RESOURCES`.
         complete: True if no rank of the job is missing.
     """
+    if not complete or not resources:
+        return {}
     columns = {name: resources[place :: len(RESOURCES)] for place, name in enumerate(RESOURCES)}
+    # The bytes of another rank may hold anything. `min` and `max` would overlook a NaN.
     known = {name: column for name, column in columns.items() if all([0 <= value < LARGEST for value in column])}
-    figures = {name: combine(known[of]) for name, (of, combine) in JOB_FIGURES.items() if complete and known.get(of)}
+    figures = {name: combine(known[of]) for name, (of, combine) in JOB_FIGURES.items() if of in known}
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 

@@ -22,6 +22,10 @@ SEARCH_BYTES = 4_000_000
 """A file with several fits is searched for the beginnings of fits in blocks of this many bytes. The search reads blocks
 backwards from the end of the file, until a block contains the beginning of a fit."""
 
+MOST_SEARCHED_BYTES = 600_000_000
+"""Largest number of bytes that are searched. This limit is more than twice the size that a journal may have by
+default."""
+
 KEPT_STEPS = 50
 """Number of steps that are kept from the end of a fit. More steps would need much memory in a list of many runs."""
 
@@ -163,11 +167,12 @@ class EndReader:
         near = max(0, self.size - END_BYTES)
         if isinstance(run, Run) and not self._search(near, self.size) and self._ends_with(run, near):
             return first
-        start, found = self.size, list[int]()
-        while start > 0 and not found:
+        start = self.size
+        found: list[int] = []
+        while start > 0 and not found and self.size - start < MOST_SEARCHED_BYTES:
             end, start = start, max(0, start - SEARCH_BYTES)
             found = self._search(start, end)
-        return sorted({*(first if start == 0 else ()), *found})
+        return sorted({*(first if start == 0 or not found else ()), *found})
 
     def fit(self, start: int, end: int) -> FitLines | None:
         """Read the first and last records of the fit between two byte offsets; None without a readable `run` record."""

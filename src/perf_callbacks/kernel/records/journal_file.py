@@ -110,6 +110,13 @@ def _lock(file: FileIO) -> bool:
     return True
 
 
+def _unlock(file: FileIO) -> None:
+    """Release the lock now. Closing the file would not release the lock while a forked child has the file open."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
 class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
@@ -181,8 +188,14 @@ class FileJournal(Journal):
                 self._writing.release()
 
     def disown(self) -> None:
-        """Close the file in a forked child, so that the file doesn't stay locked after the parent's death."""
-        self._let_go()
+        """Close the file in a forked child, so that the file doesn't stay locked after the parent's death.
+
+        The child must not unlock the file: parent and child share the lock.
+        """
+        self._done = True
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _drain(self) -> None:
         """Write the pending records. The caller holds the lock."""
@@ -245,9 +258,13 @@ class FileJournal(Journal):
     def _let_go(self) -> None:
         self._done = True
         self._pending.clear()
-        file, self._file = self._file, None
+        file = self._file
         if file is not None:
-            file.close()
+            try:
+                _unlock(file)
+            finally:  # after an interrupt too: no other object refers to the file
+                self._file = None
+                file.close()
 
 
 _all: "weakref.WeakSet[FileJournal]" = weakref.WeakSet()
