@@ -1,9 +1,16 @@
 """The item `affinity`: what it decides, and what it does to the masks of threads."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
 
 import pytest
 
+import perf_callbacks
 from perf_callbacks import PerfConfig
 from perf_callbacks.affinity import item as affinity_item
 from perf_callbacks.affinity.item import ITEM
@@ -117,3 +124,54 @@ def test_a_fit_that_nobody_closed_restores_the_masks_when_it_is_freed(thread):
     assert thread.mask == parse("4-7")
     del bound
     assert thread.mask == parse("0-7")
+
+
+def test_a_fit_that_is_freed_while_another_thread_changes_masks_restores_them_too(thread):
+    bound, held, end = apply(), threading.Event(), threading.Event()
+
+    def hold():
+        with affinity_item.AFFINITY._lock:
+            held.set()
+            end.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(60)
+    threading.Timer(0.05, end.set).start()
+    del bound
+    other.join()
+    assert thread.mask == parse("0-7")
+
+
+EXITS = """
+    import atexit, dataclasses
+    atexit.register(lambda: print(sorted(thread.mask)))
+    from perf_callbacks import PerfConfig
+    from perf_callbacks.affinity import item
+    from perf_callbacks.kernel.fit import environment
+    from perf_callbacks.kernel.fit.item import Fit
+    from perf_callbacks.kernel.process.cpu_masks import Affinity
+    from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, parse
+    class OneThread:
+        mask = parse("0-3")
+        def all(self):
+            return [1]
+        def get(self, _):
+            return self.mask
+        def set(self, _, cpus):
+            self.mask = cpus
+    thread = OneThread()
+    item.AFFINITY = Affinity(thread)
+    machine = Machine(nodes={0: parse("0-1"), 1: parse("2-3")})
+    facts = CpuFacts(mask=thread.mask, machine=machine, gpu=Gpu(pci="0000:1b:00.0", node=1, slot=(1, 2)))
+    found = dataclasses.replace(environment.read(), cpu_facts=facts)
+    bound = item.ITEM.apply(Fit(config=PerfConfig(affinity="node"), environment=found, step=0, memory=dict))
+    print(sorted(thread.mask))
+"""
+
+
+def test_at_interpreter_exit_the_masks_of_an_open_fit_are_restored():
+    environ = {**os.environ, "PYTHONPATH": str(Path(perf_callbacks.__file__).parents[1])}
+    command = [sys.executable, "-c", textwrap.dedent(EXITS)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
+    assert (done.stdout, done.stderr) == ("[2, 3]\n[0, 1, 2, 3]\n", "")

@@ -207,6 +207,31 @@ def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
     assert loop.told == ["asked", "turns", "undecided"]
 
 
+def test_a_wrapper_beneath_ours_may_have_a_signature_that_inspect_can_not_read(ours, monkeypatch):
+    inner, weight = torch.autograd.backward, torch.ones(2, requires_grad=True)
+
+    def theirs(*args, **kwargs):
+        return inner(*args, **kwargs)
+
+    theirs.__signature__ = "(tensors)"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", theirs)
+        loop = Loop()
+        ours.join(loop)
+        weight.sum().backward()
+        ours.release(loop)
+    assert loop.told == ["asked", "turns", "undecided"]
+
+
+def test_an_error_of_ours_at_a_gradient_fails_the_loop_alone(ours, monkeypatch):
+    loop, weight = Loop(), torch.ones(2, requires_grad=True)
+    ours.join(loop)
+    monkeypatch.setattr(loop, "turn", lambda _: 1 / 0)
+    (gradient,) = torch.autograd.grad(weight.sum(), weight)
+    assert gradient.tolist() == [1.0, 1.0]
+    assert [type(told) for told in loop.told] == [str, ZeroDivisionError]
+
+
 def test_a_wrapper_beneath_ours_may_have_other_defaults_and_more_arguments(ours, monkeypatch):
     inner, hints, loss = torch.autograd.backward, [], torch.ones(2, requires_grad=True).sin().sum()
 

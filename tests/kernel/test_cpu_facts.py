@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from topologies import BY_NAME, TOPOLOGIES, devices, name, nvml, properties
 
-from perf_callbacks.kernel.process import cpu_facts
+from perf_callbacks.kernel.process import cpu_facts, topology
 from perf_callbacks.kernel.process.cpu_sets import choose, parse, ranges
 from perf_callbacks.kernel.process.nvml import Inventory, inventory
 
@@ -262,3 +262,11 @@ def test_a_gpu_that_nvml_lost_is_left_out(monkeypatch):
 def test_the_installed_nvml_has_the_names_of_the_faked_one():
     faked = {name for name in vars(nvml(BY_NAME["GH200"])) if name.startswith(("nvml", "NVML"))}
     assert faked <= {*dir(importlib.import_module("pynvml"))}
+
+
+def test_each_core_is_read_from_one_file(tmp_path, monkeypatch):
+    root, read, inner = BY_NAME["DGX H100"].lay(tmp_path), [], topology._cpus
+    monkeypatch.setattr(topology, "_cpus", lambda path: read.append(path) or inner(path))
+    cores = topology.machine(root, cores=True).cores
+    assert len(cores) == len([path for path in read if path.name == "thread_siblings_list"]) == 112
+    assert cores[1] == parse("1,113")

@@ -29,6 +29,13 @@ def test_a_package_without_the_attribute_has_the_version_of_its_metadata(monkeyp
     assert packages.loaded()["pluggy"][0].isdigit()
 
 
+def test_metadata_is_read_once_for_all_fits_of_a_process(monkeypatch):
+    load(monkeypatch, "pluggy")
+    first = packages.loaded()
+    monkeypatch.setattr(packages.metadata, "version", None)
+    assert packages.loaded() == first
+
+
 def test_what_has_no_version_is_left_out(monkeypatch):
     load(monkeypatch, "nobody_knows_it")
     load(monkeypatch, "torch", __version__=None)  # as a mock in somebody's tests

@@ -68,6 +68,27 @@ def test_a_deep_stack_is_cut_on_the_outside():
     assert stack.frames[-1].endswith(" wait")
 
 
+def test_a_search_through_a_stack_ends_soon_in_the_deepest_recursion(monkeypatch):
+    def forward(begun, end, depth=30):
+        if depth:
+            beneath(begun, end, depth - 1)
+        else:
+            waits(begun, end)
+
+    def beneath(begun, end, depth):
+        if depth:
+            beneath(begun, end, depth - 1)
+        else:
+            waits(begun, end)
+
+    with a_thread(forward) as thread:
+        settled(thread)
+        assert stacks.position(thread.ident).in_model
+        monkeypatch.setattr(stacks, "DEEPEST", 10)
+        assert not stacks.position(thread.ident).in_model
+        assert len(stacks.of_thread(thread.ident).frames) == 10
+
+
 def run_in(module, source, **names):
     """A function of a module that doesn't exist."""
     made = ModuleType(module)

@@ -4,6 +4,8 @@ A thread on another socket than the GPU reaches the GPU only over the link betwe
 CPUs from the set on which the rank may run, and never adds CPUs.
 """
 
+import weakref
+
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
@@ -54,6 +56,10 @@ def _before(facts: CpuFacts) -> str:
     return _named(facts.mask) + bound + quota
 
 
+class Claim:
+    """Claim by which a fit binds the threads of the process to CPUs."""
+
+
 class Bound(ActiveItem):
     """Binds all threads of the process to CPUs, until `closed` is called.
 
@@ -66,12 +72,15 @@ class Bound(ActiveItem):
         super().__init__()
         facts = fit.environment.cpu_facts
         cpus = choose(fit.config.affinity, facts).cpus if facts is not None else None
-        AFFINITY.bind(self, cpus or frozenset())
+        self._claim = Claim()
+        self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
+        AFFINITY.bind(self._claim, cpus or frozenset())
 
     def closed(self) -> None:
         """Restore the CPU masks of all threads. Idempotent."""
         super().closed()
-        AFFINITY.let_go(self)
+        AFFINITY.let_go(self._claim)
+        self._let_go.detach()
 
 
 ITEM = Item(SLUG, decide, Bound)

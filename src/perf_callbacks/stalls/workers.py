@@ -5,11 +5,12 @@ worker's process id instead, and the state of the worker process from Linux's `/
 """
 
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.stacks import outward
+from perf_callbacks.kernel.process.stacks import DEEPEST, outward
 
 _MODULE = "torch.utils.data.dataloader"
 _WAITS = ("_get_data", "_try_get_data")
@@ -29,7 +30,7 @@ _STATES = {
 
 def awaited(thread: int) -> tuple[int, int] | None:
     """Return the number and the process id of the worker for which a thread waits, or None without such a worker."""
-    for frame in outward(sys._current_frames().get(thread)):  # noqa: SLF001 the only way to a stack
+    for frame in islice(outward(sys._current_frames().get(thread)), DEEPEST):  # noqa: SLF001 the only way to a stack
         if frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE):
             with suppress(Exception):  # private attributes of torch, which another version may name differently
                 iterator: Any = frame.f_locals["self"]

@@ -17,13 +17,12 @@ from torch.utils.hooks import RemovableHandle
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
 from perf_callbacks.flops.counting.observed import Observed
-from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format
+from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, newest_node, phase, running_node
 from perf_callbacks.flops.counting.repeats import Repeats
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Cell, Kind, Work
 from perf_callbacks.kernel.failures import guard
-from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
 

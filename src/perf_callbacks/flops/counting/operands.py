@@ -1,5 +1,6 @@
 """Find facts about the operands of an operation, such as their dtype, and handle complex and sparse tensors."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,15 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 def is_wrapped(types: Any) -> bool:
     """Return True if `types` contains a wrapper class of tensors, such as `DTensor`."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
+
+
+def tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments of an operation, including tensors in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
 
 
 def matrices(module: nn.Module) -> list[torch.Tensor]:

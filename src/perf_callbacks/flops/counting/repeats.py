@@ -12,8 +12,8 @@ from torch.autograd.function import BackwardCFunction
 
 from perf_callbacks.flops.counting.coverage import unwrapped
 from perf_callbacks.flops.counting.formulas import name
+from perf_callbacks.flops.counting.operands import tensors
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.process.stacks import callers
 
 _OWN_BACKWARD = BackwardCFunction.apply.__code__

@@ -35,7 +35,7 @@ class FirstBatch:
 
 
 def tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, of the state of an optimizer, or of the arguments of an operation.
+    """Yield the tensors of a batch, of the state of an optimizer, or of the result of an operation.
 
     The function searches mappings, tuples and lists, as torch does to pin a batch.
     """

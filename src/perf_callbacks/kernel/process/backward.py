@@ -5,9 +5,9 @@ stored only in its wrapper, so that no interrupt can separate the original from 
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from functools import partial
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import get_ident
 from typing import Any
 from weakref import ref
@@ -32,9 +32,11 @@ _OURS = "_perf_callbacks"
 _CREATE_GRAPH = 4
 """Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
-_ARGUMENTS = ["tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs"]
-_SIGNATURE: tuple[object, ...] = (_ARGUMENTS, None, None, (None, None, False, None, None), [])
-"""Arguments of `torch.autograd.backward`: names, `*args`, `**kwargs`, defaults, and keyword-only arguments."""
+_ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+"""Names of the arguments of `torch.autograd.backward`."""
+
+_DEFAULTS = (None, None, False, None, None)
+"""Default values of the arguments of `torch.autograd.backward`, except the first."""
 
 # Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
@@ -163,7 +165,7 @@ class Backwards(Owner[bool]):
 
         If `backward` has another signature, from other code or a later torch, the wrapper takes `*args, **kwargs`.
         """
-        if not inspect.isfunction(inner) or inspect.getfullargspec(inner)[:5] != _SIGNATURE:
+        if not _has_usual_arguments(inner):
 
             @functools.wraps(inner)
             def other(*args: Any, **kwargs: Any) -> Any:
@@ -255,6 +257,17 @@ class Backwards(Owner[bool]):
 
 def _nobody() -> None:
     """Return no loop."""
+
+
+def _has_usual_arguments(function: Callable[..., Any]) -> bool:
+    """Return True if a function has the arguments of torch's `backward`.
+
+    The function's code decides. `inspect` would believe any `__signature__`, and may fail at annotations.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        return False
+    return code.co_varnames[: code.co_argcount] == _ARGUMENTS and function.__defaults__ == _DEFAULTS
 
 
 def _signed(wrapper: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,7 +62,8 @@ def read(
         gpu, unknown = _gpu(properties(), machine, root, size, inventory, exclusive=mode == "exclusive")
     elif accelerator is not None:
         unknown = f"the system does not report the NUMA node of {accelerator} devices"
-    parent, world = topology.mask_of(root, os.getppid()), environ.get("WORLD_SIZE", "")
+    parent = topology.mask_of(root, os.getppid())
+    world = environ.get("WORLD_SIZE", "")
     return CpuFacts(
         mask=mask,
         machine=machine,

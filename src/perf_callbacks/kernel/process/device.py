@@ -65,8 +65,9 @@ class Device:
 
     def timing(self) -> Timing:
         """Return the clock for a fit on this device. The call waits for the device, and may make a context."""
-        if self.untimed is not None:
-            return Timing(unstaged=self.untimed)
+        why = self.untimed
+        if why is not None:
+            return Timing(unstaged=why)
         with guard() as attempt:
             return self._tried()
         return Timing(unstaged=f"{self.kind} can't be timed: {attempt.reason}")

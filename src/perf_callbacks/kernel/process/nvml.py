@@ -69,9 +69,10 @@ class Monitor:
             for prefix in ("GPU-", "MIG-"):
                 with suppress(Exception):  # the GPU is of the other kind, or lost
                     self._activity = _Activity(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid)))
+                    break
 
     def read(self) -> DeviceUse:
-        """Read all values that this GPU supports."""
+        """Read all values that this GPU supports, without waiting for the GPU. A side thread calls this method."""
         nvml, activity = self._nvml, self._activity
         if nvml is None or activity is None:
             return DeviceUse()

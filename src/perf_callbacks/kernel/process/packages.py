@@ -1,6 +1,7 @@
 """Versions of the packages that the program has loaded, and of the GPU's driver."""
 
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -48,7 +49,15 @@ def _is_package(name: str) -> bool:
 
 def _version(name: str) -> str | None:
     """Return the version from the module or, more slowly, from the metadata on the disk."""
-    with suppress(Exception):  # any package's code, or damaged metadata
+    with suppress(Exception):  # any package's code
         found = vars(sys.modules[name]).get("__version__")
-        return (found if isinstance(found, str) else metadata.version(name))[:LONGEST]
+        version = found if isinstance(found, str) else _version_on_disk(name)
+        return version and version[:LONGEST]
+    return None
+
+
+@cache
+def _version_on_disk(name: str) -> str | None:
+    with suppress(Exception):  # damaged metadata
+        return metadata.version(name)
     return None

@@ -53,6 +53,8 @@ def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
         ranks = {*_local_ranks(proc / str(own)), LOCAL_RANK + os.environ.get("LOCAL_RANK", "").encode()}
         pids = {*_tree(proc, own, ranks)}
         found = [one for one in (_stat(proc / str(one)) for one in pids) if one is not None]
+        if not found:
+            return None
         reads = [entry(proc / str(one) / "io", "read_bytes") for one in pids]
         known = [int(number) for number in reads if number is not None and number.isdecimal()]
         resident, shared = [sum(pages) for pages in zip(*[pages for _, pages in found], strict=True)]

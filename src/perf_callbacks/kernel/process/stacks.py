@@ -5,12 +5,16 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
 """Largest number of frames that are stored for one stack. The innermost frames are stored."""
+
+DEEPEST = 1000
+"""Largest number of frames that a search through a stack visits."""
 
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -59,7 +63,7 @@ def callers() -> Iterator[FrameType]:
 def of_thread(thread: int) -> Stack | None:
     """Read the stack of a thread. None if the thread runs no Python code, waits at a prompt, or is in a debugger."""
     inmost = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
-    frames = [one for one in outward(inmost) if not one.f_code.co_filename.startswith(_OURS)]
+    frames = [one for one in islice(outward(inmost), DEEPEST) if not one.f_code.co_filename.startswith(_OURS)]
     if not frames or _person([_module(one) for one in frames]):
         return None
     inner = frames[0]
@@ -123,7 +127,7 @@ def calling_line() -> str | None:
 
 def _position(frame: FrameType | None) -> Position | None:
     called = ""
-    for one in outward(frame):
+    for one in islice(outward(frame), DEEPEST):
         if one.f_code.co_filename.startswith(_OURS):
             continue
         if _is_own(one.f_code.co_filename):
@@ -138,7 +142,7 @@ def _position(frame: FrameType | None) -> Position | None:
 def _in_model(frame: FrameType) -> bool:
     """Return True if a frame, or one of its callers, is a module's forward or an optimizer's own update."""
     updates = False
-    for one in outward(frame):
+    for one in islice(outward(frame), DEEPEST):
         name, module = one.f_code.co_name, _module(one)
         if module == _MODULES or (name == "forward" and not module.startswith(_TORCH)):
             return True

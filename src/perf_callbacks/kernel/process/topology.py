@@ -19,7 +19,7 @@ QUOTAS = (
 
 
 def machine(root: Path, *, cores: bool = False) -> Machine:
-    """Read the CPUs of the machine. If `cores` is True, also read the cores, which takes one file per CPU."""
+    """Read the CPUs of the machine. If `cores` is True, also read the cores, which takes one file per core."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
     nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
     packages: dict[str, Cpus] = {}
@@ -49,8 +49,14 @@ def mask_of(root: Path, process: int) -> Cpus | None:
 
 
 def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
-    cores = {_cpus(root / CPUS / f"cpu{cpu}" / "topology/thread_siblings_list") | {cpu} for cpu in cpus}
-    return tuple(sorted(cores, key=min))
+    found: list[Cpus] = []
+    seen: set[int] = set()
+    for cpu in sorted(cpus):
+        if cpu not in seen:
+            core = _cpus(root / CPUS / f"cpu{cpu}" / "topology/thread_siblings_list") | {cpu}
+            seen |= core
+            found.append(core)
+    return tuple(found)
 
 
 def quota(root: Path) -> float | None:
