@@ -63,7 +63,7 @@ def account(fit: FitHistory) -> dict[str, Any] | None:
     summary, parts = fit.summary, wall_parts(fit.summary)
     if summary is None or not parts:
         return None
-    wall = sum(summary.wall_seconds.values())
+    wall = sum(seconds for _, seconds, _ in parts)  # not of all values: a damaged journal may hold negative values
     attempt = f" of attempt {summary.attempt}" if summary.attempt > 1 else ""
     return bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
 
