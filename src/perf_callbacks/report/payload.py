@@ -13,6 +13,7 @@ from perf_callbacks.report.events import marks
 from perf_callbacks.report.explanation import MEANINGS
 from perf_callbacks.report.figure_inputs import FigureInputs
 from perf_callbacks.report.figure_table import BY_FIGURE
+from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
 from perf_callbacks.report.point_names import PointNames
@@ -90,7 +91,7 @@ def payload(
         "peak": guarded("Peak", lambda: charts.peak(work)),
         "memory": guarded("Memory", lambda: charts.memory(fit.first[-1].last(Memory))),
         "use": guarded("Use", lambda: charts.use(fit)),
-        "heat": guarded("Ranks", lambda: charts.heat_map(fit, within)),
+        "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
         "glossary": MEANINGS,
