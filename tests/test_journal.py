@@ -105,3 +105,10 @@ def test_figures_that_no_run_has_are_unknown(tmp_path, value):
     (found,) = journal.runs(tmp_path)
     known = ("step_seconds", "data_time", "samples_per_second", "no_cpu_share", "others_share", "load_average")
     assert {found[name] for name in known} == {None}
+
+
+def test_a_machine_with_more_than_a_million_cpus_is_unknown(tmp_path):
+    for cpus, share in ((4, 0.25), (10**7, None)):
+        summary = replace(a_summary(), cpu=CpuSummary(cpus=cpus, other_cpus=1.0))
+        write(tmp_path, [*a_fit(summary=False), Entry(20.0, summary)])
+        assert journal.runs(tmp_path)[0]["others_share"] == share

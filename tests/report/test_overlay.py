@@ -9,7 +9,8 @@ from journals import Outline, a_fit, steps, write
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
-from perf_callbacks.report.payload import payload, point_names
+from perf_callbacks.report.payload import payload
+from perf_callbacks.report.point_names import PointNames
 from perf_callbacks.report.report_file import render
 
 
@@ -107,10 +108,10 @@ def test_the_command_lays_two_runs_over_each_other(tmp_path, capsys):
     ],
 )
 def test_a_band_is_named_by_what_it_spans(ranks, width, band, about):
-    times, rates, said = point_names(ranks, width)
-    assert times["band"] == band
-    assert bool(rates["band"]) == bool(band)
-    assert said.startswith(about)
+    names = PointNames(ranks, width)
+    assert names.times["band"] == band
+    assert bool(names.rates["band"]) == bool(band)
+    assert names.about.startswith(about)
 
 
 def test_one_rank_has_no_band_of_ranks():

@@ -100,6 +100,7 @@ def test_the_wall_time_is_divided_however_short_it_was():
     assert found["text"] == "400 ms in all, on rank 0: startup 100 ms, steps 300 ms."
     assert [part["share"] for part in found["parts"]] == [0.25, 0.75]
     assert account() is account(steps=0.0) is None
+    assert [one["share"] for one in account(startup=1.0, steps=3.0, other=-4.0)["parts"]] == [0.25, 0.75]
 
 
 def test_what_happened_is_marked_in_lanes():

@@ -6,7 +6,7 @@ from journals import a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report import tables
-from perf_callbacks.report.charts import heat_map
+from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.series import BUCKETS, Axis, medians, outliers, series
 

@@ -144,6 +144,13 @@ def test_without_a_run_the_place_is_said():
     assert len(lines) == 10
 
 
+@pytest.mark.parametrize("rows", [1, 3, 24])
+def test_a_frame_without_a_run_fits_into_the_terminal(rows):
+    lines = [plain(line) for line in watch_frame.waiting("/data/" + "jobs" * 20, TerminalSize(columns=40, rows=rows))]
+    assert len(lines) == rows
+    assert max(map(len, lines)) <= 40
+
+
 @pytest.mark.parametrize("rows", [12, 14, 16, 24])
 def test_of_a_stack_the_innermost_lines_stay(rows):
     text = [plain(line) for line in seen("hang", 40, rows, "q quit")]

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.profiles import reduction
 from perf_callbacks.profiles.trace_events import TraceError
-from perf_callbacks.report import module_table, profile_text
+from perf_callbacks.report import module_table, module_times, profile_text
 
 SUMMARY: str = "say in words what a trace or the profiled steps of a run show, and which modules take the FLOPs"
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         profiles = {
             fit.run.rank: [
-                (one, module_table.of_run(one, fit, module_table.peak(fit, fits))) for one in fit.of(Profile)
+                (one, module_times.of_run(one, fit, module_times.peak(fit, fits))) for one in fit.of(Profile)
             ]
             for fit in fits
         }
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             columns = terminal.columns()
             parts = [
-                profile_text.of_run(rank, profile, columns, module_table.time_table(modules, profile))
+                profile_text.of_run(rank, profile, columns, module_times.table(modules, profile))
                 for rank, profiled in profiles.items()
                 for profile, modules in profiled
             ]
@@ -76,7 +76,7 @@ def _trace(path: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_plain(profile), indent=2, allow_nan=False))
     else:
-        modules = module_table.time_table(module_table.of_trace(profile), profile)
+        modules = module_times.table(module_times.of_trace(profile), profile)
         print(profile_text.render(profile, terminal.columns(), modules))
     return 0
 

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     return TO_CHANGE if waves or any(size.better != size.size for size in found) else 0
 
 
-def table(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
+def table(found: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
     """Render the table of sizes. Below the table, list matrix products that leave many multiprocessors idle.
 
     >>> print(table([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
@@ -54,7 +54,7 @@ def table(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors
     MLP       10,922  10,944  134,209,536 -> 134,479,872
     head         128  as is
     """
-    lines = aligned([_HEADINGS, *map(_cells, sizes)], right={1})
+    lines = aligned([_HEADINGS, *map(_cells, found)], right={1})
     lines += [
         f"{one.rows:,} tokens are {one.waves.tiles:,} tiles in a product, for {multiprocessors} multiprocessors:\n"
         f"  {one.waves.waves} waves, {one.waves.busy:.1%} busy; {one.better_rows:,} tokens take one wave less"

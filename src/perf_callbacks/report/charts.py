@@ -1,9 +1,6 @@
-"""Charts of the report: bars that show parts of a whole, the load and memory of the machine, and the heat map."""
+"""Charts of the report: bars that show parts of a whole, and lines for the load and memory of the machine."""
 
 from collections.abc import Mapping, Sequence
-from heapq import nlargest
-from math import isnan
-from statistics import median
 from typing import Any
 
 from perf_callbacks.goodput import job_time, text
@@ -12,7 +9,7 @@ from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.memory.use import known
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean
-from perf_callbacks.report.series import OWN, STAGES, Axis, included, kept, rounded, short
+from perf_callbacks.report.series import rounded, short
 from perf_callbacks.report.units import duration, percent, size, speed
 from perf_callbacks.report.work_rate import WorkRate
 
@@ -25,16 +22,6 @@ FEWEST = 3
 POINTS = 1000
 """A long line has at least this many points, but fewer than twice as many. Of 5,000 records, every fifth record is
 drawn."""
-
-CELLS = 120
-"""Largest number of columns of the heat map."""
-
-CELL_STEPS = 100
-"""The median of a cell is computed from a sample of the cell's steps. The sample has at least this many steps, or all
-steps if there are fewer."""
-
-RANKS = 64
-"""Largest number of rows of the heat map."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
@@ -63,7 +50,7 @@ def account(fit: FitHistory) -> dict[str, Any] | None:
     summary, parts = fit.summary, wall_parts(fit.summary)
     if summary is None or not parts:
         return None
-    wall = sum(summary.wall_seconds.values())
+    wall = sum(seconds for _, seconds, _ in parts)  # not of all values: a damaged journal may hold negative values
     attempt = f" of attempt {summary.attempt}" if summary.attempt > 1 else ""
     return bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
 
@@ -138,63 +125,3 @@ def _lines(title: str, unit: str, uses: list[Use], fields: dict[str, str]) -> di
         "values": [short(values) for values in drawn.values()],
         "text": f"{title} over the steps: {ends}{' (1 is 100 %)' if unit == 'share' else ' GB'}.",
     }
-
-
-def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Return the heat map of a fit. None means that the fit has a single rank, or no steps.
-
-    Rows are ranks, and columns are steps. For each stage, a cell shows how much longer the rank takes than the median
-    of all ranks.
-    """
-    axis = Axis([fit], CELLS, within)
-    excess = _excess(fit, axis, within) if len(fit.ranks) > 1 else {}
-    own = [name for name in OWN if name in excess] or [*excess]
-    if not own:
-        return None
-    peaks = {
-        rank: max((value, name) for name in own for value in [0.0, *excess[name][rank]] if value is not None)
-        for rank in sorted(fit.ranks)
-    }
-    slowest = nlargest(RANKS, peaks, key=lambda rank: peaks[rank][0])
-    seconds, name = peaks[slowest[0]]
-    stage, ranks = name.removesuffix("_time"), sorted(slowest)
-    return {
-        "first": axis.first,
-        "width": axis.width,
-        "last": axis.last,
-        "ranks": ranks,
-        "left_out": len(fit.ranks) - len(ranks),
-        "names": [name.removesuffix("_time") for name in excess],
-        "stage": stage,
-        "excess": [[short(rows[rank], 3) for rank in ranks] for rows in excess.values()],
-        "text": f"Heat map of {len(ranks)} ranks over the steps. "
-        f"The largest excess is {duration(seconds)} per step: rank {slowest[0]}, {stage}.",
-    }
-
-
-def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return how many seconds each rank is slower than the median of all ranks, by stage and bucket of steps."""
-    names = ("step_time", *STAGES)
-    usual: dict[str, dict[int, list[float | None]]]
-    usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}
-    for rank, attempt, lower, upper in kept(fit, within):
-        for bucket, start, end in axis.cut(attempt, lower, upper):
-            places = included(attempt, start, end)
-            places = places[:: max(1, len(places) // CELL_STEPS)]
-            for name in names:
-                column = attempt.columns[name]
-                if places and not isnan(column[places[0]]):
-                    usual[name][rank][bucket] = median([column[place] for place in places])
-    excess = {}
-    for name, times in usual.items():
-        columns = [[one for one in column if one is not None] for column in zip(*times.values(), strict=True)]
-        middle = [median(column) if column else None for column in columns]
-        if any(value is not None for value in middle):
-            excess[name] = {
-                rank: [
-                    None if value is None or other is None else value - other
-                    for value, other in zip(row, middle, strict=True)
-                ]
-                for rank, row in times.items()
-            }
-    return excess

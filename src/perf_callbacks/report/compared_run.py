@@ -79,20 +79,20 @@ class ComparedRun:
 
 def _tflops(run: ComparedRun) -> Estimate | None:
     found = run.estimate("model_flops", "step_time")
-    return found and found._replace(value=found.value / TERA)
+    return None if found is None else found._replace(value=found.value / TERA)
 
 
-def _of_peak(run: ComparedRun, name: str) -> Estimate | None:
+def _of_peak(run: ComparedRun, share: Callable[[FlopsSummary], float | None]) -> Estimate | None:
     """Estimate MFU or HFU of the compared steps.
 
-    The estimate scales the MFU or HFU of the summary. If the compared steps had twice the summary's FLOPs per second,
-    the result is twice the summary's MFU or HFU.
+    The estimate scales `share`, the MFU or HFU of the summary. If the compared steps had twice the summary's FLOPs per
+    second, the result is twice the summary's MFU or HFU.
     """
     flops, found = run.flops, run.estimate("model_flops", "step_time")
-    share = getattr(flops, name, None)
-    if flops is None or found is None or not share or not flops.model_flops or not flops.seconds:
+    whole = None if flops is None else share(flops)
+    if flops is None or found is None or not whole or not flops.model_flops or not flops.seconds:
         return None
-    return found._replace(value=found.value * share / (flops.model_flops / flops.seconds))
+    return found._replace(value=found.value * whole / (flops.model_flops / flops.seconds))
 
 
 ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
@@ -101,8 +101,8 @@ ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
     "samples/s": partial(ComparedRun.estimate, above="samples", below="step_time"),
     "tokens/s": partial(ComparedRun.estimate, above="tokens", below="step_time"),
     "tflops": _tflops,
-    "mfu": partial(_of_peak, name="mfu"),
-    "hfu": partial(_of_peak, name="hfu"),
+    "mfu": partial(_of_peak, share=lambda flops: flops.mfu),
+    "hfu": partial(_of_peak, share=lambda flops: flops.hfu),
     **{name: partial(ComparedRun.estimate, above=name) for name in STAGES},
 }
 """The estimator of each metric, by the metric's name. Rates are per rank."""

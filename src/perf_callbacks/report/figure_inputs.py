@@ -9,6 +9,7 @@ from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import charts, profile_section, profile_text, units
 from perf_callbacks.report.events import MOST as MOST_EVENTS, events
 from perf_callbacks.report.explanation import Value, explanation
+from perf_callbacks.report.heat_map import CELLS
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
 from perf_callbacks.report.series import OUTLIERS, SLOW, Axis, Outlier, StepSeries
@@ -117,7 +118,7 @@ class FigureInputs:
             yield "executed FLOPs of a step", f"{units.count(count.hardware_flops)} FLOPs, in step {count.step:,}"
 
     def _heat(self) -> Iterator[Value]:
-        width = Axis([self.fit], charts.CELLS, self.drawn.axis.within).width
+        width = Axis([self.fit], CELLS, self.drawn.axis.within).width
         yield "ranks", self._ranks
         yield "a cell", f"{width:,} steps of a rank"
 

@@ -81,10 +81,10 @@ def clean(value: object, longest: int = LONGEST) -> str:
 def ends(path: str, longest: int) -> str:
     """Shorten a path to `longest` characters. The beginning is cut, because the end says more.
 
-    >>> ends("model.layers.*.mlp.up_proj", 12)
-    '…mlp.up_proj'
+    >>> ends("model.layers.*.mlp.up_proj", 12), ends("model", 1)
+    ('…mlp.up_proj', '…')
     """
-    return path if len(path) <= longest else "…" + path[1 - longest :]
+    return path if len(path) <= longest else "…" + path[len(path) - longest + 1 :]
 
 
 def few(names: Sequence[str], most: int) -> str:

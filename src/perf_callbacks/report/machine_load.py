@@ -25,6 +25,9 @@ For example, a small training on two busy cores needed up to 20 % more CPU time 
 MOST_SHARE = 0.99
 """Largest share of time without a CPU that `Load.effect` assumes. A share of 1 would make the effect infinite."""
 
+MOST_CPUS = 1_000_000
+"""A machine with more CPUs than this counts as unknown, because its journal is damaged."""
+
 FEWEST_QUIET = 4
 """A comparison leaves out disturbed runs only if both sides together have at least this many undisturbed runs."""
 
@@ -45,7 +48,7 @@ class Load(NamedTuple):
         """Read the CPU part of a summary. Values that no machine can have count as unknown."""
         if part is None:
             return cls()
-        cpus = part.cpus if finite(part.cpus) else None
+        cpus = part.cpus if part.cpus is not None and 0 < part.cpus <= MOST_CPUS else None
         return cls(
             no_cpu=_share(part.no_cpu_share, 1),
             others=_share(part.other_cpus, cpus),

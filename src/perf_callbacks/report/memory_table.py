@@ -29,7 +29,9 @@ def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
     return {
         "rank": fit.run.rank,
-        **{name: getattr(parts, name, None) for name in ("step", "device", "source")},
+        "step": None if parts is None else parts.step,
+        "device": None if parts is None else parts.device,
+        "source": None if parts is None else parts.source,
         "gb": {} if parts is None else _sizes(parts),
         "resident_gb": points[-1].gb if points else None,
         "resident_gb_per_hour": slope(points),

@@ -1,19 +1,15 @@
-"""Tables of modules: FLOPs, parameters and activations of the counted step, and times of the profiled steps."""
+"""FLOPs, parameters and activations by module: as text, as values for JSON, and as a table of the report."""
 
-import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from perf_callbacks.kernel.records.flops_record import Flops
-from perf_callbacks.kernel.records.module_records import APART, ITSELF, OPTIMIZER, OTHERS, OUTSIDE, ModuleWork
-from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.records.module_records import APART, ModuleWork
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
 from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
-from perf_callbacks.report.units import DASH, duration, percent, size
+from perf_callbacks.report.units import DASH, percent, size
 
 MOST_ROWS = 10
 """Largest number of rows of the table in the report."""
@@ -21,14 +17,7 @@ MOST_ROWS = 10
 LONGEST_PATH = 200
 """Largest number of characters that the report shows of a module path."""
 
-MOST_CLASSES = 10
-"""Largest number of rows for a trace that names modules by class and number, such as "Block_3"."""
-
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
-
-TIME_HEADINGS = ("module", "forward", "backward", "share", "MFU")
-
-_NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
@@ -36,7 +25,10 @@ def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
     return [
         {
             "rank": fit.run.rank,
-            **{name: getattr(count, name, None) for name in ("step", "source", "model_flops", "hardware_flops")},
+            "step": None if count is None else count.step,
+            "source": None if count is None else count.source,
+            "model_flops": None if count is None else count.model_flops,
+            "hardware_flops": None if count is None else count.hardware_flops,
             "modules": [] if count is None else [asdict(line) for line in count.modules],
         }
         for fit in fits
@@ -99,126 +91,3 @@ def _rows(count: Flops, longest: int) -> Iterable[tuple[str, ...]]:
             DASH if line.parameters is None else f"{line.parameters:,}",
             DASH if held is None or not possible(held) else size(held / GIGA),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModuleTime:
-    """Busy time of a module in the profiled steps. Submodules that have their own row are not included."""
-
-    name: str
-    seconds: float
-    backward_seconds: float
-    """Part of `seconds` that the backward took. The recomputation of activations counts as backward."""
-    mfu: float | None = None
-    """Model FLOPs divided by `seconds` and by the device's peak. None means that MFU is unknown, or that the module has
-    no matrix products."""
-    at_least: bool = False
-    """True if `mfu` is a lower bound."""
-
-    def cells(self, busy_seconds: float) -> tuple[str, ...]:
-        """Return the cells of a table row: name, forward, backward, share of the busy time, MFU."""
-        share = self.seconds / busy_seconds if busy_seconds > 0 else None
-        mfu = f"{'≥ ' if self.at_least and self.mfu is not None else ''}{percent(self.mfu)}"
-        backward = None if self.name == OPTIMIZER else self.backward_seconds
-        forward = None if self.name in {OPTIMIZER, OUTSIDE} else max(0.0, self.seconds - self.backward_seconds)
-        return self.name, duration(forward), duration(backward), percent(share), mfu
-
-
-def of_trace(profile: Profile) -> list[ModuleTime]:
-    """Return the times of a trace's modules, the longest time first.
-
-    If there are more than `MOST_CLASSES` modules, modules of the same class share a row.
-    """
-    times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
-    if len(times) <= MOST_CLASSES:
-        return [*_times(times, backward)]
-    found: dict[str, tuple[float, float]] = {}
-    for path, seconds in times.items():
-        name = _NUMBER.sub("_*", path)
-        one = found.get(name, (0.0, 0.0))
-        found[name] = one[0] + seconds, one[1] + backward.get(path, 0.0)
-    heaviest = sorted(found.items(), key=lambda item: -item[1][0])
-    kept, rest = heaviest[:MOST_CLASSES], heaviest[MOST_CLASSES:]
-    if rest:
-        kept.append((f"{len(rest):,} more", (sum([one[0] for _, one in rest]), sum([one[1] for _, one in rest]))))
-    return [*_times({name: one[0] for name, one in kept}, {name: one[1] for name, one in kept})]
-
-
-def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) -> list[ModuleTime]:
-    """Return the times and MFU of the modules in a run's profile, the longest time first.
-
-    Args:
-        profile: The profile.
-        fit: The attempt of the rank that wrote the profile.
-        peak_flops_per_second: Peak of one device. None means that the peak and MFU are unknown.
-    """
-    times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
-    count = last_count(fit)
-    executed = None if count is None else _executed(profile, fit)
-    if count is None or executed is None or not peak_flops_per_second or count.model_flops <= 0 or OTHERS in times:
-        return [*_times(times, backward)]
-    scale = executed / count.model_flops / max(1, fit.run.devices) / peak_flops_per_second
-    flops = _folded(count, [path for path in times if path not in APART])
-    low = count.lower_bound or any([line.path == OTHERS and line.model_flops > 0 for line in count.modules])
-    mfu = {path: flops[path] * scale / times[path] for path in flops if flops[path] > 0 and times[path] > 0}
-    return [*_times(times, backward, mfu, at_least=low)]
-
-
-def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
-    """Return the peak of a rank's device in FLOPs per second.
-
-    The peak may come from another rank with the same type of device.
-    """
-    peaks = (one.peak_flops_per_second for one in (fit, *fits) if one.run.device == fit.run.device)
-    return next(filter(None, peaks), None)
-
-
-def _times(
-    times: Mapping[str, float],
-    backward: Mapping[str, float],
-    mfu: Mapping[str, float] | None = None,
-    *,
-    at_least: bool = False,
-) -> Iterable[ModuleTime]:
-    for path, seconds in times.items():
-        yield ModuleTime(
-            name=path or ITSELF,
-            seconds=seconds,
-            backward_seconds=backward.get(path, 0.0),
-            mfu=(mfu or {}).get(path),
-            at_least=at_least,
-        )
-
-
-def _executed(profile: Profile, fit: Attempt) -> float | None:
-    """Return the sum of the model FLOPs of all profiled steps, or None if it is unknown."""
-    if profile.first_step is None or not profile.steps or profile.steps > len(fit.step):
-        return None
-    place = bisect_left(fit.step, profile.first_step)
-    steps = slice(place, place + profile.steps)
-    total = sum(fit.columns["model_flops"][steps])
-    whole = [*fit.step[steps]] == [*range(profile.first_step, profile.first_step + profile.steps)]
-    return total if whole and isfinite(total) else None
-
-
-def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
-    """Return the model FLOPs of a counted step for each module path in `paths`.
-
-    If a module is not in `paths`, its FLOPs are added to its nearest parent module in `paths`.
-    """
-    flops = dict.fromkeys(paths, 0)
-    for line in count.modules:
-        around = [path for path in paths if not path or f"{line.path}.".startswith(f"{path}.")]
-        if around and line.path not in APART:
-            flops[max(around, key=len)] += line.model_flops
-    return flops
-
-
-def time_table(rows: Iterable[ModuleTime], profile: Profile) -> list[tuple[str, ...]]:
-    """Return the headings and rows of a table, or an empty list if no modules are known.
-
-    The MFU column is left out if no module's MFU is known.
-    """
-    found = [TIME_HEADINGS, *[one.cells(profile.busy_seconds) for one in rows]]
-    known = any([cells[-1] != DASH for cells in found[1:]])
-    return [] if len(found) == 1 else found if known else [cells[:-1] for cells in found]

@@ -13,8 +13,10 @@ from perf_callbacks.report.events import marks
 from perf_callbacks.report.explanation import MEANINGS
 from perf_callbacks.report.figure_inputs import FigureInputs
 from perf_callbacks.report.figure_table import BY_FIGURE
+from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
+from perf_callbacks.report.point_names import PointNames
 from perf_callbacks.report.series import (
     BUCKETS,
     Axis,
@@ -60,7 +62,7 @@ def payload(
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
     work = WorkRate.of(fit, drawn)
-    names, rate_names, about = point_names(len(fit.ranks), axis.width)
+    names = PointNames(len(fit.ranks), axis.width)
     count, summary = work.count, fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
@@ -80,8 +82,8 @@ def payload(
         "title": run_title.heading(fit),
         "verdict": guarded("The verdict", lambda: _verdict(fit, drawn)),
         "figures": guarded("The figures", lambda: tiles(fit, drawn, work)),
-        "steps": guarded("Steps", lambda: _steps(drawn, slow, names, about)),
-        "rate": guarded("MFU", lambda: _rate(drawn, work, rate_names)),
+        "steps": guarded("Steps", lambda: _steps(drawn, slow, names)),
+        "rate": guarded("MFU", lambda: _rate(drawn, work, names)),
         "stages": guarded("Stages", lambda: _stages(drawn)),
         "marks": guarded("Events", lambda: marks(fit, within)),
         "account": guarded("Wall time", lambda: charts.account(fit)),
@@ -89,7 +91,7 @@ def payload(
         "peak": guarded("Peak", lambda: charts.peak(work)),
         "memory": guarded("Memory", lambda: charts.memory(fit.first[-1].last(Memory))),
         "use": guarded("Use", lambda: charts.use(fit)),
-        "heat": guarded("Ranks", lambda: charts.heat_map(fit, within)),
+        "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
         "glossary": MEANINGS,
@@ -106,29 +108,6 @@ def payload(
     headings |= {name: [heading for heading, _ in one["columns"]] for name, one in shown}
     how = FigureInputs(fit, drawn, slow, usual, work).explained(headings)
     return content | {"how": how, "notes": notes}
-
-
-def point_names(ranks: int, width: int) -> tuple[dict[str, str], dict[str, str], str]:
-    """Return names for the charts of a fit with `ranks` ranks, in which a point stands for `width` steps.
-
-    The names are those of the line, of the band and of its edges in the chart of step times, and then those of the
-    chart of rates. Without a band, they are empty. The last text is a sentence that says what a point shows.
-    """
-    if ranks == width == 1:
-        edges = {"band": "", "least": "", "most": ""}
-        return {"line": "step time"} | edges, edges, "Each point is one step."
-    if width == 1:
-        of, line, ends = "rank", "mean of the ranks", ("fastest", "slowest")
-        about = "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank."
-    else:
-        of, line, ends = "step", "mean of the steps", ("shortest", "longest")
-        whose = "" if ranks == 1 else " of all ranks"
-        about = f"Each point is {width:,} steps{whose}: their mean, and a band from the shortest to the longest step."
-    times, rates = (
-        {"band": f"{least} to {most} {of}", "least": f"{least} {of}", "most": f"{most} {of}"}
-        for least, most in (ends, ("lowest", "highest"))
-    )
-    return {"line": line} | times, rates, about
 
 
 def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: range | None) -> Iterable[str]:
@@ -184,7 +163,7 @@ def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
     return f"The training hangs after step {stall.step:,}: rank {stall.rank} in {stall.stage}{line}, for {seconds}."
 
 
-def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: dict[str, str], about: str) -> dict[str, Any] | None:
+def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dict[str, Any] | None:
     if not drawn.steps:
         return None
     axis = drawn.axis
@@ -192,8 +171,7 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: dict[str, str], ab
     slowest = max(slow, key=lambda one: one.seconds, default=None)
     first, last = drawn.ends
     text = f"Step time over {last - first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
-    point = "the mean of a point" if names["band"] else "a single step"
-    text += f", {duration(min(means))} to {duration(max(means))} for {point}."
+    text += f", {duration(min(means))} to {duration(max(means))} for {names.point}."
     if slowest is not None:
         text += f" The slowest step is {slowest.step:,} on rank {slowest.rank} with {duration(slowest.seconds)}."
     return {
@@ -202,8 +180,8 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: dict[str, str], ab
         "first": axis.first,
         "last": axis.last,
         **_band(drawn.times),
-        "names": names,
-        "about": about,
+        "names": names.times,
+        "about": names.about,
         "outliers": [[one.step, rounded(one.seconds), one.rank, one.reason] for one in slow],
         "text": text,
     }
@@ -216,14 +194,14 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     }
 
 
-def _rate(drawn: StepSeries, work: WorkRate, names: dict[str, str]) -> dict[str, Any] | None:
+def _rate(drawn: StepSeries, work: WorkRate, names: PointNames) -> dict[str, Any] | None:
     if work.per_second is None:
         return None
     said = speed(work.per_second) if work.mfu is None else percent(work.mfu)
     text = f"{'Model TFLOPS' if work.mfu is None else 'MFU'} over the steps: {said} on average."
     unit = "TFLOPS" if work.mfu is None else "share"
-    one = (work.peak or TERA) * work.devices  # an MFU of 100 %, or 1 TFLOPS per device
-    return {"unit": unit, **_band(drawn.flops_per_second, one), "names": names, "text": text}
+    whole = (work.peak or TERA) * work.devices  # the chart shows an MFU of 100 %, or 1 TFLOPS per device, as 1
+    return {"unit": unit, **_band(drawn.flops_per_second, whole), "names": names.rates, "text": text}
 
 
 def _stages(drawn: StepSeries) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import Profile
-from perf_callbacks.report import charts, module_table, profile_text, units
+from perf_callbacks.report import charts, module_times, profile_text, units
 from perf_callbacks.report.history import Attempt, FitHistory, possible
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
@@ -108,8 +108,8 @@ def _operations(profile: Profile) -> Table | None:
 
 
 def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | None:
-    peak = module_table.peak(attempt, [one for _, one in fit.attempts])
-    rows = module_table.time_table(module_table.of_run(profile, attempt, peak), profile)
+    peak = module_times.peak(attempt, [one for _, one in fit.attempts])
+    rows = module_times.table(module_times.of_run(profile, attempt, peak), profile)
     if not rows:
         return None
     headings, *cells = rows

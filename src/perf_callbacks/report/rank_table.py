@@ -1,6 +1,7 @@
 """Table of the ranks in a frame of `perf-callbacks watch`: hanging, silent and slow ranks come first."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.report.history import finite
@@ -19,6 +20,18 @@ WIDEST_NOTE = 32
 
 _NAMES = {"communication_time": "comm."}
 _GAP = "  "
+
+
+class _Row(NamedTuple):
+    """A rank in the table."""
+
+    order: tuple[int, float]
+    """Sort key: ranks with smaller keys come first."""
+    rank: int
+    note: str
+    style: Style
+    cells: Sequence[str]
+    """Text of each figure."""
 
 
 def rank_table(
@@ -58,31 +71,27 @@ def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentL
     known = [name for name in STAGES if any(name in one.stages for one in paces)]
     slow = {rank: loss for loss in reversed(losses) for rank in loss.ranks}
     costs = _costs(run)
-    rows: list[tuple[tuple[int, float], int, str, Style, list[str]]] = []
+    rows: list[_Row] = []
     for ends, one in zip(run.ranks, paces, strict=True):
-        order, said, style = _problem(run, ends, slow.get(one.rank), costs.get(one.rank))
+        order, note, style = _problem(run, ends, slow.get(one.rank), costs.get(one.rank))
         cells = [f"{one.step:,}"[:15], duration(one.step_seconds), *[duration(one.stages.get(name)) for name in known]]
-        rows.append((order, one.rank, said, style, cells))
-    rows.sort(key=lambda row: row[:2])
+        rows.append(_Row(order, one.rank, note, style, cells))
+    rows.sort(key=lambda row: (row.order, row.rank))
     headings = ["step", "step time", *[_NAMES.get(name, name.removesuffix("_time")) for name in known]]
-    widths = [max(map(len, column)) for column in zip(headings, *[cells for *_, cells in rows], strict=True)]
-    ranks = max(4, *[len(str(one.rank)) for one in paces])
+    widths = [max(map(len, column)) for column in zip(headings, *[row.cells for row in rows], strict=True)]
+    ranks = max(4, *[len(str(row.rank)) for row in rows])
     free = columns - len(MARK) - ranks
-    longest = max(len(said) for _, _, said, *_ in rows)
-    note = max(0, min(longest, WIDEST_NOTE, free - widths[1] - 2 * len(_GAP)))
-    shown = _fitting(widths, free - (note + len(_GAP) if note else 0))
+    longest = max(len(row.note) for row in rows)
+    room = max(0, min(longest, WIDEST_NOTE, free - widths[1] - 2 * len(_GAP)))
+    shown = _fitting(widths, free - (room + len(_GAP) if room else 0))
 
-    def line(begin: str, said: str, cells: Sequence[str], style: Style) -> Line:
-        said = _GAP + clean(said, note).ljust(note) if note else ""
-        return styled(begin + said + "".join([_GAP + cells[place].rjust(widths[place]) for place in shown]), style)
+    def line(begin: str, note: str, cells: Sequence[str], style: Style) -> Line:
+        beside = _GAP + clean(note, room).ljust(room) if room else ""
+        return styled(begin + beside + "".join([_GAP + cells[place].rjust(widths[place]) for place in shown]), style)
 
-    return [
-        line(f"{'rank':>{len(MARK) + ranks}}", "", headings, "dim"),
-        *[
-            line(f"{MARK if style else '  '}{rank:>{ranks}}", said, cells, style)
-            for _, rank, said, style, cells in rows
-        ],
-    ]
+    heading = line(f"{'rank':>{len(MARK) + ranks}}", "", headings, "dim")
+    begins = [f"{MARK if row.style else '  '}{row.rank:>{ranks}}" for row in rows]
+    return [heading, *[line(begin, row.note, row.cells, row.style) for begin, row in zip(begins, rows, strict=True)]]
 
 
 def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:

@@ -152,13 +152,15 @@ def facts(run: RecordedRun) -> dict[str, Any]:
     """Return the state, the pace, the stall and the verdict of a run as values for JSON."""
     hung = run.hang
     summary = run.summary
-    stall = hung and {
-        "seconds": finite(stalled_seconds(hung)),
-        "where": where(hung),
-        "ranks": [
-            {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
-        ],
-    }
+    stall = None
+    if hung is not None:
+        stall = {
+            "seconds": finite(stalled_seconds(hung)),
+            "where": where(hung),
+            "ranks": [
+                {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
+            ],
+        }
     return {
         "title": run_title.title(run.lead.run),
         "state": run.state,

@@ -84,7 +84,10 @@ def facts(run: RecordedRun) -> dict[str, Any]:
     record = run.lead.run
     about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
     known = {name: getattr(record, name) for name in about}
-    return {**run_card.facts(run), **known, "started_unix": finite(record.started_unix)}
+    known["started_unix"] = finite(record.started_unix)
+    found = run_card.facts(run)
+    verdict = found.pop("verdict")
+    return {**found, **known, "verdict": verdict}
 
 
 def cut(lines: Iterable[str], columns: int | None) -> list[str]:

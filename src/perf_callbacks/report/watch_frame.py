@@ -67,8 +67,8 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
     slow = losses[0].ranks if losses else ()
-    slowest = next((one for one in paces if one.rank in slow and one.stages), paces[0])
-    stages, events = [*_stages(run, slowest, size.columns)], [*_events(run, paces, size.columns)]
+    shown = next((one for one in paces if one.rank in slow and one.stages), paces[0])  # the lowest if no rank is slow
+    stages, events = [*_stages(run, shown, size.columns)], [*_events(run, paces, size.columns)]
     free = None if size.rows is None else max(0, size.rows - len(top) - bool(footer))
     stacks = [*_stacks(run, size, free)]
     table = _Block(ranks, 6, counted="ranks")

@@ -8,7 +8,7 @@ from journals import COUNT, PROFILE, a_summary, steps
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.module_records import ModuleWork
-from perf_callbacks.report import module_table
+from perf_callbacks.report import module_times
 from perf_callbacks.report.history import gather
 
 
@@ -16,7 +16,7 @@ def rows(*records, profile=PROFILE):
     """Path and MFU of each row, with a peak of 4000 FLOPs per second."""
     [fit] = gather([[Entry(0.0, record) for record in (a_run(), *records)]])
     [attempt] = fit.last
-    found = module_table.of_run(profile, attempt, module_table.peak(attempt, [attempt]))
+    found = module_times.of_run(profile, attempt, module_times.peak(attempt, [attempt]))
     return {one.name: one.mfu for one in found}
 
 
@@ -68,22 +68,22 @@ def test_modules_without_a_line_of_their_own_make_mfu_a_lower_bound():
     others = replace(count, modules=(*COUNT.modules, ModuleWork(path="(others)", forward_flops=1)))
     for record, expected in ((count, "15.0%"), (others, "≥ 15.0%")):
         [fit] = gather([[Entry(0.0, one) for one in (a_run(), record, steps(1, 20), a_summary())]])
-        found = module_table.of_run(PROFILE, fit.last[0], 8000.0)
-        assert {cells[0]: cells[-1] for cells in module_table.time_table(found, PROFILE)}["lm_head"] == expected
+        found = module_times.of_run(PROFILE, fit.last[0], 8000.0)
+        assert {cells[0]: cells[-1] for cells in module_times.table(found, PROFILE)}["lm_head"] == expected
 
 
 def test_the_peak_of_another_rank_with_the_same_device_serves():
     ranks = [[Entry(0.0, a_run(rank=0)), Entry(1.0, a_summary())], [Entry(0.0, a_run(rank=1))]]
     ranks.append([Entry(0.0, a_run(rank=2, device="other"))])
     [fit] = gather(ranks)
-    assert [module_table.peak(one, fit.last) for one in fit.last] == [4000.0, 4000.0, None]
+    assert [module_times.peak(one, fit.last) for one in fit.last] == [4000.0, 4000.0, None]
 
 
 def test_many_classes_of_a_trace_share_rows():
     times = {f"Model_0/Block_{place}": 0.01 for place in range(20)}
-    [row] = module_table.of_trace(replace(PROFILE, module_seconds=times, module_backward_seconds=None))
+    [row] = module_times.of_trace(replace(PROFILE, module_seconds=times, module_backward_seconds=None))
     assert (row.name, row.seconds) == ("Model_*/Block_*", pytest.approx(0.2))
-    few = module_table.of_trace(replace(PROFILE, module_seconds={"Model_0": 0.5}))
+    few = module_times.of_trace(replace(PROFILE, module_seconds={"Model_0": 0.5}))
     assert [one.name for one in few] == ["Model_0"]
-    assert module_table.time_table(few, PROFILE)[0] == ("module", "forward", "backward", "share")
-    assert module_table.time_table([], PROFILE) == []
+    assert module_times.table(few, PROFILE)[0] == ("module", "forward", "backward", "share")
+    assert module_times.table([], PROFILE) == []

@@ -1,0 +1,61 @@
+"""Names of a chart's line and band. The names depend on how many ranks and steps a point stands for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PointNames:
+    """Names for the points of a fit's charts."""
+
+    ranks: int
+    width: int
+    """Number of steps that a point stands for."""
+
+    @property
+    def single(self) -> bool:
+        """True if a point is one step of one rank, and the chart has no band."""
+        return self.ranks == 1 and self.width == 1
+
+    @property
+    def point(self) -> str:
+        """Words for the value of a point, such as "a single step"."""
+        return "a single step" if self.single else "the mean of a point"
+
+    @property
+    def times(self) -> dict[str, str]:
+        """Names of the line and of the band in the chart of step times. Without a band, the band's names are empty."""
+        if self.single:
+            return {"line": "step time", "band": "", "least": "", "most": ""}
+        if self.width == 1:
+            return {
+                "line": "mean of the ranks",
+                "band": "fastest to slowest rank",
+                "least": "fastest rank",
+                "most": "slowest rank",
+            }
+        return {
+            "line": "mean of the steps",
+            "band": "shortest to longest step",
+            "least": "shortest step",
+            "most": "longest step",
+        }
+
+    @property
+    def rates(self) -> dict[str, str]:
+        """Names of the band and of its edges in the chart of rates. Without a band, all names are empty."""
+        if self.single:
+            return {"band": "", "least": "", "most": ""}
+        of = "rank" if self.width == 1 else "step"
+        return {"band": f"lowest to highest {of}", "least": f"lowest {of}", "most": f"highest {of}"}
+
+    @property
+    def about(self) -> str:
+        """Sentence that says what a point of the chart shows."""
+        if self.single:
+            return "Each point is one step."
+        if self.width == 1:
+            return "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank."
+        whose = "" if self.ranks == 1 else " of all ranks"
+        return (
+            f"Each point is {self.width:,} steps{whose}: their mean, and a band from the shortest to the longest step."
+        )
