@@ -247,6 +247,14 @@ def test_where_it_can_not_be_gone_through_the_fit_is_measured_without(monkeypatc
     assert "no checklist, measuring goes on: OSError: no such machine." in caplog.text
 
 
+def test_an_error_after_the_items_were_applied_does_not_hide_their_rows(monkeypatch, caplog):
+    recorder, _ = a_recorder()
+    monkeypatch.setattr(recorder, "write", {}.__getitem__)
+    with pytest.raises(KeyError):  # it ends the fit, which undoes the items
+        checklist.start(recorder, resolve(PerfConfig(), {}), CPU)
+    assert "no checklist" not in caplog.text
+
+
 def a_row(status, why=None, **more):
     return Checklist(item="gc", status=status, why=why, **more)
 

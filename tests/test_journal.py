@@ -85,6 +85,8 @@ def test_the_runs_below_a_directory_have_a_record_each(tmp_path):
     assert (old["no_cpu_share"], old["others_share"], old["idle_share"], old["load_average"]) == (0.25, 0.25, 0.5, 3.5)
     assert old["directory"] == str(tmp_path / "old")
     assert {*map(type, old.values())} <= {str, int, float, type(None)}
+    (one,) = journal.runs(next((tmp_path / "old").rglob("rank0.jsonl")))
+    assert one["run_id"] == "old"
 
 
 def test_a_run_that_was_killed_has_a_record_without_figures(tmp_path):

@@ -192,6 +192,7 @@ def start(
     """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes all items."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
+    startup = None
     with guard(logs(log.warning, "perf_callbacks: no checklist, measuring goes on: %s.", trace=True)):
         fit = dataclasses.replace(
             _fit(settings, place_device, batches),
@@ -201,10 +202,11 @@ def start(
             proving=_proving(recorder, settings.config),
         )
         startup = Startup(fit, ITEMS, earlier, write=recorder.write)
-        recorder.observe(startup)
-        startup.announce()
-        return startup.rows
-    return ()
+    if startup is None:
+        return ()
+    recorder.observe(startup)
+    startup.announce()
+    return startup.rows
 
 
 def prepare(

@@ -128,7 +128,7 @@ def runs(directory: Path | str) -> list[dict[str, Any]]:
     means over the measured steps. A directory that can't be read is skipped.
 
     Args:
-        directory: Directory to search. The search skips links and hidden directories.
+        directory: Directory to search, or a single journal. The search skips links and hidden directories.
     """
     found: list[RecordedRun] = []
     with suppress(ConfigError):  # no run

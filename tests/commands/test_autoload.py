@@ -117,6 +117,12 @@ def test_a_switch_without_effect(told):
     assert "PERF_CALLBACKS=1 has no effect here.\n" in said
 
 
+def test_a_folder_of_the_same_name_is_no_installed_package(tmp_path, monkeypatch):
+    (tmp_path / "left_by_uninstall").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not status._installed("left_by_uninstall")
+
+
 def test_the_section_of_accelerates_config_is_shown(told, tmp_path):
     (tmp_path / "accelerate").mkdir()
     file = tmp_path / "accelerate/default_config.yaml"

@@ -8,6 +8,7 @@ import pytest
 from launching import python
 
 from perf_callbacks.commands import main
+from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
@@ -129,6 +130,19 @@ def test_a_training_that_fails_ends_the_demo(demo):
 
 def test_a_training_without_a_journal_ends_the_demo(demo):
     status, told, _ = demo(lambda *_, **__: 0)
+    assert status == 1
+    assert "The training left no summary in" in told
+
+
+def test_a_summary_of_a_run_that_did_not_end_is_no_summary(demo):
+    def unended(directory, options, stopped, output=None):
+        out = directory / options[options.index("--out") + 1]
+        journals.write(out, [*journals.a_fit(summary=False)])
+        (journal,) = out.rglob("rank0.jsonl")
+        interim.write(journal, Entry(9.0, journals.a_summary(findings=(journals.FINDING,))))
+        return 0
+
+    status, told, _ = demo(unended)
     assert status == 1
     assert "The training left no summary in" in told
 

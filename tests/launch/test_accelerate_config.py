@@ -170,6 +170,24 @@ def test_a_file_is_replaced_at_once_and_keeps_its_mode(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no owners")
+def test_a_file_has_its_owner_and_its_mode_before_it_is_in_place(tmp_path, monkeypatch):
+    path, done = tmp_path / "acc.yaml", []
+    path.write_text("a: 1\n")
+    path.chmod(0o640)
+    before, replace = path.stat(), Path.replace
+
+    def replaced(part, target):
+        done.append(("replace", part, part.stat().st_mode & 0o777))
+        return replace(part, target)
+
+    monkeypatch.setattr(os, "chown", lambda *words: done.append(words))
+    monkeypatch.setattr(Path, "replace", replaced)
+    accelerate_config.save(path, "a: 2\n")
+    part = done[0][0]
+    assert done == [(part, before.st_uid, before.st_gid), ("replace", part, 0o640)]
+
+
 @pytest.mark.parametrize("call", ["replace", "open", "access"])
 def test_a_file_that_can_not_be_written_stays_as_it_was(call, tmp_path, monkeypatch):
     path = tmp_path / "acc.yaml"

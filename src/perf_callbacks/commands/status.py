@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from perf_callbacks.commands import autoload as command
@@ -89,7 +88,13 @@ def _rows() -> Iterator[tuple[str, str]]:
 
 
 def _installed(package: str) -> bool:
-    return find_spec(package) is not None
+    try:
+        metadata.version(
+            package
+        )  # not `find_spec`, which finds any folder of that name, such as an uninstall's leftovers
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _armed() -> str:

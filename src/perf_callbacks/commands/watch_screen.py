@@ -72,12 +72,14 @@ class Screen:
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as undo:  # undoes all changes after Ctrl-C, too
-            undo.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
-            self._listen(undo)
-            undo.callback(self._leave)
+        try:
+            self._undo.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
+            self._listen()
+            self._undo.callback(self._leave)
             self._live.start()
-            self._undo = undo.pop_all()
+        except BaseException:  # also Ctrl-C
+            self._undo.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,12 +91,12 @@ class Screen:
         paragraph = itertools.takewhile(bool, self._last)
         self._console.print(_frame(paragraph, ends=True), overflow="ignore", crop=False)
 
-    def _listen(self, undo: ExitStack) -> None:
+    def _listen(self) -> None:
         """Make the terminal send keys at once, without echo. On Windows or without a terminal, no keys are read."""
         if termios is None or tty is None or sys.stdin is None or not sys.stdin.isatty():
             return
         terminal = sys.stdin.fileno()
-        undo.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
+        self._undo.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
         self._input = terminal
         tty.setcbreak(terminal)
         attributes = termios.tcgetattr(terminal)

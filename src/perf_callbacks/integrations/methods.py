@@ -34,9 +34,12 @@ def turns(
 ) -> None:
     """Write the mark `begin` before each call of the method `owner.name`, and the mark `end` after each call.
 
-    If `ends_fit` is True, an exception from the call ends the fit. A plain function on an instance is replaced by a
-    plain function, and a method by a method. For example, torch's schedulers set `optimizer.step` to a plain function.
-    If a method replaced a plain function, each call would be slower.
+    A mark is, for example, the beginning of a stage. If `end` is None, no mark follows a call. If `ends_fit` is True,
+    an exception from the call ends the fit.
+
+    A plain function on an instance is replaced by a plain function, and a method by a method. For example, torch's
+    schedulers set `optimizer.step` to a plain function. If a method replaced a plain function, each call would be
+    slower.
     """
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 

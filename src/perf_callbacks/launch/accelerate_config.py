@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError
@@ -146,8 +146,6 @@ def save(path: Path, text: str) -> None:
         if not os.access(path, os.W_OK):
             raise PermissionError(None, "it is write-protected")
         before = path.stat()
-        atomic_file.replace(path, text.encode(), stat.S_IMODE(before.st_mode))
-        with suppress(OSError, AttributeError):  # Windows has no owners
-            os.chown(path, before.st_uid, before.st_gid)
+        atomic_file.replace(path, text.encode(), stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid))
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None

@@ -131,10 +131,7 @@ class PlainLoop:
         self._called = []
         if self._trial.recorder() is not None or not self._trial.mine:
             return
-        from torch import nn  # noqa: PLC0415 the program has imported it
-
-        alive = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)] if not models else []
-        models = models or _outermost(_holding(alive, trained))
+        models = models or _outermost(_holding(_modules(), trained))
         if not models:
             return
         from perf_callbacks.integrations.loop.measurement import Measurement  # noqa: PLC0415 torch is imported
@@ -157,6 +154,13 @@ class PlainLoop:
 def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
     """Return the modules that hold at least one trained parameter."""
     return [module for module in modules if any(id(one) in trained for one in module.parameters())]
+
+
+def _modules() -> Iterable[Any]:
+    """Return all modules that are alive."""
+    from torch import nn  # noqa: PLC0415 the program has imported it
+
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:

@@ -136,10 +136,10 @@ class Tries:
             self._choose_together(result.partial)
             if result.together:
                 self._setting(TOGETHER, self._together())
-        result.rounds.append(result.partial)
         for name in result.failed:  # a setting that failed in this round has failed in all rounds
-            for one in result.rounds:
+            for one in (*result.rounds, result.partial):
                 one.pop(name, None)
+        result.rounds.append(result.partial)
         result.partial = {}
 
     def _setting(self, name: str, changes: Changes) -> None:

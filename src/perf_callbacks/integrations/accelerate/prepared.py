@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Prepared:
     """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation.
 
-    The events of a prepared loader go to the `listener` that the session has at that moment.
+    The events of a prepared loader go to the `listener` that the session has at that moment. The listener's methods
+    never raise exceptions. Its `leave` gets `exhausted=False` after a `break` or an exception.
     """
 
     def __init__(self, session: "AcceleratorSession") -> None:

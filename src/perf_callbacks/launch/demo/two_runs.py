@@ -13,7 +13,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
-from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.records.journal_file import files, read
 from perf_callbacks.launch.cost.processes import environment
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
@@ -104,7 +104,7 @@ class TwoRuns:
         several = ["--ranks", str(ranks)] if ranks > 1 else []
         ready = ["--prepared", *map(str, range(ranks - 1))] if ranks > 1 else []
         shutil.copyfile(PROGRAM, self.directory / PROGRAM.name)
-        first = self._run(AS_IT_IS, [*several, *ready, "--seconds", f"{seconds:g}"])
+        first = self._run_once(AS_IT_IS, [*several, *ready, "--seconds", f"{seconds:g}"])
         finding = self.finding = about_fault(first.summary, ranks)
         if finding is None:
             why = "the training had no CPU for long" if first.no_cpu_share >= BUSY else "see its card above"
@@ -116,9 +116,9 @@ class TwoRuns:
         steps = first.summary.steps
         self.say(f"The remedy, by the verdict: {finding.remedy}. The same {steps:,} steps with the remedy:")
         kept = ready if "--prepared" not in change else []
-        self._run(REMEDIED, [*several, *kept, *change, "--steps", str(steps)])
+        self._run_once(REMEDIED, [*several, *kept, *change, "--steps", str(steps)])
 
-    def _run(self, name: str, options: Sequence[str]) -> DemoRun:
+    def _run_once(self, name: str, options: Sequence[str]) -> DemoRun:
         """Run the program, and read its summary."""
         options = [*options, "--out", name]
         self.say(f"$ python {PROGRAM.name} {' '.join(options)}")
@@ -126,9 +126,7 @@ class TwoRuns:
         directory = self.directory / name
         if status:
             raise UnfinishedError(f"The training ended with exit status {status}.")
-        summary = None
-        with suppress(ConfigError):  # no journal
-            summary = report_file.fits(directory)[-1].summary
+        summary = _summary(directory)
         if summary is None:
             raise UnfinishedError(f"The training left no summary in {directory}.")
         self.runs.append(DemoRun(directory=directory, options=options, summary=summary))
@@ -230,3 +228,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE_SECONDS)
+
+
+def _summary(directory: Path) -> Summary | None:
+    """Return the last summary of rank 0, but no interim summary: a run that ended in order has written its own."""
+    with suppress(OSError):
+        for journal in files(directory)[:1]:
+            records = [entry.record for entry in read(journal)]
+            return next((one for one in reversed(records) if isinstance(one, Summary)), None)
+    return None
