@@ -5,7 +5,7 @@ rank 0 handles one bundle per machine instead of one part per rank.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -117,7 +117,7 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 
 
 class Combination:
-    """Sums the data of all ranks for one window.
+    """Sums the data of all ranks for one window. To keep each call short, `add` takes only some ranks at a time.
 
     Sums are exact. A sum is unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
     samples, the sum is divided by the number of these ranks. If the division of the sum leaves a remainder, the ranks
@@ -132,14 +132,16 @@ class Combination:
         self._asks: Mapping[str, int] | None = None
         self._resources = array("f")
 
-    def add(self, bundle: Bundle) -> None:
-        """Add a bundle to the sums."""
-        self._counting.add(_counting(bundle))
-        self._ranks.extend(bundle.ranks)
-        self._resources.extend(bundle.resources)
-        self._seconds = max(self._seconds, bundle.seconds)
-        self._asks = bundle.asks if self._asks is None else _least(self._asks, bundle.asks)
-        self._sums = [*map(plus, self._sums, bundle.amounts)]
+    def add(self, bundles: Collection[Bundle]) -> None:
+        """Add bundles to the sums."""
+        for one in bundles:
+            self._counting.add(_counting(one))
+            self._ranks.extend(one.ranks)
+            self._resources.extend(one.resources)
+            self._seconds = max(self._seconds, one.seconds)
+            self._asks = one.asks if self._asks is None else _least(self._asks, one.asks)
+        amounts = zip(*[one.amounts for one in bundles], strict=True)
+        self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
         """Return the combined window of all ranks except the missing ranks.
