@@ -5,7 +5,7 @@ rank 0 handles one bundle per machine instead of one part per rank.
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown."""
+"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown. With this limit, a
+sum over all ranks of a job fits into 128 bits."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
@@ -80,16 +81,50 @@ class Bundle:
         """First step of the window, by the trainer's count."""
         return self.window * self.length + 1
 
-    def signals(self) -> dict[int, dict[str, "array[float]"]]:
-        """Return the signals of each rank, by name."""
-        starts = range(0, len(self.columns), self.length)
-        columns = iter([self.columns[start : start + self.length] for start in starts])
-        return {rank: {name: next(columns) for name in self.names} for rank in self.ranks}
+    def signals(self) -> dict[int, "RankSignals"]:
+        """Return the signals of each rank."""
+        places = {name: place * self.length for place, name in enumerate(self.names)}
+        size = len(self.names) * self.length
+        return {
+            rank: RankSignals(self.columns, self.length, places, number * size)
+            for number, rank in enumerate(self.ranks)
+        }
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank, by name. The result is empty if the coordinates are unknown."""
-        places = iter(self.places)
-        return {rank: {name: next(places) for name in self.axes} for rank in self.ranks if self.axes}
+        """Return the coordinates of each rank, by name. Empty means that the coordinates are unknown."""
+        number = len(self.axes)
+        starts = range(0, len(self.places), number) if number else ()
+        places = [self.places[start : start + number] for start in starts]
+        return {rank: dict(zip(self.axes, place, strict=True)) for rank, place in zip(self.ranks, places, strict=False)}
+
+
+class RankSignals(Mapping[str, "array[float]"]):
+    """Signals of one rank, by name.
+
+    A signal is copied from the bundle only when it is read, because most signals are never read.
+    """
+
+    __slots__ = ("_columns", "_length", "_places", "_start")
+
+    def __init__(self, columns: "array[float]", length: int, places: Mapping[str, int], start: int) -> None:
+        self._columns, self._length, self._places, self._start = columns, length, places, start
+
+    def __getitem__(self, name: str) -> "array[float]":
+        """Cut out a signal."""
+        at = self._start + self._places[name]
+        return self._columns[at : at + self._length]
+
+    def __contains__(self, name: object) -> bool:
+        """Return True if the rank has this signal. The signal itself is not read."""
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Count the signals."""
+        return len(self._places)
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
