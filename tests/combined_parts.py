@@ -22,6 +22,5 @@ PART = Part(
 def combine(parts, missing=()):
     """Combine one part of each rank that isn't missing, in any order, into one window, if there is one."""
     combination = Combination()
-    for part in parts:
-        combination.add(Bundle.of(part))
+    combination.add([Bundle.of(part) for part in parts])
     return combination.window(missing)

@@ -82,7 +82,11 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=config) as 
 assert perf.summary.failure is None, perf.summary.failure
 assert [moment.line for moment in moments.noted] == [b""] * 6
 assert store.open_files_allowed() is None and cpu_time.idle([0]) is None and processes.cpu_mask() == frozenset()
-assert node.gathered(0, 128, (0, 8), many=64, job=()) is None
+folder = node.FileNotes(Path("notes"))
+folder.write("verdict", "note")
+assert folder.read("verdict") == ["note"] and folder.get(["verdict"]) == [b"note"]
+folder.leave(talks=True)
+assert not Path("notes").exists()
 assert main(["check"]) == 0
 """
 

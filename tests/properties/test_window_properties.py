@@ -121,8 +121,7 @@ def test_parts_may_be_bundled_and_combined_some_at_a_time(job, size):
     parts, _ = job
     combination = Combination()
     for start in range(0, len(parts), size):
-        for bundle in bundled([Bundle.of(part) for part in parts[start : start + size]]):
-            combination.add(bundle)
+        combination.add(bundled([Bundle.of(part) for part in parts[start : start + size]]))
     assert combination.window() == combine(parts)
 
 

@@ -918,11 +918,23 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.now += leader.SOON_OF_MANY
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
-    # 200 parts are read, added and freed, 64 in a slice; one breath comes before the figures, one ends each round
-    assert breaths == [leader.BREATH_SECONDS] * 12
+    # 199 parts are read, 64 in each slice, one breath comes before the figures, and each round ends with one
+    assert breaths == [leader.BREATH_SECONDS] * 6
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part
+
+
+def test_long_windows_are_read_a_few_parts_at_a_time(monkeypatch):
+    monkeypatch.setattr(leader, "MOST_BYTES", 3 * 4 * LENGTH)
+    job, asked, get = Job(world_size=8), [], board.StoreNotes.get
+    monkeypatch.setattr(board.StoreNotes, "get", lambda self, keys: asked.append(len(keys)) or get(self, keys))
+    job.step()
+    job.offer(0, signals={"gc": COLUMN})
+    for _ in range(3):
+        job.step()
+    assert job.latest[0] == job.whole(0)
+    assert asked[:3] == [3, 3, 1]
 
 
 @pytest.fixture

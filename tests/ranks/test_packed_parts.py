@@ -1,8 +1,11 @@
 """Parts of windows as bytes: they come back as they were, or not at all."""
 
+import json
 import math
+import struct
 from array import array
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 from combined_parts import PART
@@ -12,9 +15,7 @@ from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.ranks.bundles import MOST, Bundle
 from perf_callbacks.ranks.packed_parts import bundle_again, pack_bundle, unpack_bundles
-
-MOST_BYTES = 8 * 2**20
-"""Largest note that the server of torch's `TCPStore` takes."""
+from perf_callbacks.ranks.store import LARGEST
 
 FIT, OTHER_FIT = bytes(range(16)), bytes(16)
 FULL = replace(
@@ -26,6 +27,8 @@ FULL = replace(
     attempt=2,
 )
 BARE = replace(FULL, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={}, resources={})
+FRAME = 16
+"""Bytes before the header of a bundle: magic, two lengths, checksum."""
 
 
 def pack_part(part, fit):
@@ -94,6 +97,78 @@ def test_foreign_bytes_are_no_error(garbage):
     assert unpacked(garbage) == []
 
 
+def forged(header=None, columns=None):
+    """Return a part of which somebody changed the header or the columns, and mended the checksum."""
+    packed = pack_part(FULL, FIT)
+    _, of_header, *_ = struct.unpack_from("=4sIII", packed)
+    fields, numbers = json.loads(packed[FRAME + 16 : FRAME + of_header]), bytearray(packed[FRAME + of_header :])
+    if columns is not None:
+        columns(numbers)
+    if not isinstance(header, bytes):
+        for place, value in (header or {}).items():
+            fields[place] = value
+        header = json.dumps(fields).encode()
+    text = FIT + header
+    frame = struct.pack("=4sIII", packed[:4], len(text), len(numbers), crc32(numbers, crc32(text)))
+    return frame + text + numbers
+
+
+WINDOW, STEPS_OF_WINDOW, WORLD_SIZE, DATA_PARALLEL, STEPS, ATTEMPT, SECONDS, AMOUNTS, ASKS, AXES, NAMES, COUNT = range(
+    12
+)
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ({WINDOW: -1}, None),
+        ({WINDOW: "1"}, None),
+        ({STEPS_OF_WINDOW: 0}, None),
+        ({STEPS_OF_WINDOW: 51}, None),
+        ({STEPS_OF_WINDOW: 2**200}, None),
+        ({WORLD_SIZE: 0}, None),
+        ({DATA_PARALLEL: 0}, None),
+        ({DATA_PARALLEL: 3}, None),
+        ({STEPS: 51}, None),
+        ({ATTEMPT: None}, None),
+        ({SECONDS: math.nan}, None),
+        ({SECONDS: math.inf}, None),
+        ({SECONDS: -1.0}, None),
+        ({AMOUNTS: [1, 2, 3, 4]}, None),
+        ({AMOUNTS: [1, 2, 3, 4, -5]}, None),
+        ({AMOUNTS: [1, 2, 3, 4, 5.5]}, None),
+        ({ASKS: {"gc_interval": -1}}, None),
+        ({ASKS: []}, None),
+        ({AXES: []}, None),
+        ({AXES: ["data"] * 3}, None),
+        ({NAMES: ["data"]}, None),
+        ({NAMES: [1]}, None),
+        ({COUNT: 0}, None),
+        ({COUNT: 2}, None),
+        ({COUNT: 2**100}, None),
+        (b"", None),
+        (b"[]", None),
+        (b"{}", None),
+        (b"\xff", None),
+        (b"[" * 100_000, None),
+        (None, lambda columns: struct.pack_into("=I", columns, 0, 2)),  # rank
+        (None, lambda columns: columns.extend(b"\x00" * 4)),  # as with a further resource in another version
+        (None, lambda columns: columns.extend(b"\x00")),
+        (None, lambda columns: columns.__delitem__(slice(-4, None))),
+        (None, lambda columns: columns.clear()),
+    ],
+)
+def test_numbers_that_can_not_be_true_are_no_part(header, columns):
+    assert unpacked(forged()) == [FULL]
+    assert unpacked(forged(header, columns)) == []
+
+
+def test_ranks_out_of_order_or_twice_are_no_bundle():
+    ranks = [replace(FULL, rank=rank) for rank in (0, 1)]
+    for wrong in (ranks[::-1], [ranks[0]] * 2):
+        assert unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in wrong]), FIT), FIT) == []
+
+
 def test_ranks_that_counted_alike_are_one_bundle_and_others_are_not():
     parts = [replace(FULL, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
     parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "keep data": 1})
@@ -114,4 +189,4 @@ def test_an_amount_that_can_not_be_true_is_unknown(amount):
 def test_the_longest_windows_that_carry_signals_fit_into_a_note_many_times():
     signals = {name: array("f", [0.5] * MOST_STEPS) for name in "abcdefgh"}
     asks = {f"keep item {item}": 1 for item in range(100)}
-    assert len(pack_part(replace(FULL, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < MOST_BYTES / 200
+    assert len(pack_part(replace(FULL, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < LARGEST / 25

@@ -5,7 +5,7 @@ rank 0 handles one bundle per machine instead of one part per rank.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown."""
+"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown. With this limit, a
+sum over all ranks of a job fits into 128 bits."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
@@ -80,16 +81,50 @@ class Bundle:
         """First step of the window, by the trainer's count."""
         return self.window * self.length + 1
 
-    def signals(self) -> dict[int, dict[str, "array[float]"]]:
-        """Return the signals of each rank, by name."""
-        starts = range(0, len(self.columns), self.length)
-        columns = iter([self.columns[start : start + self.length] for start in starts])
-        return {rank: {name: next(columns) for name in self.names} for rank in self.ranks}
+    def signals(self) -> dict[int, "RankSignals"]:
+        """Return the signals of each rank."""
+        places = {name: place * self.length for place, name in enumerate(self.names)}
+        size = len(self.names) * self.length
+        return {
+            rank: RankSignals(self.columns, self.length, places, number * size)
+            for number, rank in enumerate(self.ranks)
+        }
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank, by name. The result is empty if the coordinates are unknown."""
-        places = iter(self.places)
-        return {rank: {name: next(places) for name in self.axes} for rank in self.ranks if self.axes}
+        """Return the coordinates of each rank, by name. Empty means that the coordinates are unknown."""
+        number = len(self.axes)
+        starts = range(0, len(self.places), number) if number else ()
+        places = [self.places[start : start + number] for start in starts]
+        return {rank: dict(zip(self.axes, place, strict=True)) for rank, place in zip(self.ranks, places, strict=False)}
+
+
+class RankSignals(Mapping[str, "array[float]"]):
+    """Signals of one rank, by name.
+
+    A signal is copied from the bundle only when it is read, because most signals are never read.
+    """
+
+    __slots__ = ("_columns", "_length", "_places", "_start")
+
+    def __init__(self, columns: "array[float]", length: int, places: Mapping[str, int], start: int) -> None:
+        self._columns, self._length, self._places, self._start = columns, length, places, start
+
+    def __getitem__(self, name: str) -> "array[float]":
+        """Cut out a signal."""
+        at = self._start + self._places[name]
+        return self._columns[at : at + self._length]
+
+    def __contains__(self, name: object) -> bool:
+        """Return True if the rank has this signal. The signal itself is not read."""
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Count the signals."""
+        return len(self._places)
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
@@ -117,7 +152,7 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 
 
 class Combination:
-    """Sums the data of all ranks for one window.
+    """Sums the data of all ranks for one window. To keep each call short, `add` takes only some ranks at a time.
 
     Sums are exact. A sum is unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
     samples, the sum is divided by the number of these ranks. If the division of the sum leaves a remainder, the ranks
@@ -132,14 +167,16 @@ class Combination:
         self._asks: Mapping[str, int] | None = None
         self._resources = array("f")
 
-    def add(self, bundle: Bundle) -> None:
-        """Add a bundle to the sums."""
-        self._counting.add(_counting(bundle))
-        self._ranks.extend(bundle.ranks)
-        self._resources.extend(bundle.resources)
-        self._seconds = max(self._seconds, bundle.seconds)
-        self._asks = bundle.asks if self._asks is None else _least(self._asks, bundle.asks)
-        self._sums = [*map(plus, self._sums, bundle.amounts)]
+    def add(self, bundles: Collection[Bundle]) -> None:
+        """Add bundles to the sums."""
+        for one in bundles:
+            self._counting.add(_counting(one))
+            self._ranks.extend(one.ranks)
+            self._resources.extend(one.resources)
+            self._seconds = max(self._seconds, one.seconds)
+            self._asks = one.asks if self._asks is None else _least(self._asks, one.asks)
+        amounts = zip(*[one.amounts for one in bundles], strict=True)
+        self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
         """Return the combined window of all ranks except the missing ranks.

@@ -28,12 +28,16 @@ SLICE_SECONDS = 0.001
 """Seconds of work after which a side thread yields the GIL to training. The side thread may hold the GIL half a
 millisecond longer than `SLICE_SECONDS`."""
 
+SLICE = 128
+"""Number of bundles or ranks between two readings of the clock, where each takes a microsecond or less."""
+
 BREATH_SECONDS = 0.0002
 """Seconds between two slices of work. After a sleep of 0 s, the thread may take the GIL back before a waiting thread
 has woken up."""
 
-MOST_READ = 32
-"""One request reads at most this many notes."""
+MOST_READ, MOST_BYTES = 32, 400_000
+"""One request reads at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals. The thread holds the GIL
+while torch copies an answer. An answer of 51 MB, such as 32 notes of machines with 64 ranks, held the GIL for 0.1 s."""
 
 LATE_SECONDS = 1.0
 """If rank 0's first round after a deadline comes more than this many seconds late, rank 0's process was suspended. The
@@ -103,8 +107,8 @@ class Leader(Rounds):
         self.reader: Callable[[], WindowReader | None] = lambda: None
         """Return the reader of the windows, or None if there is none."""
         self._mark = mark(job_settings.fit)
-        together = 1 if node is None else len(node.ranks)
-        self._sources = [rank - rank % together for rank in range(world_size)]
+        self._together = 1 if node is None else len(node.ranks)
+        self._sources = [rank - rank % self._together for rank in range(world_size)]
         """Entry r is the rank that writes the data of rank r to the store. Until data arrive, the entry is guessed from
         the number of ranks on this machine."""
         self._said = self._warned = False
@@ -152,9 +156,11 @@ class Leader(Rounds):
         if waited > GATHER_SECONDS:  # a missing rank may talk for itself, or for a machine of another size
             sources.update(missing)
         ordered = sorted(sources)
+        size = 4 * len(pending.bundles[OWN][0].columns) * self._together
+        number = max(1, min(MOST_READ, MOST_BYTES // max(1, size)))
         self._breathe()
-        for start in range(0, len(ordered), MOST_READ):
-            some = ordered[start : start + MOST_READ]
+        for start in range(0, len(ordered), number):
+            some = ordered[start : start + number]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
                 bundles = [one for one in unpack_bundles(blob, self._mark) if self._possible(one, source, window)]
@@ -201,8 +207,8 @@ class Leader(Rounds):
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
         """Combine the bundles of a window. `windows` is the number of windows that have ended by now."""
         combination = Combination()
-        for bundle in bundles:
-            combination.add(bundle)
+        for start in range(0, len(bundles), SLICE):
+            combination.add(bundles[start : start + SLICE])
             self._breathe()
         self._breathe(after=0.0)  # the figures of 4,096 ranks take a millisecond
         window: Window | None = combination.window(missing)
@@ -229,9 +235,9 @@ class Leader(Rounds):
         self._free(held)
 
     def _free(self, held: list[Any]) -> None:
-        """Empty a list element by element: freeing the signals of thousands of ranks takes milliseconds."""
+        """Empty a list in slices: freeing the signals of thousands of ranks takes milliseconds."""
         while held:
-            held.pop()
+            del held[-SLICE:]
             self._breathe()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:

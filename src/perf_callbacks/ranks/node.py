@@ -5,8 +5,6 @@ machine into one note for the store. The first rank also passes on settings, win
 """
 
 import os
-import re
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import unix_time
-from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import processes
 from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
-from perf_callbacks.ranks.store import rank_key
+from perf_callbacks.ranks.private_directory import PrivateDirectory
+from perf_callbacks.ranks.store import LARGEST, rank_key
 
 GATHER_SECONDS = 3.0
 """Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
@@ -36,9 +35,6 @@ LEFT_SECONDS = 24 * 3600
 TRIES = 4
 """Number of attempts to write a note. An attempt fails if another rank removes the directory before the note is
 written."""
-
-_NOTE = re.compile(r"[a-z]+\d*( \d+)?(\.\d+)?")
-"""Pattern of the file name of a note, finished or still being written."""
 
 _changing = threading.RLock()  # fits of a process overwrite each other's notes, and remove them
 
@@ -80,48 +76,56 @@ def gathered(
     first = rank - place
     if world_size <= many or number == 1 or first < 0 or first + number > world_size:
         return None
-    outer = Path(tempfile.gettempdir())
-    if not hasattr(os, "getuid") or outer.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-        return None  # without a sticky bit, any user may replace a directory in `outer`; Windows knows no such bit
     name = sha256("\n".join([*job, str(first)]).encode()).hexdigest()[:16]
-    return Node(range(first, first + number), rank, outer / f"perf_callbacks-{os.getuid()}-{name}-{attempt}")
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    directory = Path(tempfile.gettempdir()) / f"perf_callbacks-{user}-{name}-{attempt}"
+    return Node(range(first, first + number), rank, directory)
 
 
 class FileNotes:
     """Notes in files that only this user may read or write. As in `StoreNotes`, reading never waits."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._directory = PrivateDirectory(directory)
         self._began = process_began() - CLOCK_SECONDS
         self._written: dict[str, tuple[int, int]] = {}
-        self._make()
+        self._directory.make()
 
     def write(self, key: str, note: str | bytes) -> None:
         """Write or overwrite a note."""
-        new = self._directory / f"{key}.{os.getpid()}"
+        new = f"{key}.{os.getpid()}"
         data = note.encode() if isinstance(note, str) else note
         with _changing:
             for left in reversed(range(TRIES)):
                 try:
-                    _check(self._directory)
-                    new.write_bytes(data)
-                    self._written[key] = _identity(new)
-                    new.replace(self._directory / key)
+                    self._directory.find()
+                    self._written[key] = self._directory.write(new, data)
+                    self._directory.rename(new, key)
                     break
                 except FileNotFoundError:  # another rank has ended, and removed the directory
                     if not left:
                         raise
-                    self._make()
+                    self._directory.make()
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under these keys, in the order of the keys; an empty list if a note is missing."""
-        found = self._found(keys)
-        return [found[key].decode(errors="replace") for key in keys] if len(found) == len(keys) else []
+        with _changing:
+            try:
+                self._directory.find()
+                return [self._directory.read(key, since=self._began).decode(errors="replace") for key in keys]
+            except OSError as error:
+                let_pass(error)
+                return []
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under these keys; empty for a missing note."""
-        found = self._found(keys)
-        return [found.get(key, b"") for key in keys]
+        notes = dict.fromkeys(keys, b"")
+        with _changing, suppress(OSError):
+            self._directory.find()
+            for key in keys:
+                with suppress(OSError):
+                    notes[key] = self._directory.read(key, since=self._began)
+        return [notes[key] for key in keys]
 
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that no rank reads any more.
@@ -131,69 +135,20 @@ class FileNotes:
         holds no settings, because the rank that talks with the store has left.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
+            self._directory.find()
             if talks and self._own("verdict"):
-                _remove(self._directory)
+                self._directory.remove()
             elif talks or not self.read("verdict"):
-                _remove(self._directory, [key for key in self._written if self._own(key)])
-
-    def _make(self) -> None:
-        """Make the directory. Raise `PermissionError` if other users have access to the directory."""
-        with suppress(FileExistsError):
-            self._directory.mkdir(mode=0o700)
-        with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
-            _check(self._directory)
-
-    def _found(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Read the notes under these keys, leaving out missing notes and notes of an earlier job."""
-        found = {}
-        with _changing, suppress(OSError):
-            _check(self._directory)
-            for path in [self._directory / key for key in keys]:
-                with suppress(OSError):
-                    if path.stat().st_mtime >= self._began:
-                        found[path.name] = path.read_bytes()
-        return found
+                self._directory.remove([key for key in self._written if self._own(key)])
+        self._directory.close()
 
     def _own(self, key: str) -> bool:
         """Return True if this object wrote the note. Another fit of this process may have overwritten the note."""
-        with suppress(OSError):
-            return self._written.get(key) == _identity(self._directory / key)
-        return False
-
-
-def _check(directory: Path) -> None:
-    """Raise `OSError` if the directory is missing, or if other users have access to it."""
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{directory} is not a directory; remove it")
-    if found.st_uid != os.getuid():
-        raise PermissionError(f"the directory {directory} belongs to somebody else")
-    if found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
-        raise PermissionError(f"the directory {directory} is open to other users (mode {mode:o}); remove it")
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """Return the inode and the modification time of a file. A later file of the same name has other values."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
-def _remove(directory: Path, names: Iterable[str] | None = None) -> None:
-    """Remove the files `names`, or all files if `names` is None. Remove the directory if no file is left.
-
-    If `names` is None and a file doesn't have the name of a note, nothing is removed, because the directory may hold
-    other files of the user.
-    """
-    _check(directory)
-    if names is None:
-        names = [path.name for path in directory.iterdir()]
-        if not all(map(_NOTE.fullmatch, names)):
-            return
-    for name in names:
-        (directory / name).unlink(missing_ok=True)
-    with suppress(OSError):  # there are notes of other ranks
-        directory.rmdir()
+        try:
+            return self._written.get(key) == self._directory.identity(key)
+        except OSError as error:
+            let_pass(error)
+            return False
 
 
 def remove_earlier(directory: Path) -> None:
@@ -208,7 +163,9 @@ def remove_earlier(directory: Path) -> None:
         with suppress(OSError):
             old = unix_time() - other.stat().st_mtime > LEFT_SECONDS
             if other != directory and (old or other.name.rpartition("-")[0] == job):
-                _remove(other)
+                earlier = PrivateDirectory(other)
+                earlier.find()
+                earlier.remove()
 
 
 def process_began() -> float:
@@ -268,11 +225,18 @@ class Relay:
             }
             complete = len(found) == len(self._others)
             if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes[self._key(self._ranks[0], window)] = bundle_again(b"".join([one.own, *found.values()]), fit)
+                notes |= self._joined(window, {self._ranks[0]: one.own, **found}, fit)
                 one.sent = len(found)
             if complete or now >= one.deadline:
                 del self._open[window]
         return notes
+
+    def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
+        """Bundle parts into one note, or into several notes if one note would be too large. Return the notes by key."""
+        number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
+        groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
+        notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
+        return {key: bundle_again(note, fit) for key, note in notes.items()}
 
     @property
     def since(self) -> float | None:

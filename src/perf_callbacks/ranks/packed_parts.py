@@ -1,14 +1,18 @@
 """Pack ranks' data of a window into bytes for the store: a header in JSON, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped. The byte order is the machine's, because all ranks of a job run on the
-same kind of machine. The first bytes contain the version of the layout.
+Foreign, incomplete or damaged bytes are dropped. Impossible numbers are dropped too: machines may have different
+versions of this package, and a different number of resources would shift all signals. The byte order is the machine's,
+because all ranks of a job run on the same kind of machine. The first bytes contain the version of the layout.
 """
 
 import json
 import struct
 from array import array
-from typing import Any
+from math import inf
+from typing import Annotated, Any
 from zlib import crc32
+
+import msgspec
 
 from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.ranks.bundles import Bundle, bundled
@@ -19,12 +23,41 @@ VERSION = 4
 _MAGIC = b"pcw" + bytes([VERSION])
 _FRAME = struct.Struct("=4sIII")  # magic and version, numbers of bytes of header and columns, checksum
 
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Header(msgspec.Struct, array_like=True, gc=False):
+    """The fields of a `Bundle` before its columns, in this order in the JSON."""
+
+    window: Amount
+    length: Amount
+    world_size: Amount
+    data_parallel: Amount
+    steps: Amount
+    attempt: Amount
+    seconds: float
+    amounts: tuple[Amount | None, Amount | None, Amount | None, Amount | None, Amount | None]
+    asks: dict[str, Amount]
+    axes: tuple[str, ...]
+    names: tuple[str, ...]
+    count: Amount
+    """Number of ranks."""
+
+    @property
+    def possible(self) -> bool:
+        """True if the counts fit together."""
+        counts = 0 < self.length >= self.steps and 0 < self.data_parallel <= self.world_size
+        return counts and 0 <= self.seconds < inf and 0 < self.count <= self.world_size
+
+
+_HEADER = msgspec.json.Decoder(_Header)
+
 
 def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
     """Pack a bundle into bytes. `fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
     counts = bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps, bundle.attempt
     others = bundle.seconds, bundle.amounts, bundle.asks, bundle.axes, bundle.names, len(bundle.ranks)
-    header = fit + json.dumps([*counts, *others], separators=(",", ":")).encode()
+    header = fit + json.dumps([*counts, *others], separators=(",", ":")).encode()  # msgspec writes 64 bits at most
     arrays = bundle.ranks, bundle.places, bundle.resources, bundle.columns
     columns = b"".join([one.tobytes() for one in arrays])
     return _FRAME.pack(_MAGIC, len(header), len(columns), crc32(columns, crc32(header))) + header + columns
@@ -40,7 +73,9 @@ def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
         if magic != _MAGIC or at > len(blob):
             break
         if blob.startswith(fit, start) and crc32(memoryview(blob)[start:at]) == checksum:
-            bundles.append(_bundle(blob[start + len(fit) : start + of_header], blob[start + of_header : at]))
+            bundle = _bundle(blob[start + len(fit) : start + of_header], blob[start + of_header : at])
+            if bundle is not None:
+                bundles.append(bundle)
     return bundles
 
 
@@ -49,31 +84,39 @@ def bundle_again(blob: bytes, fit: bytes) -> bytes:
     return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
 
 
-def _bundle(header: bytes, columns: bytes) -> Bundle:
-    *counts, seconds, amounts, asks, axes, names, count = json.loads(header)
-    window, length, world_size, data_parallel, steps, attempt = counts
-    arrays: list[Any] = []
-    at = 0
-    for kind, number in ("I", 1), ("q", len(axes)), ("f", len(RESOURCES)), ("f", len(names) * length):
+def _bundle(header: bytes, columns: bytes) -> Bundle | None:
+    """Unpack a bundle, or return None if the bundle's numbers are impossible."""
+    try:
+        one = _HEADER.decode(header)
+    except (ValueError, RecursionError):  # errors of msgspec are a `ValueError`
+        return None
+    count, arrays, sizes = one.count, list[Any](), list[int]()
+    for kind, number in ("I", 1), ("q", len(one.axes)), ("f", len(RESOURCES)), ("f", len(one.names) * one.length):
         arrays.append(array(kind))
-        size = number * count * arrays[-1].itemsize
-        arrays[-1].frombytes(columns[at : at + size])
+        sizes.append(number * count * arrays[-1].itemsize)
+    if not one.possible or sum(sizes) != len(columns):
+        return None
+    at = 0
+    for numbers, size in zip(arrays, sizes, strict=True):
+        numbers.frombytes(columns[at : at + size])
         at += size
     ranks, places, resources, signals = arrays
+    if [*ranks] != sorted({*ranks}) or ranks[-1] >= one.world_size:
+        return None
     return Bundle(
-        window=window,
-        length=length,
-        world_size=world_size,
-        data_parallel=data_parallel,
-        steps=steps,
-        attempt=attempt,
-        seconds=seconds,
-        amounts=tuple(amounts),
-        asks=asks,
+        window=one.window,
+        length=one.length,
+        world_size=one.world_size,
+        data_parallel=one.data_parallel,
+        steps=one.steps,
+        attempt=one.attempt,
+        seconds=one.seconds,
+        amounts=one.amounts,
+        asks=one.asks,
         ranks=ranks,
-        axes=tuple(axes),
+        axes=one.axes,
         places=places,
-        names=tuple(names),
+        names=one.names,
         columns=signals,
         resources=resources,
     )

@@ -217,10 +217,10 @@ class Follower(Rounds):
     def _hear(self, board: StoreNotes | FileNotes) -> None:
         """Read rank 0's newest window. Read rank 0's settings too, unless the window belongs to the current fit."""
         if self._awaited and self.job_settings is not None and isinstance(board, StoreNotes):
-            for note in board.read("window"):
-                if note.startswith(self.job_settings.fit):
-                    self._learn(note)
-                    return
+            note = board.peek("window")  # thousands of ranks do this with each window
+            if note.startswith(self.job_settings.fit):
+                self._learn(note)
+                return
         notes = board.read("verdict", "window")
         if notes:
             self._obey(notes[0])

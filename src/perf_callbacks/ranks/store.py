@@ -18,8 +18,15 @@ import torch.distributed as dist
 
 c10d: Any = dist  # torch documents this module's names without exporting them
 
+LARGEST = 1_000_000
+"""Largest size, in bytes, of the packed parts under one key, unless a single part is larger. The server closes a
+connection that sends more than 8 MiB. The size is enough for the data of about thirty ranks in the longest windows with
+signals."""
+
 MOST_WRITTEN = 1_000
 """Largest number of keys that are written at once."""
+
+_NOBODY_WRITES = "?"
 
 SHARE = 0.75
 """The connections of all ranks may use at most this share of the files that a process may open."""
@@ -95,14 +102,25 @@ class StoreNotes:
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under these keys, in this order; an empty list if a note is missing. Never wait."""
-        found = self.read_some(*keys)
-        return [found[key] for key in keys] if len(found) == len(keys) else []
+        new = [key for key in keys if key not in self._found]
+        if new and not self._store.check(new):
+            return []
+        self._found.update(new)
+        return [note.decode(errors="replace") for note in self._store.multi_get(list(keys))]
 
     def read_some(self, *keys: str) -> dict[str, str]:
         """Read the notes under these keys, leaving out missing notes. Never wait."""
         there = self._there(keys)
         notes = self._store.multi_get(there) if there else []
         return {key: note.decode(errors="replace") for key, note in zip(there, notes, strict=True)}
+
+    def peek(self, key: str) -> str:
+        """Read a note; "" if missing.
+
+        `peek` takes one request. `multi_get` would take two requests, and would wait for a missing key.
+        """
+        note: bytes = self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)
+        return note.decode(errors="replace").removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
         """Find the keys that exist, by bisection. The store can only check that all keys of a list exist."""

@@ -98,7 +98,7 @@ def _paces(signals: Signals) -> list[float]:
     """
     peers = Peers((0,), (signals,))
     (host, _), (device, _) = peers.column(0, HOST), peers.column(0, DEVICE)
-    grown = [*map(float.__add__, host, device)]
+    grown = [one + other for one, other in zip(host, device, strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])
 
 

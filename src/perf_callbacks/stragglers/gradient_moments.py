@@ -39,9 +39,10 @@ class GradientMoments:
         self.noted: deque[Moment] = deque(maxlen=MOST_MOMENTS)
         file = _schedstat()
         note = _noter(self.noted.append, clock, file, None if wrapper is None else ref(wrapper))
-        hook = parameter.register_post_accumulate_grad_hook(note)
-        self.close = finalize(self, _close, hook, file)
+        hooks = list[Any]()
+        self.close = finalize(self, _close, hooks, file)  # first, because an interrupt may come before the hook
         """Remove the hook and close the file. Further calls do nothing."""
+        hooks.append(parameter.register_post_accumulate_grad_hook(note))
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
@@ -119,8 +120,9 @@ def _noter(
     return gradient_done
 
 
-def _close(hook: Any, file: int | None) -> None:
-    hook.remove()
+def _close(hooks: list[Any], file: int | None) -> None:
+    for hook in hooks:
+        hook.remove()
     if file is not None:
         os.close(file)
 
