@@ -123,6 +123,17 @@ def test_a_window_that_stays_aside_counts_nothing_of_a_step_known_in_part(again)
     assert left_behind() == before
 
 
+def test_a_lost_window_is_taken_back_after_its_patience():
+    before, window = left_behind(), CountWindow(patience_seconds=5.0)
+    window.open()
+    window.step_aside()
+    with torch.inference_mode():
+        layer()(inputs())
+    assert window.counter.lost
+    assert [window.tick(now) for now in (0.0, 4.0, 6.0)] == [True, True, False]
+    assert left_behind() == before
+
+
 def test_set_aside_by_another_thread_it_stays():
     window = CountWindow()
     window.open()

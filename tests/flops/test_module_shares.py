@@ -302,7 +302,7 @@ def test_an_error_leaves_the_count_as_it_was(monkeypatch):
         monkeypatch.setattr(counter.modules, "_path", lambda: 1 / 0)
         model(inputs()).sum().backward()
     assert counter.work() == plain.work()
-    assert not counter.modules.lines(counter.work())
+    assert counter.modules.lines(counter.work()) == ()
     assert counter.modules.failure == "ZeroDivisionError: division by zero"
 
 
@@ -312,5 +312,5 @@ def test_lines_that_miss_flops_are_dropped():
         model(inputs())
         counter.modules.forget()
         model(inputs())
-    assert not counter.modules.lines(counter.work())
+    assert counter.modules.lines(counter.work()) == ()
     assert counter.modules.failure == "they don't sum to the FLOPs of the step"

@@ -104,6 +104,18 @@ def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench)
     assert bench.asked == [["float32"]]
 
 
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"])
+def test_the_first_rank_is_known_under_each_launcher(monkeypatch, variable):
+    asked = []
+    monkeypatch.setattr(module, "measured_peaks", lambda *_, local_rank: asked.append(local_rank))
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
+        monkeypatch.delenv(name, raising=False)
+    module.find(CPU, ["float32"], PerfConfig())
+    monkeypatch.setenv(variable, "3")
+    module.find(CPU, ["float32"], PerfConfig())
+    assert asked == [0, 3]
+
+
 def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
     monkeypatch.setattr(module.devices.Device, "name", "Imaginary 9000")
     peaks = bench.peaks(device=torch.device("meta"), local_rank=1)

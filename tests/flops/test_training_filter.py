@@ -3,7 +3,9 @@
 import pytest
 import torch
 from flops.products import PRODUCT, inputs, layer, squared
+from torch.autograd import Variable
 
+from perf_callbacks.flops.counting import counter as counters
 from perf_callbacks.flops.counting.counter import FlopCounter
 
 
@@ -63,6 +65,29 @@ def test_a_module_may_begin_in_one_state_and_end_in_the_other(at_first):
     with counter:
         model(inputs())
     assert counter.work().by_phase == ({"forward": PRODUCT} if at_first else {})
+    assert not counter.interrupted
+
+
+def test_a_final_callback_of_autograd_runs_no_product_of_the_forward():
+    (counter, switch), weight = counting(), torch.ones(3, 3, requires_grad=True)
+    loss = squared(layer()(inputs()))
+    loss.register_hook(lambda _: Variable._execution_engine.queue_callback(lambda: torch.ones(2) + 1))
+    with counter:
+        switch.on = False
+        kept = torch.ones(2, 3) @ weight  # the newest node, which no backward runs
+        switch.on = True
+        loss.backward()
+    assert kept.requires_grad
+    assert counter.work().by_phase == {"backward": PRODUCT}
+
+
+def test_without_a_callback_at_its_end_a_backward_is_no_interruption(monkeypatch):
+    counter, loss = FlopCounter(), squared(layer()(inputs()))
+    monkeypatch.setattr(counters, "Variable", None)
+    with counter:
+        loss.backward()
+    assert counter.work().by_phase == {"backward": PRODUCT}
+    assert counter.errors["backward: AttributeError"]
     assert not counter.interrupted
 
 

@@ -198,6 +198,23 @@ def test_the_place_of_a_rank_on_its_machine_is_told_by_its_launcher(tmp_path, en
     assert ((facts.local_rank, facts.local_world_size), facts.ranks_unknown) == (local, unknown)
 
 
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 1),
+        ({"LOCAL_RANK": "1"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 2),
+        ({"LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 2),
+        ({"MPI_LOCALRANKID": "3"}, 3),
+        ({"LOCAL_RANK": "first"}, 0),
+        ({"SLURM_LOCALID": "1"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_rank_is_known_even_if_their_number_is_not(environ, rank):
+    assert cpu_facts.local_rank(environ) == rank
+
+
 def test_an_integration_may_know_better(tmp_path):
     facts = cpu_facts.read("node", local=(1, 2), root=tmp_path, environ={"WORLD_SIZE": "2"})
     assert (facts.local_rank, facts.local_world_size, facts.ranks_unknown) == (1, 2, False)

@@ -32,7 +32,7 @@ def counted(
 ) -> Flops:
     """Return the `flops` record of a finished count."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
-    modules = counter.modules.lines(total) or ()  # may set `failure`
+    modules = counter.modules.lines(total)  # may set `failure`
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return replace(
         estimated(total, step, source=source),

@@ -137,9 +137,10 @@ class Counting(Observer, Listener):
             for window in self._left:
                 window.close()
             self._left = [one for one in self._left if one.left_behind]
-        self._look_at_clock()
+        self._schedule.steps = self._recorder.step - self._first
         if self._schedule.steps < self._next_after:
             return
+        self._look_at_clock()
         self._records.check_peak()
         if self.work.varies:
             pass
@@ -189,6 +190,7 @@ class Counting(Observer, Listener):
         """If the FLOPs of a batch's shape are unknown, count the current step or store the shape for a later count."""
         if self._closed or self.work.varies or not self.work.wants(shape):
             return
+        self._schedule.steps = self._recorder.step - self._first
         self._look_at_clock()
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
@@ -213,12 +215,11 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set how many steps are complete, and how much time the counting of FLOPs may take.
+        """Set how much time the counting of FLOPs may take.
 
         A job of several ranks has no time budget, because ranks of different speed would choose different steps to
         count.
         """
-        self._schedule.steps = self._recorder.step - self._first
         if self._recorder.run.world_size == 1:
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
@@ -294,8 +295,8 @@ class Counting(Observer, Listener):
         total, batches = counter.work(), self._recorder.engine.batches[self._before :]
         calls = training.stage_tracker.calls
         work = self.work
-        unseen = (training.unannounced and not calls.backwards) or not (calls.forwards or work.rating)
-        unannounced = self._announced and unseen
+        nothing_announced = not calls.forwards and work.rating is None
+        unannounced = self._announced and (nothing_announced or (training.unannounced and not calls.backwards))
         if unannounced and work.rating is None:
             self._announced = False
             self._records.apart.clear()  # calls like these are counted from now on

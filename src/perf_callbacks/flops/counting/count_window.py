@@ -95,7 +95,7 @@ class CountWindow:
             if now - self._last[1] > self.patience_seconds or not self._thread.is_alive():
                 self.counter.lose()
                 self.close()
-        return not self.counter.lost
+        return self._opened or not self.counter.lost  # a lost counter's hooks and stance must still be undone
 
 
 def _modes_are_lent() -> bool:

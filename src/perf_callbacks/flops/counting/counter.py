@@ -211,13 +211,15 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                     self.observed.value_read()
         out = func(*args, **kwargs)
         if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
-            with guard(partial(self._err, func)):
+            try:
                 operands = [*tensors(args)]
                 formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)
                     self._apart[newest_node()] = cell, flops, self.modules.passed()
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self._err(func, error)
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
@@ -228,20 +230,24 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
-            with guard(partial(self._err, func)):
-                number = running_node()
+            try:
+                number = running_node()  # None in autograd's final callbacks, such as those of DDP
                 if number is not None and number in self._apart:
                     cell, flops, path = self._apart.pop(number)
                     self.passes[-1][cell] += flops
                     self.modules.add(cell, flops, path)
+            except Exception as error:  # noqa: BLE001 as above
+                self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
         """Report an operation to the trackers of gradients and memory. The trackers' errors don't change the count."""
-        with guard(partial(self._err, func)):
+        try:
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
             if self._follower is not None:
                 self._follower(func, out, backward)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
 
     def _is_training_work(self) -> bool:
         try:
@@ -257,7 +263,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
     def _see(self, module: torch.nn.Module, *_: object, begins: bool) -> None:
-        with guard(partial(self._err, type(module).__name__)):
+        try:
             if begins:
                 self._come_back()
             training = self._is_training_work()
@@ -268,12 +274,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                     continue
             if training and not self.inert:
                 self.weights.see(module)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(type(module).__name__, error)
 
     def _await_end(self, backward: int) -> None:
         """Ask autograd to call back at the end of a backward. autograd calls back only if the backward completes."""
         self._begun.add(backward)
-        with guard(partial(self._err, "backward")):
+        try:
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
+            self._begun.discard(backward)
+            self._err("backward", error)
 
     def _end(self, backward: int) -> None:
         """Record the end of a backward, and of all backwards within it that raised an exception."""
@@ -333,12 +345,14 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count the FLOPs of an operation on sharded tensors, as if the tensors were not sharded."""
-        with guard(partial(self._err, func)):
+        try:
             formula = self.observed.sort(func).formula
             operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
                 flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
                 self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

@@ -108,9 +108,10 @@ class Weights:
         """
         of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
-        # most operations involve no weight, and must cost little
-        if any([stored_values(tensor).untyped_storage()._cdata in of for tensor in tensors]):  # noqa: SLF001 as above
-            self._passed(called, tensors, out, pointwise=pointwise)
+        for tensor in tensors:  # most operations involve no weight, and must cost little
+            if stored_values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
+                self._passed(called, tensors, out, pointwise=pointwise)
+                return
 
     def _passed(self, called: str, tensors: list[torch.Tensor], out: object, *, pointwise: bool) -> None:
         behind = [self.behind(tensor) for tensor in tensors]

@@ -9,7 +9,6 @@ the module whose forward created the running autograd node.
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -67,8 +66,9 @@ class ModuleShares:
         """Positions of an operation's results that are new tensors, by the `id` of the operation."""
         self._backward = 0
         self._activations: Counter[str] = Counter()
-        with guard(self.fail):
-            self._paths = ModulePaths(nn.Module() if model is None else model)
+        if model is not None:
+            with guard(self.fail):
+                self._paths = ModulePaths(model)
 
     @fails_open
     def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
@@ -85,26 +85,31 @@ class ModuleShares:
         """
         return self._node(self._path())
 
-    @fails_open
     def follow(self, func: Any, out: Any, backward: int) -> None:
         """Record the new storages of an operation, and the module path of its autograd node.
 
-        `backward` is the number of the running backward, or 0 outside of a backward.
+        `backward` is the number of the running backward, or 0 outside of a backward. `follow` runs for each operation,
+        so it saves the frame of `fails_open`.
         """
-        if backward and backward != self._backward:
-            self._backward = backward
-            self._take_activations()
-        if backward and not torch.is_grad_enabled():
+        if not self.active:
             return
-        places = self._places.get(id(func))
-        if places is None:
-            places = self._places[id(func)] = _new_results(func)
-        for storage in _storages(out, places) if places else ():
-            key = storage._cdata  # noqa: SLF001 there is no public identity
-            if key not in self._storages:
-                path = self._node(self._path())
-                if not backward:
-                    self._storages[key] = StorageWeakRef(storage), storage.nbytes(), path  # type: ignore[no-untyped-call] # torch leaves it so
+        try:
+            if backward and backward != self._backward:
+                self._backward = backward
+                self._take_activations()
+            if backward and not torch.is_grad_enabled():
+                return
+            places = self._places.get(id(func))
+            if places is None:
+                places = self._places[id(func)] = _new_results(func)
+            for storage in _storages(out, places) if places else ():
+                key = storage._cdata  # noqa: SLF001 there is no public identity
+                if key not in self._storages:
+                    path = self._node(self._path())
+                    if not backward:
+                        self._storages[key] = StorageWeakRef(storage), storage.nbytes(), path  # type: ignore[no-untyped-call] # torch leaves it so
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
 
     def forget(self) -> None:
         """Drop all FLOPs and activations that were recorded."""
@@ -112,12 +117,15 @@ class ModuleShares:
         self._storages.clear()
         self._activations.clear()
 
-    @fails_open
     def lines(self, total: Work) -> tuple[ModuleWork, ...]:
         """Return the module lines of a `flops` record, the line with the most FLOPs first.
 
-        The result is None without a model and after an error. There are no lines if they don't add up to `total`.
+        There are no lines without a model, after an error, or if the lines don't add up to `total`.
         """
+        return self._lines(total) or ()
+
+    @fails_open
+    def _lines(self, total: Work) -> tuple[ModuleWork, ...]:
         if Work.sum(map(Work, self._flops.values())).by_phase != total.by_phase:
             self.failure = "they don't sum to the FLOPs of the step"
             return ()
@@ -235,7 +243,14 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
     """Return one line that adds up the lines of several modules."""
-    names = [field.name for field in fields(ModuleWork) if field.name != "path"]
-    columns = {name: [getattr(line, name) for line in lines] for name in names}
-    sums: dict[str, Any] = {name: None if None in column else sum(column) for name, column in columns.items()}
-    return ModuleWork(path=OTHERS, **sums)
+    parameters = [line.parameters for line in lines]
+    activations = [line.activation_bytes for line in lines]
+    return ModuleWork(
+        path=OTHERS,
+        modules=sum(line.modules for line in lines),
+        forward_flops=sum(line.forward_flops for line in lines),
+        backward_flops=sum(line.backward_flops for line in lines),
+        extra_flops=sum(line.extra_flops for line in lines),
+        parameters=None if None in parameters else sum(filter(None, parameters)),
+        activation_bytes=None if None in activations else sum(filter(None, activations)),
+    )

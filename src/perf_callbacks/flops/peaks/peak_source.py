@@ -22,6 +22,7 @@ from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device as devices
+from perf_callbacks.kernel.process.cpu_facts import local_rank
 from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.settings.config import PerfConfig
 
@@ -38,8 +39,7 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     known = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
     if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto"):
         return known
-    local_rank = os.environ.get("LOCAL_RANK", "")
-    return measured_peaks(device, dtypes, local_rank=int(local_rank) if local_rank.isdecimal() else 0) or known
+    return measured_peaks(device, dtypes, local_rank=local_rank(os.environ)) or known
 
 
 def cache_file(device: torch.device, directory: Path | None = None) -> Path:

@@ -86,6 +86,15 @@ def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
     return None
 
 
+def local_rank(environ: Mapping[str, str]) -> int:
+    """Return the local rank, even if the number of ranks on this machine is unknown. Return 0 without a launcher."""
+    known = local_ranks(environ)
+    if known is not None:
+        return known[0]
+    words = [environ.get(name, "") for name, _ in LOCAL_RANKS]
+    return next((int(word) for word in words if word.isdecimal()), 0)
+
+
 def _gpu(
     found: Any,
     machine: Machine,
