@@ -93,11 +93,15 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     _numbers(turn, torch)
     optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
     inner = torch.Tensor.backward
-    store = untraced(turn.backward)
+
+    def store(loss: object) -> None:
+        turn.backward(loss)
+
+    store_untraced = untraced(store)  # torch sets an attribute, which the bound method can't have
 
     @functools.wraps(inner)
     def backward(loss: object, *args: Any, **kwargs: Any) -> Any:
-        store(loss)
+        store_untraced(loss)
         return inner(loss, *args, **kwargs)  # a subclass of `Tensor` may return a value
 
     torch.Tensor.backward = backward
