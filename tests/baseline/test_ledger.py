@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from threading import Thread
 
 import msgspec
@@ -10,6 +11,7 @@ from fakes import a_run
 
 from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
+from perf_callbacks.kernel.records import journal_file
 from perf_callbacks.report.run_figures import RunFigures
 
 
@@ -112,6 +114,20 @@ def test_a_full_ledger_keeps_the_newest_lines(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["runs.jsonl"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_one_process_alone_shortens_the_ledger(tmp_path, monkeypatch):
+    file = tmp_path / "runs.jsonl"
+    ledger.append(a_line(), file)
+    monkeypatch.setattr(ledger, "MOST_BYTES", 1)
+    monkeypatch.setattr(ledger, "MOST_LINES", 1)
+    with journal_file.opened(file) as other:
+        assert journal_file.lock(other)
+        ledger.append(a_line(run_id="b2"), file)
+    assert len(file.read_text().splitlines()) == 2
+    ledger.append(a_line(run_id="c3"), file)
+    assert [json.loads(line)["run"]["run_id"] for line in file.read_text().splitlines()] == ["b2", "c3"]
+
+
 def test_writers_at_once_lose_no_line(tmp_path):
     file = tmp_path / "runs.jsonl"
 
@@ -139,6 +155,17 @@ def test_a_pipe_or_a_link_is_no_ledger(tmp_path):
         with pytest.raises(OSError, match=r"."):
             ledger.append(a_line(), file)
     assert not (tmp_path / "target").exists()
+
+
+def test_a_link_to_a_large_file_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "MOST_BYTES", 1)
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("x" * 100)
+    link.symlink_to(target)
+    with pytest.raises(OSError, match=r"."):
+        ledger.append(a_line(), link)
+    assert link.is_symlink()
+    assert target.read_text() == "x" * 100
 
 
 def test_a_missing_ledger_has_no_lines(tmp_path):

@@ -91,6 +91,12 @@ def test_times_that_no_run_has_are_left_out(value):
     assert standing(foreign, LAST) is None
 
 
+@pytest.mark.parametrize("value", [-1e300, 1e300])
+def test_times_of_a_stage_that_no_run_has_are_left_out(value):
+    slow, foreign = a_run(0.132, data=0.042), a_run(data=value)
+    assert standing(slow, [foreign, *LAST]).stages == standing(slow, LAST).stages == {"data_time": (0.003, 0.042)}
+
+
 def test_names_of_a_foreign_line_have_no_control_characters():
     last = [replace(one, versions={"torch": "2.14\x1b[2J"}) for one in LAST]
     assert "torch 2.14?[2J -> 2.15" in line(standing(a_run(0.132, torch="2.15"), last))

@@ -7,6 +7,7 @@ from fakes import FakeClock
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.settings.in_force import resolve
 from perf_callbacks.stalls.observer import StallWatch
 
@@ -54,6 +55,14 @@ def test_a_stall_of_seven_seconds_has_seven_seconds(fit, caplog):
     fit.until(12)
     assert caplog.messages[-1] == "perf_callbacks: training goes on after 7 s without a step."
     assert fit.watch.summary()["stalls"].seconds == 7.0
+
+
+def test_a_place_has_no_commands_to_a_terminal(fit, caplog, monkeypatch):
+    monkeypatch.setattr(stacks, "of_thread", lambda _: stacks.Stack((), "a\x1b[2J.py:3", waits=False))
+    fit.until(9)
+    where = fit.watch.summary()["stalls"].where
+    assert where.endswith(r"a\x1b[2J.py:3.")
+    assert caplog.messages[-1] == f"perf_callbacks: no step for 6 s. {where}"
 
 
 def test_a_stall_that_ends_with_the_training_has_all_its_seconds(fit, caplog):

@@ -16,7 +16,7 @@ MOST_WORKERS = 16
 HAND_OVER_SECONDS = 0.002
 """Seconds that it takes to receive a batch from a worker. More workers don't shorten this time.
 
-A batch of two tensors took 2.0 to 2.7 ms on a quiet facts. The main process asks the worker for one file descriptor
+A batch of two tensors took 2.0 to 2.7 ms on a quiet machine. The main process asks the worker for one file descriptor
 per tensor, so larger tensors hardly take longer.
 """
 
@@ -93,7 +93,8 @@ def data(facts: Facts, measured: Measured) -> Finding | None:
     threads = 0 if facts.accelerator else facts.threads  # on a device, the host's own work is in `load`
     free = cpus if facts.free_cpus is None else facts.free_cpus
     beside = busy + HAND_OVER_SECONDS + (0.0 if facts.accelerator else CONTENTION * computed * wait)
-    won = step - faster(load, beside, max(1, wanted), min(cpus, max(1, threads) + free), threads, computed=computed)
+    available = min(cpus, max(1, threads) + free)
+    won = step - faster(load, beside, max(1, wanted), available, threads, computed=computed)
     if wanted > workers and won > wait / 4:
         promised, most = measured.share(won), measured.share(wait)
         if not workers:

@@ -201,7 +201,7 @@ class _Since:
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
-        self._idled, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled() or 0.0
+        self._idled, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that change during the fit."""
@@ -209,7 +209,8 @@ class _Since:
         if found is None:
             return {}
         ran, queued = found
-        idle, stopped = self._idle(seconds), (cpu_time.throttled() or 0.0) - self._throttled
+        idle, throttled = self._idle(seconds), cpu_time.throttled()
+        stopped = 0.0 if throttled is None or self._throttled is None else throttled - self._throttled
         return {
             "left_cpus": self._left(self._others(idle, seconds), min(MOST_WANTED, 1 + queued / ran)),
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),

@@ -68,14 +68,21 @@ def key(run: Run) -> str:
 
 
 def append(line: LedgerLine, file: Path) -> None:
-    """Append a line to the ledger, unless the line is too long. Raise `OSError` if the file can't be written."""
+    """Append a line to the ledger, unless the line is too long. Raise `OSError` if the file can't be written.
+
+    No process waits for a lock. If a line is appended just while another process shortens the ledger, the line is lost.
+    """
     data = _encoded(line)
     if len(data) > LONGEST_LINE:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and file.stat().st_size + len(data) > MOST_BYTES:
-        atomic_file.replace(file, b"".join(map(_encoded, read(file)[-MOST_LINES:])), 0o600)
     with journal_file.opened(file, permissions=0o600) as ledger:
+        full = ledger.seek(0, os.SEEK_END) + len(data) > MOST_BYTES
+        if full and journal_file.lock(ledger):  # only one process shortens the file
+            with suppress(OSError):  # Windows can't replace an open file
+                atomic_file.replace(file, b"".join(map(_encoded, read(file)[-MOST_LINES:])), 0o600)
+    with journal_file.opened(file, permissions=0o600) as ledger:
+        journal_file.lock(ledger)  # on a network file system, two writers without a lock may write to the same place
         size = ledger.seek(0, os.SEEK_END)
         ledger.seek(max(0, size - 1))
         torn = size > 0 and ledger.read(1) != b"\n"

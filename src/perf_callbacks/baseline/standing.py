@@ -58,7 +58,9 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
     The result is None if chance or the load of the machine may explain the difference. The result is also None if fewer
     than two comparable earlier runs were undisturbed.
     """
-    known = [one for one in baseline if _seconds(one) is not None and _seconds(run) is not None and alike(one, run)]
+    if _seconds(run) is None:
+        return None
+    known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
     kept = [known[place] for place in machine_load.undisturbed([[one.load for one in known], [run.load]])[0]]
     if len(kept) < 2:  # noqa: PLR2004 two runs have a spread
         return None
@@ -131,11 +133,11 @@ def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
 def _seconds(run: RunFigures) -> float | None:
     """Return the seconds of a step, or None if the time is unknown or impossible."""
     found = run.step_seconds
-    return found if found is not None and 0 < found <= LONGEST else None
+    return found if found is not None and SHORTEST <= found <= LONGEST else None
 
 
-LONGEST = 1e9
-"""Largest number of seconds that a step can take."""
+SHORTEST, LONGEST = 1e-9, 1e9
+"""Smallest and largest number of seconds that a step can take."""
 
 
 def _estimate(run: RunFigures) -> Estimate:
@@ -157,7 +159,8 @@ def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[
     whole = (run.step_seconds or 0.0) - fmean([one.step_seconds or 0.0 for one in baseline])
     found: list[tuple[float, str, tuple[float, float]]] = []
     for name, now in run.stage_seconds.items():
-        known = [one.stage_seconds[name] for one in baseline if name in one.stage_seconds]
+        earlier = [one.stage_seconds[name] for one in baseline if name in one.stage_seconds]
+        known = [seconds for seconds in earlier if 0 <= seconds <= LONGEST]  # a ledger may hold any numbers
         if known and whole and (now - fmean(known)) / whole >= LARGE_STAGE:
             found.append(((now - fmean(known)) / whole, name, (fmean(known), now)))
     return {name: pair for _, name, pair in sorted(found, reverse=True)}

@@ -8,7 +8,6 @@ from typing import Any
 
 from perf_callbacks.goodput import time_kinds
 from perf_callbacks.goodput.attempt_order import in_order, parents, survivors
-from perf_callbacks.goodput.time_kinds import KINDS
 from perf_callbacks.kernel.records.fit_records import Run, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.report.history import Attempt
@@ -166,7 +165,7 @@ def _attempt(one: Attempt, kept: int, origin: int | None, parts: Mapping[str, fl
         run=one.run,
         origin=origin,
         began_seconds=began,
-        seconds={kind: parts[kind] for kind in KINDS if kind in parts},
+        seconds={kind: parts[kind] for kind in time_kinds.KINDS if kind in parts},
         steps=len(one.step),
         kept_steps=kept,
         unseen_steps=0 if end is None else max(0, end.steps - len(one.step)),
@@ -213,7 +212,7 @@ def _sums(attempts: Iterable[AttemptTime], weight: Callable[[AttemptTime], int])
     for one in attempts:
         for kind, seconds in one.seconds.items():
             sums[kind] = sums.get(kind, 0.0) + seconds * weight(one)
-    return {kind: sums[kind] for kind in KINDS if kind in sums}
+    return {kind: sums[kind] for kind in time_kinds.KINDS if kind in sums}
 
 
 def _share(kinds: Iterable[str], seconds: Mapping[str, float]) -> float | None:
@@ -240,7 +239,7 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
     return {
         "ettr": job.ettr,
         "goodput": job.goodput,
-        "seconds": {kind: job.seconds.get(kind) for kind in KINDS},
+        "seconds": {kind: job.seconds.get(kind) for kind in time_kinds.KINDS},
         "all_seconds": job.all_seconds,
         "overlap_seconds": job.overlap_seconds,
         "device_hours": job.device_hours,
@@ -262,7 +261,7 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
                 "resumed_from": one.origin,
                 "from_step": one.run.step,
                 "began_seconds": one.began_seconds,
-                "seconds": {kind: one.seconds.get(kind) for kind in KINDS},
+                "seconds": {kind: one.seconds.get(kind) for kind in time_kinds.KINDS},
                 "devices": one.devices,
                 "steps": one.steps,
                 "rolled_back_steps": one.rolled_back_steps,

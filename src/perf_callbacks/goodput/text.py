@@ -35,9 +35,8 @@ def sentence(job: JobTime) -> str:
     seconds, kind = max((found.get(kind, 0.0), kind) for kind in LOSSES)
     last = job.attempts[-1]
     device = "GPU" if last.run.tensor_cores or last.run.timeline == "device" else "device"
-    text = f"{found[time_kinds.PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress".replace(
-        " h ", f" {device}-hours "
-    )
+    text = f"{found[time_kinds.PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress"
+    text = text.replace(" h ", f" {device}-hours ")
     if any(one.devices > 1 for one in job.attempts):
         text = text.replace(" s ", f" {device}-seconds ")
     return f"{text}; {hours(seconds)} were {LOSSES[kind]}." if seconds > 0 else f"{text}."

@@ -60,7 +60,8 @@ class Origin:
 
     def end(self, summary: Summary, *, now: float) -> dict[str, Any]:
         """Return the event for the end of the fit, with its state, verdict and findings."""
-        seconds, verdict = sum(summary.wall_seconds.values()), cards.verdict(summary)
+        seconds = sum(summary.wall_seconds.values())
+        verdict = cards.verdict(summary)
         state = ENDED if summary.failure is None else FAILED
         sentence = f"{state} after step {summary.step} and {long_duration(seconds)}"
         sentence += f": {summary.failure.partition(chr(10))[0]}." if summary.failure else "."
@@ -89,8 +90,12 @@ class Origin:
 
 def line(event: Mapping[str, Any]) -> bytes:
     """Encode an event as one line of JSON."""
-    text = json.dumps(event, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
-    return text if len(text) <= MOST_BYTES else line(_without_lists(event))
+    text = _encoded(event)
+    return text if len(text) <= MOST_BYTES else _encoded(_without_lists(event))
+
+
+def _encoded(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def _finding(found: Finding) -> dict[str, Any]:

@@ -132,6 +132,7 @@ class Notifications(Observer):
         now = self._recorder.clock()
         self._allowed = min(AT_ONCE, self._allowed + (now - self._refilled) / REFILL_SECONDS)
         self._refilled = now
-        allowed = self._allowed >= 1
-        self._allowed -= allowed
-        return allowed
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True

@@ -92,12 +92,17 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
     _numbers(turn, torch)
     optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
-    inner, store = torch.Tensor.backward, untraced(lambda loss, *_: turn.backward(loss))
+    inner = torch.Tensor.backward
+
+    def store(loss: object) -> None:
+        turn.backward(loss)
+
+    store_untraced = untraced(store)  # torch sets an attribute, which the bound method can't have
 
     @functools.wraps(inner)
-    def backward(loss: object, *args: Any, **kwargs: Any) -> None:
-        store(loss)
-        inner(loss, *args, **kwargs)
+    def backward(loss: object, *args: Any, **kwargs: Any) -> Any:
+        store_untraced(loss)
+        return inner(loss, *args, **kwargs)  # a subclass of `Tensor` may return a value
 
     torch.Tensor.backward = backward
 

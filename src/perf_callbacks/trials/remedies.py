@@ -145,13 +145,13 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
     called_for = [one for one in map(of_finding, probe.findings) if one is not None]
     found = []
     for remedy in REMEDIES:
-        name, asked = remedy.name, remedy.group in only
-        if not asked and (only or remedy.asked):
+        name, chosen = remedy.name, remedy.group in only
+        if not chosen and (only or remedy.asked):
             continue
         if probe.own_callback and name in {"gc", "affinity", "pinning"}:
             continue
         candidate = next((one for one in called_for if one.remedy is remedy), None)  # the first is the largest
-        if candidate is None and (name in probe.applied or (asked and name in DEFAULTS)):
+        if candidate is None and (name in probe.applied or (chosen and name in DEFAULTS)):
             number = max(1, cpus - 1) if name in NUMBERED else None
             line = remedy.line.format(number)
             candidate = Candidate(remedy=remedy, value=number, line=line, called_for=name in probe.applied)

@@ -56,5 +56,9 @@ def of_run(run: Run) -> dict[str, Interval]:
 
 def with_gains(findings: Sequence[Finding], gains: Mapping[str, Interval]) -> tuple[Finding, ...]:
     """Return the findings, and add the measured gain of each finding's remedy."""
-    keys = [None if candidate is None else _key(candidate) for candidate in map(of_finding, findings)]
-    return tuple([replace(one, measured=gains.get(key or "")) for one, key in zip(findings, keys, strict=True)])
+    return tuple([replace(one, measured=_gain(one, gains)) for one in findings]) if gains else tuple(findings)
+
+
+def _gain(finding: Finding, gains: Mapping[str, Interval]) -> Interval | None:
+    candidate = of_finding(finding)
+    return None if candidate is None else gains.get(_key(candidate))

@@ -169,8 +169,8 @@ class Turn:
 def of_process() -> Turn | None:
     """Return the `Turn` of this process, or None if the process is part of no trial."""
     if not _TURNS:
-        path, turn = os.environ.get(TRIAL), None
-        if path:
+        turn = None
+        if path := os.environ.get(TRIAL):
             turn = Turn(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
             atexit.register(turn.at_exit)
         _TURNS.append(turn)

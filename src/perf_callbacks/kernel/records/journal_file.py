@@ -95,7 +95,7 @@ def opened(path: Path, mode: str = "a+", permissions: int = 0o666) -> _File:
     return file
 
 
-def _lock(file: FileIO) -> bool:
+def lock(file: FileIO) -> bool:
     """Lock an open file. Return False if another writer holds the lock; True on a system or filesystem without locks.
 
     Two fits can't lock the same file, even in one process, because a lock belongs to an open file.
@@ -219,7 +219,7 @@ class FileJournal(Journal):
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             file = opened(wanted.with_name(name))
-            if _lock(file):
+            if lock(file):
                 break
             file.close()
         else:
