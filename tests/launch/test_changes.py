@@ -84,7 +84,7 @@ def seen(tmp_path):
             TRIAL: str(path),
             **environ,
         }
-        outcome = tries.launched([sys.executable, str(tmp_path / "train.py")], path, environ, 120.0)
+        outcome = tries.launched([sys.executable, str(tmp_path / "train.py")], path, environ, 120.0, bool)
         shutil.rmtree(own)
         output = path.with_suffix(".out").read_text()
         found = [line.removeprefix("SEEN") for line in output.splitlines() if line.startswith("SEEN")]
@@ -150,5 +150,7 @@ def test_a_change_of_what_is_so_already_is_not_applied(seen):
 
 def test_a_program_without_an_end_is_killed(tmp_path):
     path = tmp_path / "1.plan"
-    outcome = tries.launched([sys.executable, "-c", "while True: pass"], path, {**os.environ, TRIAL: str(path)}, 0.2)
+    outcome = tries.launched(
+        [sys.executable, "-c", "while True: pass"], path, {**os.environ, TRIAL: str(path)}, 0.2, bool
+    )
     assert outcome.place == "no end after 0 s"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records import followed_journal
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, files_of_lowest_rank
@@ -24,7 +25,7 @@ class RunReader:
     def __init__(
         self,
         read: Callable[[Path, Locks], list[FitEnds]] = followed_journal.read,
-        complain: Callable[[str], object] = id,
+        complain: Callable[[str], object] = str,
     ) -> None:
         self._read, self._complain = read, complain
         self._locks = read_locks()
@@ -78,6 +79,7 @@ class RunReader:
         try:
             found = self._read(journal, self._locks)
         except OSError as error:
+            let_pass(error)
             self._complain(f"{printable(str(journal))}: {error.strerror or error}")
             return []
         if not found:
