@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_watchdog import FakeWatchdog
 from fakes import a_run
 from journals import a_fit, steps, write
 from tiny import records
@@ -23,6 +24,7 @@ def file(tmp_path, monkeypatch):
     """A ledger of this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(observer, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(observer, "WATCHDOG", FakeWatchdog())  # `train` calls `tick`
     return ledger.path()
 
 

@@ -379,8 +379,8 @@ def test_every_integration_notes_use_and_parts(tmp_path, ticks, door):
 
 def used(monkeypatch, readings, cpus=4):
     found = iter(readings)
-    monkeypatch.setattr(memory.processes, "read", lambda: next(found))
-    monkeypatch.setattr(memory.processes, "allowed_cpus", lambda: cpus)
+    own = SimpleNamespace(read=lambda: next(found), allowed_cpus=lambda: cpus)
+    monkeypatch.setattr(memory, "processes", own)  # advice reads the processes too
 
 
 def test_load_and_reads_are_those_since_the_last_record(tmp_path, ticks, monkeypatch):
@@ -563,7 +563,8 @@ class Leaky:
 
 @pytest.mark.parametrize(("grows_by", "anonymous_by"), [(0, 0), (10**7, 10**7), (10**7, 0), (10**7, None)])
 def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypatch, grows_by, anonymous_by):
-    monkeypatch.setattr(memory.processes, "read", Leaky(grows_by, anonymous_by))
+    own = SimpleNamespace(read=Leaky(grows_by, anonymous_by), allowed_cpus=memory.processes.allowed_cpus)
+    monkeypatch.setattr(memory, "processes", own)  # advice reads the processes too
     model = a_model()
     summary = train(
         tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=30, after_step=lambda _: ticks.pass_seconds(10)

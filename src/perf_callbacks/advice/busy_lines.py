@@ -156,7 +156,7 @@ class BusyLines(Observer):
                 turned = time
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` about lines of the program. A line is None if no line stands out."""
+        """Return the fields of `Facts` about slow lines of the program. A field is None if no line stands out."""
         if self._engine.step != self._step:
             self._count(self._engine.step)
         calls = dict(self._calls)

@@ -264,7 +264,7 @@ class Measured:
     def low(self, share: float, *stages: str) -> float | None:
         """Return the lower end of the 95 % interval of a share, or None after too few steps.
 
-        `stages` are the stages in which the time of `share` is spent.
+        `share` is a part of the step time. `stages` are the stages that contain this part.
         """
         widths = self._facts.widths
         return share * max(0.0, 1 - max([widths[name] for name in stages])) if widths else None

@@ -25,7 +25,7 @@ TRAINERS = frozenset({"transformers", "lightning"})
 
 @timed
 def host(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of Python code in steps, outside of loader, model and optimizer.
+    """Report how much of the step time Python code takes outside of loader, model and optimizer.
 
     In a trainer's loop, the rule needs a line of the user's program, because users can't change the trainer's code.
     """

@@ -28,7 +28,6 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time, device as devices, processes
-from perf_callbacks.kernel.process.processes import read as read_processes
 from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
@@ -198,7 +197,7 @@ class _Since:
             sharing: Number of ranks that share the CPUs on which this process may run.
         """
         self._own, self._sharing = cpus or 0, sharing
-        self._used = read_processes()
+        self._used = processes.read()
         self._thread = threading.get_native_id()
         self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
@@ -254,7 +253,7 @@ class _Since:
 
     def _others(self, idle: float | None, seconds: float) -> float | None:
         """Return the mean number of the process's CPUs that other programs used, or None if unknown."""
-        used = read_processes()
+        used = processes.read()
         if idle is None or used is None or self._used is None:
             return None
         busy = len(self._cpus) - idle

@@ -8,7 +8,7 @@ from perf_callbacks.memory.device_readings import HEAT, Lowered
 CAUSE = "throttle"
 
 ENOUGH_READINGS, ENOUGH_LOWERED = 6, 3
-"""Fewest readings of the clock for a finding, and fewest readings that show a lowered clock.
+"""Smallest number of readings of the device's clock for a finding, and how many of them must show a lowered clock.
 
 The callback takes a reading every ten seconds.
 """

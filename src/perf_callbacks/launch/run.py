@@ -75,7 +75,7 @@ def profiled(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 
 
 def find(words: Sequence[str]) -> list[str]:
-    """Return the full command for a command line that names a module, a Python file or a command.
+    """Complete a command line that begins with `-m` and a module, a Python file, or the name of a program.
 
     `LookupError` is raised if there is no such program.
 

@@ -178,7 +178,10 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
 
 
 def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that gets each batch before its copy to the device. The wrapper examines the first batch."""
+    """Wrap a function that is called with each batch before the batch is copied to the device.
+
+    The wrapper examines the first batch.
+    """
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """The ranks of one machine in a large job: only the machine's first rank talks with the store.
 
-The ranks of a machine leave each other notes as files in a private directory. The first rank packs all parts of the
-machine into one note for the store. The first rank also passes on settings, windows and the notes of channels.
+The ranks of a machine leave each other notes as files in a private directory. The first rank packs the data of
+all ranks of the machine into one note for the store. The first rank also passes on settings, windows and the notes of
+channels.
 """
 
 import os

@@ -113,7 +113,7 @@ def _stalled(ends: FitEnds) -> float | None:
 
 
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
-    """Yield counters, and ratios over the whole attempt."""
+    """Yield the metrics over the whole attempt: counters and ratios."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
 
     def each(value: Callable[[Summary], float | None]) -> Samples:

@@ -45,9 +45,9 @@ class Compared:
     late: float
     """Seconds by which the slowest rank took longer than a usual rank."""
     gains: Mapping[str, float]
-    """For each cause: the seconds that the step would save if each rank spent at most its median time on the cause."""
+    """For each cause: the seconds that the step would save if no rank spent more time on it than the median rank."""
     gain: float
-    """Seconds that the step would save if each rank spent at most its median time on every cause."""
+    """Seconds that the step would save if, for every cause, no rank spent more time on it than the median rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ Who = tuple[int, ...]
 """Numbers of the ranks in a set, in ascending order."""
 
 _Kind = tuple[int, frozenset[str]]
-"""Kind of work, and the signals of `SORTS` that a rank has."""
+"""Kind of a rank's work, and the names of those of the rank's signals that are in `SORTS`."""
 
 
 class Stragglers:

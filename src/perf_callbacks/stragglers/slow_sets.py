@@ -69,7 +69,7 @@ class SlowRank:
     steps: int
     """Number of steps in the windows in which the slowest rank was slow."""
     share: float
-    """Time by which the slowest rank exceeds a healthy rank in the newest window, as a part of a step."""
+    """Extra time of the slowest rank in the newest window, compared with a healthy rank, divided by the step time."""
     causes: Mapping[str, float]
     """For each cause: the part of the set's excess that this cause explains. The largest part comes first."""
 

@@ -57,7 +57,7 @@ def better(size: int) -> int:
 
 
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
-    """Return the sizes of operands that are not multiples of 8, the size with the most FLOPs first.
+    """Return all sizes of operands that aren't multiples of 8. The size whose products have the most FLOPs comes first.
 
     Sizes up to 8 are left out: nobody chooses them for speed. An example is a small number of classes.
 

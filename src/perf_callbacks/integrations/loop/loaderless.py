@@ -45,7 +45,7 @@ class LoaderlessWatch(LoopWatch):
                 self.turn(Stage.OTHER)
 
     def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
-        """Add a batch to the current step. If `batch` is None, only add numbers of samples and tokens.
+        """Add a batch to the current step. If `batch` is None, add `samples` and `tokens` to a batch.
 
         Numbers without a batch are added to the step's most recent batch. If the step has no batch yet, numbers without
         a batch are added to the next batch. Once the loop has reported a batch, the watch no longer reads the model's

@@ -81,7 +81,10 @@ def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
 
 
 def _are_sequences(found: Sequence[Leaf]) -> bool:
-    """Return True if all tensors of a batch agree in their first two sizes, so that either dimension may be time."""
+    """Return True if all tensors of a batch have the same first two sizes.
+
+    Then either of the two dimensions may be time. The two sizes must differ.
+    """
     both = {one.sizes[:2] for one in found}
     dimensions = {len(one.sizes) for one in found}
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}

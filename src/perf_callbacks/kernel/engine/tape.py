@@ -56,7 +56,7 @@ class Tape:
         self._since: list[Pause] = []
         self._pauses: list[float] = []
         self.part: str | None = None
-        """Name of the part of the stage `OTHER` in which the training thread is, such as "generation". None: no named
+        """Name of the current part of the stage `OTHER`, such as "generation". None: the training thread is in no named
         part."""
 
     def begin(self, now: float) -> None:

@@ -214,7 +214,10 @@ class Backwards(Owner[bool]):
         return _signed(backward)
 
     def _in_loops(self, root: object, call: Callable[[], Any], *, gradients: bool = False) -> Any:
-        """Call a backward within all loops of this thread. With `gradients=True`, evaluating loops are left out."""
+        """Call a function that runs a backward, and report the backward to all loops of this thread.
+
+        With `gradients=True`, loops that are evaluating get no report.
+        """
         heard: list[Loop] = []
         try:
             for reference in self._loops:

@@ -194,7 +194,11 @@ class Cpu(Device):
         return None
 
     def headroom(self) -> int | None:
-        """Return the minimum of this rank's share of available memory and the address space left under `ulimit -v`."""
+        """Return how many bytes this rank can still allocate.
+
+        Return the smaller of two amounts: an equal share of the available memory, and the address space that
+        `ulimit -v` leaves.
+        """
         _, ranks = local_ranks(os.environ) or (0, 1)
         available = memory_available()
         shared = None if available is None else available // ranks

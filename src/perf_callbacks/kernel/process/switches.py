@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHORT_SECONDS = 0.0001
-"""Shortened switch interval. A sample comes late by at most this time."""
+"""Shortened switch interval. A sample is late by at most this many seconds."""
 
 
 class Switches:
