@@ -105,10 +105,8 @@ class Engine:
         """When the current step has this many micro-batches, `relieve` is called."""
         self.takes_batches = True
         """True if a caller may append to `batches` directly, because no span is open and the fit goes on."""
-        self._observers = observers or Observers()
-        self._windows = WindowSharing(
-            run, emit, self._observers, ranks, data_parallel=data_parallel, ambiguous=ambiguous
-        )
+        self._observers = observers = observers or Observers()
+        self._windows = WindowSharing(run, emit, observers, ranks, data_parallel=data_parallel, ambiguous=ambiguous)
         self._ledger = Ledger(self._shown, self._windows)
         self.step_reader = StepReader(
             self.tape,
