@@ -289,7 +289,7 @@ def test_what_earlier_attempts_wrote_counts_for_the_limit(path, make):
 
 
 @FORKED
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the test forks a child, and Windows has no os.fork")
 def test_a_forked_child_does_not_write_what_its_parent_holds(path, make):
     journal = make()
     journal.write(ROW)
@@ -430,7 +430,9 @@ def test_no_journal_takes_everything_and_is_nowhere():
     assert journal.path is None
 
 
-@pytest.mark.skipif(os.name == "nt", reason="journals are not locked on Windows")
+@pytest.mark.skipif(
+    os.name == "nt", reason="flock is POSIX only: CHANGELOG says that journals are not locked on Windows"
+)
 def test_a_closed_journal_is_unlocked_though_a_child_has_it_open(path, make):
     """A child that was forked outside of Python closes no journal. A duplicate of the file has the same lock."""
     journal = make()

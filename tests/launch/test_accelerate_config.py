@@ -170,7 +170,7 @@ def test_a_file_is_replaced_at_once_and_keeps_its_mode(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no owners")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no os.chown, which the test replaces")
 def test_a_file_has_its_owner_and_its_mode_before_it_is_in_place(tmp_path, monkeypatch):
     path, done = tmp_path / "acc.yaml", []
     path.write_text("a: 1\n")

@@ -14,7 +14,7 @@ class Compilations(NamedTuple):
     number: int
     """Number of compiled forwards. Compiled backwards are not counted, but `seconds` includes them."""
     seconds: float
-    """Seconds in which at least one compilation ran."""
+    """Seconds that compilations took. Overlapping compilations count once."""
     repeated: int
     """Number of recompilations. Code is recompiled after a guard of earlier compiled code failed."""
     reason: str

@@ -10,8 +10,10 @@ FREE_COUNTS = 4
 """Number of counts of new batch shapes that are allowed at any time, even after few steps."""
 
 FREE_WAYS = 8
-"""Number of further counts that are always allowed. They are for steps that call the model in a new way or train other
-parameters."""
+"""Number of further counts for steps that call the model in a new way or train other parameters.
+
+Like `FREE_COUNTS`, these counts are allowed at any time.
+"""
 
 STEPS_PER_COUNT = 50
 """After the free counts, one more count is allowed for every 50 steps."""

@@ -111,7 +111,7 @@ _MEMORY = (RESIDENT, GPU_MEMORY)
 
 
 class RankUse:
-    """Collects readings of the use of the machine. One thread adds readings, and another thread takes them.
+    """Collects readings of the machine's use. A side thread adds readings, and the engine takes all new readings.
 
     A reading that is added while `take` runs may be lost.
     """

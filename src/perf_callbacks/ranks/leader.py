@@ -36,7 +36,7 @@ BREATH_SECONDS = 0.0002
 has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
-"""One request reads at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals. The thread holds the GIL
+"""Limits of a request: at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals. The thread holds the GIL
 while torch copies an answer. An answer of 51 MB, such as 32 notes of machines with 64 ranks, held the GIL for 0.1 s."""
 
 LATE_SECONDS = 1.0

@@ -19,7 +19,7 @@ import torch.distributed as dist
 c10d: Any = dist  # torch documents this module's names without exporting them
 
 LARGEST = 1_000_000
-"""Largest size, in bytes, of the packed parts under one key, unless a single part is larger. The server closes a
+"""Largest size, in bytes, of the packed parts under a key, unless a single part is larger. The server closes a
 connection that sends more than 8 MiB. The size is enough for the data of about thirty ranks in the longest windows with
 signals."""
 

@@ -152,7 +152,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
     """Describe the stall that began after the most recent step.
 
-    The text is empty if there was no stall. It is also empty if the run has a summary, because the run has ended.
+    The text is empty if there was no stall, or if a summary shows that the run has ended.
     """
     found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.ends[1]]
     if not found:

@@ -146,7 +146,7 @@ class Family:
     tied: bool = False
     """Default for `tie_word_embeddings` if config.json lacks this field."""
     required: tuple[str, ...] = ()
-    """Dimensions without a known default, which config.json must have. The names are those of `Architecture`."""
+    """Fields of `Architecture` that have no known default, so config.json must contain them."""
     positions: str | None = None
     """Name of the field in config.json with the number of position embeddings."""
 

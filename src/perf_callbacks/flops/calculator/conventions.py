@@ -133,7 +133,7 @@ BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 def step_flops(
     convention: Convention, architecture: Architecture, work: ConventionWork
 ) -> tuple[int | None, int | None]:
-    """Return the model FLOPs of an optimizer step over all devices, and its executed FLOPs, by one convention.
+    """Compute the model FLOPs and the executed FLOPs of an optimizer step over all devices, by a convention.
 
     None means that the convention doesn't define the FLOPs.
     """

@@ -31,7 +31,7 @@ class Past(NamedTuple):
 
 
 PlacedPause = tuple[Pause, Stage, int]
-"""A garbage collection, the stage in which it ran, and the index of its step among the steps that `read` returns."""
+"""A garbage collection, the stage during the collection, and the index of the step in the result of `read`."""
 
 
 class Tape:

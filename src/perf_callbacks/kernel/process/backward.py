@@ -43,7 +43,7 @@ _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDEC
 
 
 class Listener:
-    """Base class of objects that are told of each call of `torch.autograd.grad` with `create_graph`."""
+    """Base class of objects whose `builds_graph` runs at each call of `torch.autograd.grad` with `create_graph`."""
 
     def builds_graph(self) -> None:
         """Handle a `grad` with `create_graph`, which counts as part of the forward. Never raise."""

@@ -58,7 +58,7 @@ def generational() -> bool:
 
 
 class Lease:
-    """Claim of one fit on the collector. A new lease makes no claim yet."""
+    """Claim of a fit on the collector. A new lease makes no claim yet."""
 
     def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
         self._owner = owner

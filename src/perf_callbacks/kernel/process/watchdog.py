@@ -58,7 +58,7 @@ class Watchdog:
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Call `watched.tick` once a second until it returns False or the object is freed. Idempotent.
+        """Call `watched.tick` once a second until `tick` returns False or `watched` is freed. Idempotent.
 
         If no thread can be started, nothing calls `tick`.
         """

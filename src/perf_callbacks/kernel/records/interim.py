@@ -40,7 +40,7 @@ def latest(journal: Path) -> Entry | None:
 
 
 def of_attempt(entry: Entry | None, run: Run) -> Entry | None:
-    """Return the entry if it holds a summary of this attempt, and None otherwise."""
+    """Return the entry if the entry holds a summary of this attempt; otherwise None."""
     summary = None if entry is None else entry.record
     same = isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
     return entry if same else None
