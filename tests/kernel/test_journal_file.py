@@ -322,7 +322,7 @@ def test_two_writers_never_share_a_file(path, make, complaints):
 
 
 @FORKED
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the test forks a child, and Windows has no os.fork")
 def test_a_forked_child_that_lives_longer_holds_neither_file_nor_lock(path, make):
     journal = make()
     journal.write(block(1))
@@ -447,7 +447,7 @@ def test_a_closed_journal_is_unlocked_though_a_child_has_it_open(path, make):
 
 
 @FORKED
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the test forks a child, and Windows has no os.fork")
 def test_a_forked_child_does_not_unlock_the_journal_of_its_parent(path, make):
     make().write(block(1))
     child = os.fork()
