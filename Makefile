@@ -16,7 +16,9 @@ BARE := tests/kernel tests/report tests/advice tests/properties tests/affinity t
 	--ignore-glob 'tests/launch/test_try*' --ignore tests/launch/test_changes.py --ignore tests/launch/test_cost.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
 	--deselect 'tests/launch/test_run.py::test_a_program_without_a_trainer_is_told_of_it_once' \
 	--deselect tests/launch/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end
-LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
+LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) \
+	tests/ranks/test_packed_parts.py tests/kernel/test_journal_ends.py tests/baseline/test_ledger.py \
+	tests/properties/test_record_properties.py -m 'not slow'
 
 .PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright docs tables bench clean
 

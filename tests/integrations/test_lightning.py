@@ -375,6 +375,16 @@ def test_hooks_that_have_nothing_to_do_are_not_called_for_every_batch(tmp_path, 
     assert not vars(ours).keys() & {*EVERY_BATCH}
 
 
+@pytest.mark.parametrize("module", ["Automatic", "Iterating"])
+@BOTH
+def test_steps_end_in_a_hook_where_the_connector_has_no_method_for_it(tmp_path, monkeypatch, of, module):
+    monkeypatch.setattr("perf_callbacks.integrations.lightning.watch.BATCH_END", "on_batch_end_in_another_version")
+    ours, _ = fit(tmp_path, module, of=of, flops="off", logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
+    assert rows_and_losses(tmp_path)[0] == [1, 2, 3, 4, 5]
+    assert [step["samples"] for step in steps(tmp_path)] == [4] * ours.summary.steps == [4] * 6
+    assert "on_train_batch_end" not in vars(ours)
+
+
 @pytest.mark.parametrize("hook", EVERY_BATCH)
 def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook):
     called = []

@@ -690,6 +690,20 @@ def test_each_window_is_analysed_once_with_the_parts_of_the_ranks(job):
     assert elsewhere.all == []
 
 
+def test_an_error_in_the_reader_ends_its_reading_and_nothing_else(job, caplog):
+    def fail(window):
+        raise ZeroDivisionError("division by zero")
+
+    failing = Windows(job.ranks[0], fail)
+    for window in range(3):
+        job.through(window)
+    assert len(failing.all) == 1
+    assert job.latest == [job.whole(2)] * 3
+    assert caplog.messages == [
+        "perf_callbacks: the windows of the ranks are no longer compared, training goes on: division by zero"
+    ]
+
+
 def test_a_reader_is_not_kept_alive(job):
     reader = Windows(job.ranks[0])
     job.through(0)

@@ -71,6 +71,7 @@ def append(line: LedgerLine, file: Path) -> None:
     """Append a line to the ledger, unless the line is too long. Raise `OSError` if the file can't be written.
 
     No process waits for a lock. If a line is appended just while another process shortens the ledger, the line is lost.
+    On a file system without locks, two processes may shorten the ledger at once, and lines are lost too.
     """
     data = _encoded(line)
     if len(data) > LONGEST_LINE:
@@ -78,7 +79,7 @@ def append(line: LedgerLine, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with journal_file.opened(file, permissions=0o600) as ledger:
         full = ledger.seek(0, os.SEEK_END) + len(data) > MOST_BYTES
-        if full and journal_file.lock(ledger):  # only one process shortens the file
+        if full and journal_file.lock(ledger):  # with locks, a single process shortens the file
             with suppress(OSError):  # Windows can't replace an open file
                 atomic_file.replace(file, b"".join(map(_encoded, read(file)[-MOST_LINES:])), 0o600)
     with journal_file.opened(file, permissions=0o600) as ledger:

@@ -89,9 +89,8 @@ def _rows() -> Iterator[tuple[str, str]]:
 
 def _installed(package: str) -> bool:
     try:
-        metadata.version(
-            package
-        )  # not `find_spec`, which finds any folder of that name, such as an uninstall's leftovers
+        # Not `find_spec`, which finds any folder of that name, such as an uninstall's leftovers.
+        metadata.version(package)
     except metadata.PackageNotFoundError:
         return False
     return True

@@ -155,7 +155,7 @@ class Exchange:
         """Register the reader of the gathered windows on rank 0; other ranks ignore the call.
 
         The exchange holds only a weak reference to the reader, because the side thread must not keep an abandoned fit
-        alive.
+        alive. A reader that raises an exception gets no more windows.
         """
         if isinstance(self._rounds, Leader):
             self._rounds.reader = weakref.WeakMethod(reader)

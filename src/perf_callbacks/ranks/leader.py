@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination
@@ -105,7 +106,7 @@ class Leader(Rounds):
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
         self.reader: Callable[[], WindowReader | None] = lambda: None
-        """Return the reader of the windows, or None if there is none."""
+        """Return the reader of the windows, or None without a reader. A reader that raises gets no more windows."""
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
@@ -229,7 +230,14 @@ class Leader(Rounds):
             roles.update(bundle.roles())
             self._breathe()
         first, steps = bundles[0].first_step, bundles[0].length
-        reader(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles))
+        try:
+            reader(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles))
+        except Exception as error:
+            let_pass(error)
+            self.reader = lambda: None
+            message = "perf_callbacks: the windows of the ranks are no longer compared, training goes on: %s"
+            log.warning(message, error, exc_info=error)
+        del reader
         held = [*signals.values()]
         del signals
         self._free(held)

@@ -88,7 +88,7 @@ def _bundle(header: bytes, columns: bytes) -> Bundle | None:
     """Unpack a bundle, or return None if the bundle's numbers are impossible."""
     try:
         one = _HEADER.decode(header)
-    except (ValueError, RecursionError):  # errors of msgspec are a `ValueError`
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # before msgspec 0.20, `DecodeError` is no `ValueError`
         return None
     count, arrays, sizes = one.count, list[Any](), list[int]()
     for kind, number in ("I", 1), ("q", len(one.axes)), ("f", len(RESOURCES)), ("f", len(one.names) * one.length):

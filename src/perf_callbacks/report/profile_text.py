@@ -56,7 +56,7 @@ _CLASSES = {
 }
 
 
-_Row = tuple[ProfiledOperation | ProfiledCopy, str, str | None]
+_HeavyRow = tuple[ProfiledOperation | ProfiledCopy, str, str | None]
 """Row of a table: an operation or a copy, its name, and details that stand below the row."""
 
 
@@ -160,7 +160,7 @@ def _tables(profile: Profile, columns: int, modules: Sequence[Sequence[str]]) ->
         yield "Idle time after waits for the device, by line", _times(waits, span, columns)
     classes = [(_ROWS.get(kind, kind), time) for kind, time in profile.class_seconds.items()]
     yield "Busy time, by class (share of busy time)", _times(classes, busy, columns)
-    rows: list[_Row] = [(one, one.name, _details(one, profile.flops, columns)) for one in profile.operations]
+    rows: list[_HeavyRow] = [(one, one.name, _details(one, profile.flops, columns)) for one in profile.operations]
     if rows:
         heads = ("operation", "class", "calls", "time", "share")
         yield "Heaviest operations (share of busy time)", _detailed(heads, rows, busy, columns)
@@ -191,7 +191,7 @@ def _times(rows: Iterable[tuple[str, float]], whole: float, columns: int) -> lis
     return _table([(name, duration(time), _percent(time, whole)) for name, time in rows], columns, {1, 2})
 
 
-def _detailed(heads: tuple[str, ...], rows: Sequence[_Row], busy: float, columns: int) -> list[str]:
+def _detailed(heads: tuple[str, ...], rows: Sequence[_HeavyRow], busy: float, columns: int) -> list[str]:
     """Align a table of operations or copies."""
     table = [
         (name, clean(one.kind), f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy))

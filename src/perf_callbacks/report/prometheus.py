@@ -18,7 +18,7 @@ Labels = Mapping[str, str]
 
 Samples = Sequence[tuple[Labels, float | None]]
 
-Family = tuple[str, str, Samples]
+MetricFamily = tuple[str, str, Samples]
 """Name, help and samples of a metric. The name of a counter ends in `_total`. All other metrics are gauges."""
 
 
@@ -52,7 +52,7 @@ def _escaped(text: str) -> str:
     return clean(text, LONGEST_LABEL).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
+def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
     """Yield all metrics of a run. If the run gives no sign of life, leave out the current metrics."""
     lives = run.state in {"running", "hangs"}
     yield "up", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
@@ -82,7 +82,7 @@ def _rank(ends: FitEnds) -> Labels:
     return {"rank": str(ends.run.rank)}
 
 
-def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
+def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
     """Yield the current metrics of each rank that gives signs of life and has not ended."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
@@ -112,7 +112,7 @@ def _stalled(ends: FitEnds) -> float | None:
     return None if ends.so_far is not None and ends.so_far.stalls is None else 0.0
 
 
-def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[Family]:
+def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
     """Yield the metrics over the whole attempt: counters and ratios."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
 
@@ -155,7 +155,7 @@ def _by_part(label: str, known: Iterable[tuple[Labels, Mapping[str, float]]]) ->
     ]
 
 
-def _stragglers(run: RecordedRun) -> Iterator[Family]:
+def _stragglers(run: RecordedRun) -> Iterator[MetricFamily]:
     """Yield metrics of the time that the job lost to slow ranks."""
     summary = run.lead.final or run.lead.so_far
     found = None if summary is None else summary.stragglers

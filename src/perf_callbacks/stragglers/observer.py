@@ -71,7 +71,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
     return None
 
 
-class _Watch(Observer):
+class _StragglerWatch(Observer):
     """Stragglers that were found so far. One thread compares ranks. Another thread reads the results without a lock."""
 
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
@@ -159,7 +159,7 @@ class _Watch(Observer):
         return {"straggler_loss": float(f"{lost - before:.6g}")}
 
 
-class RanksWatch(_Watch):
+class RanksWatch(_StragglerWatch):
     """Computes the signals of this rank. On rank 0, compares the signals of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
@@ -265,7 +265,7 @@ class RanksWatch(_Watch):
                 self._recorder.engine.flush(self._recorder.clock())  # a device may have ended its last steps now
 
 
-class SingleWatch(_Watch):
+class SingleWatch(_StragglerWatch):
     """In the watchdog's thread, looks for steps of a single process that took unusually long."""
 
     def __init__(self, recorder: Recorder) -> None:

@@ -18,7 +18,7 @@ from perf_callbacks.trials.plan import Identity
 from perf_callbacks.trials.remedies import Candidate, of_finding
 from perf_callbacks.trials.text import TrialResults
 
-Interval = tuple[float, float, float]
+GainInterval = tuple[float, float, float]
 """Lower end of the 95 % interval of a speedup, the measured speedup as a factor, and upper end of the interval."""
 
 
@@ -47,18 +47,18 @@ def store(result: TrialResults) -> None:
         atomic_file.replace(path, msgspec.json.encode(gains))
 
 
-def of_run(run: Run) -> dict[str, Interval]:
+def of_run(run: Run) -> dict[str, GainInterval]:
     """Return the gains that trials of a run's program have measured, by change. The result may be empty."""
     with suppress(OSError, ValueError, msgspec.DecodeError):
-        return msgspec.json.decode(_path(Identity.of(run)).read_bytes(), type=dict[str, Interval])
+        return msgspec.json.decode(_path(Identity.of(run)).read_bytes(), type=dict[str, GainInterval])
     return {}
 
 
-def with_gains(findings: Sequence[Finding], gains: Mapping[str, Interval]) -> tuple[Finding, ...]:
+def with_gains(findings: Sequence[Finding], gains: Mapping[str, GainInterval]) -> tuple[Finding, ...]:
     """Return the findings, and add the measured gain of each finding's remedy."""
     return tuple([replace(one, measured=_gain(one, gains)) for one in findings]) if gains else tuple(findings)
 
 
-def _gain(finding: Finding, gains: Mapping[str, Interval]) -> Interval | None:
+def _gain(finding: Finding, gains: Mapping[str, GainInterval]) -> GainInterval | None:
     candidate = of_finding(finding)
     return None if candidate is None else gains.get(_key(candidate))

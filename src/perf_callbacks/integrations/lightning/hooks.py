@@ -185,10 +185,12 @@ class LightningHooks(CallbackBase):
         """Turn off the hooks that the trainer would call for every batch.
 
         The trainer enters a profiler's context even for an empty hook. So each hook is set to None, and the trainer
-        skips the hook. The hooks of a subclass stay.
+        skips the hook. The hooks of a subclass stay, and so does a hook in which the watch ends steps.
         """
         for name in EVERY_BATCH:
-            if getattr(self, name).__module__.startswith(("lightning.", "pytorch_lightning.")):
+            if name not in self.__dict__ and getattr(self, name).__module__.startswith(
+                ("lightning.", "pytorch_lightning.")
+            ):
                 recorder.patches.replace(self, name, lambda _: None)
 
     def _close(self, failure: str | None = None) -> None:

@@ -10,6 +10,9 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 
+BATCH_END = "on_batch_end"
+"""Method of the trainer's logger connector that is called after each batch."""
+
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
@@ -41,11 +44,7 @@ class TrainerWatch:
         """True means that the most recent `training_step` returned None, so the trainer skipped the batch."""
 
     def install(self) -> None:
-        """Install all wrappers. Closing the fit's recorder removes all wrappers.
-
-        Steps end in the method that the trainer calls after each batch: `on_batch_end` of its logger connector. The
-        trainer doesn't call `on_batch_end` for a batch that the module skips, but for a batch that is None.
-        """
+        """Install all wrappers. Closing the fit's recorder removes all wrappers."""
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
@@ -55,7 +54,7 @@ class TrainerWatch:
         recorder.patches.method(trainer.strategy, "training_step", self._training_step)
         methods.stages(recorder, trainer.precision_plugin, "backward", Stage.BACKWARD)
         self._watch_optimizer()
-        recorder.patches.method(trainer._logger_connector, "on_batch_end", self._end_batch)  # noqa: SLF001 hooks are slower
+        self._watch_ends()
         methods.spans(recorder, loop.val_loop, "run", "evaluation")
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
@@ -113,6 +112,18 @@ class TrainerWatch:
         recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
         for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
+
+    def _watch_ends(self) -> None:
+        """End steps in a method that the trainer calls after each batch.
+
+        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks `on_batch_end`, the
+        slower hook `on_train_batch_end` is watched. The trainer calls neither `on_batch_end` nor `on_train_batch_end`
+        for a batch that the module skips. The trainer calls both methods for a batch that is None.
+        """
+        owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
+        if not hasattr(owner, name):
+            owner, name = self._callback, "on_train_batch_end"
+        self.recorder.patches.method(owner, name, self._end_batch)
 
     def _end_batch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the method that the trainer calls after each batch, including validation batches."""

@@ -201,5 +201,5 @@ def last_sign(journal: Journal) -> float | None:
     with suppress(OSError):
         if journal.path is not None and journal.path.exists():
             files = (journal.path, interim.path_of(journal.path))
-            return max([file.stat().st_mtime for file in files if file.exists()])
+            return max([file.stat().st_mtime for file in files if file.exists()], default=None)
     return None
