@@ -8,8 +8,8 @@ from journals import Outline, a_fit
 
 from perf_callbacks.kernel.records.codec import decode, encode
 from perf_callbacks.report.history import gather
+from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
-from perf_callbacks.report.report_file import render
 from perf_callbacks.report.trace import trace
 
 NUMBERS = [0, -1, 1, 3, 2**63, -(2**90), 2**127, 1e308, -1e308, 1e-308, 0.5, None, True, "x", [], {}]

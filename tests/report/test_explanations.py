@@ -12,8 +12,8 @@ from perf_callbacks.kernel.records.metric_table import BY_NAME
 from perf_callbacks.report.explanation import MEANINGS, without_links
 from perf_callbacks.report.figure_table import BY_FIGURE, FIGURES
 from perf_callbacks.report.history import gather
+from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
-from perf_callbacks.report.report_file import render
 
 
 def content(*journals, **options):

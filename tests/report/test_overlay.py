@@ -9,9 +9,9 @@ from journals import Outline, a_fit, steps, write
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
+from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
 from perf_callbacks.report.point_names import PointNames
-from perf_callbacks.report.report_file import render
 
 
 def journal(*blocks, **run):

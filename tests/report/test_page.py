@@ -14,8 +14,8 @@ from perf_callbacks.kernel.records.machine_records import Use
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report.history import gather
+from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
-from perf_callbacks.report.report_file import render
 
 
 def content(*journals, **options):

@@ -8,9 +8,9 @@ from journals import PROFILE, a_fit
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
+from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
 from perf_callbacks.report.profile_section import MOST_PROFILES
-from perf_callbacks.report.report_file import render
 
 
 def content(*profiles, rank=0):

@@ -1,6 +1,7 @@
 """Rule `cpu`: the training thread was ready to run and had no CPU."""
 
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
 
 CAUSE = "cpu"
@@ -47,7 +48,7 @@ def surplus_threads(facts: Facts) -> tuple[str, str] | None:
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))
     if facts.accelerator is not None or facts.threads <= left:
         return None
-    number = counted(cpus)
+    number = plural(cpus, "CPU")
     found = f"operations use {facts.threads} threads, and "
     if left < cpus:
         found += f"other programs leave {left} of {number}"
@@ -58,7 +59,7 @@ def surplus_threads(facts: Facts) -> tuple[str, str] | None:
 
 def _why(facts: Facts) -> tuple[str, str]:
     cpus, workers = facts.cpus or 1, facts.workers or 0
-    number = counted(cpus)
+    number = plural(cpus, "CPU")
     if facts.quota_reached:
         return "the CPU quota of the container was used up", f"a quota of more than {number}, or fewer threads"
     threads = surplus_threads(facts)
@@ -74,8 +75,3 @@ def _why(facts: Facts) -> tuple[str, str]:
         )
         return f"{workers} workers of the loader share {number} with it", form.format(cpus - 1)
     return f"other programs or threads used its {number}", "more CPUs for this process, or fewer programs beside it"
-
-
-def counted(cpus: int) -> str:
-    """Return a number of CPUs as text, such as "1 CPU"."""
-    return "1 CPU" if cpus == 1 else f"{cpus} CPUs"

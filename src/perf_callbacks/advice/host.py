@@ -7,6 +7,7 @@ from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, 
 from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
 from perf_callbacks.advice.waits import reads_each_step
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
@@ -107,7 +108,7 @@ def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
     if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < COMPUTING:
         return None
     uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
-    evidence = f"Operations use {uses}, and {idle:.0f} of {cpu.counted(cpus)} were idle"
+    evidence = f"Operations use {uses}, and {idle:.0f} of {plural(cpus, 'CPU')} were idle"
     wanted = min(cpus, facts.threads + int(idle))
     return finding("host", None, evidence, f"OMP_NUM_THREADS={wanted}, if the operations are large")
 

@@ -2,9 +2,9 @@
 
 import math
 
-from perf_callbacks.advice import cpu
 from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.loaded_batches import STARVED
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.use import GB
 
@@ -104,7 +104,7 @@ def data(facts: Facts, measured: Measured) -> Finding | None:
         share, low = min(HIGH * promised, most), measured.low(LOW * promised, "data")
         return finding("data", share, took, _workers(facts, wanted), low=low, line=line)
     if useful <= workers:
-        took += f"; {cpu.counted(cpus)} {'leaves' if cpus == 1 else 'leave'} no room for more workers"
+        took += f"; {plural(cpus, 'CPU')} {'leaves' if cpus == 1 else 'leave'} no room for more workers"
     elif wanted == useful:
         took += "; the CPU is busy" if cpus == 1 else f"; {cpus} CPUs are busy"
     share, remedy = measured.share(wait), "caching prepared samples, or cheaper transforms"

@@ -8,8 +8,9 @@ import weakref
 
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
-from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choose, count, ranges
+from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choose, ranges
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
@@ -41,8 +42,8 @@ def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[st
         return ALREADY, None, ""
     if len(cpus) >= facts.workers + SPARE:
         return APPLIED, _named(cpus), ""
-    workers = f"{count(facts.workers, 'worker')} and " if facts.workers else ""
-    room = f"; {count(len(cpus), 'CPU')} for {workers}the training"
+    workers = f"{plural(facts.workers, 'worker')} and " if facts.workers else ""
+    room = f"; {plural(len(cpus), 'CPU')} for {workers}the training"
     return (ADVISED, "affinity=node", room) if config.affinity == "auto" else (APPLIED, _named(cpus), room)
 
 

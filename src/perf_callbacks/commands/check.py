@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands import status
 from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
@@ -171,7 +172,7 @@ def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
         return
     found, built = nvml.inventory(), device.cuda_version()
     gpus, lost = len(found.gpus), len(found.unanswered)
-    lists = f"NVML lists {_gpus(gpus)}" if gpus else "NVML lists no GPU"
+    lists = f"NVML lists {plural(gpus, 'GPU')}" if gpus else "NVML lists no GPU"
     lists += f": {found.missing}" if found.missing is not None else ""
     if refused:
         yield f"{here.type} can't be used ({refused}). {lists}."
@@ -182,14 +183,10 @@ def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
     elif here.type == "cpu" and gpus:
         yield f"this torch is built without CUDA. {lists}."
     if lost:
-        yield f"NVML gets no answer from {lost} of {_gpus(gpus + lost)}: {'; '.join(found.unanswered)}."
+        yield f"NVML gets no answer from {lost} of {plural(gpus + lost, 'GPU')}: {'; '.join(found.unanswered)}."
     divided = sum([gpu.divided for gpu in found.gpus])
     if divided and here.type != "cpu":
-        yield f"MIG divides {divided} of {_gpus(gpus)}; NVML gives few counters of an instance."
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
+        yield f"MIG divides {divided} of {plural(gpus, 'GPU')}; NVML gives few counters of an instance."
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> dict[str, Any]:

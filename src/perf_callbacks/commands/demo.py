@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands.try_program import INTERRUPTED, Stop
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report.layout import wrapped
@@ -100,7 +101,7 @@ def play(found: "TwoRuns", seconds: float, cpus: int | None) -> None:
 
 
 def _few_cpus(cpus: int, ranks: int) -> str:
-    number = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
+    number = plural(cpus, "CPU")
     if ranks == 1:
         return (
             f"With {number}, loader workers would only take time from the training. On two CPUs, the remedy is another."

@@ -11,6 +11,7 @@ from perf_callbacks.goodput import job_time, text
 from perf_callbacks.goodput.attempt_order import in_order
 from perf_callbacks.goodput.job_time import JobTime
 from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -114,7 +115,7 @@ def _text(job: JobTime, price: float | None, columns: int) -> str:
     ettr = "unknown" if job.ettr is None else f"{job.ettr:.3f}"
     kept = sum([one.kept_steps for one in job.attempts])
     lost = sum([one.rolled_back_steps for one in job.attempts])
-    attempts = "1 attempt" if len(job.attempts) == 1 else f"{len(job.attempts):,} attempts"
+    attempts = plural(len(job.attempts), "attempt")
     lines.append(f"ETTR {ettr} over {attempts}: {kept:,} steps survive, {lost:,} were rolled back.")
     facts = job_time.facts(job, price)
     per_token, per_million = job.joules_per_token, facts["money_per_million_tokens"]

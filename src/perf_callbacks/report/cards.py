@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
-from perf_callbacks.kernel.process.cpu_sets import count
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import (
     ENOUGH_SECONDS,
     ENOUGH_STEPS,
@@ -199,7 +199,7 @@ def _headline(summary: Summary) -> str:
     lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
     measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
-    return f"{count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
+    return f"{plural(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
 
 
 def _account(summary: Summary) -> Iterable[str]:
@@ -302,7 +302,7 @@ def _pauses(summary: Summary) -> str:
     total = sum(found.collections)
     by_generation = "/".join(str(number) for number in found.collections)
     told = (
-        f"{count(total, 'garbage collection')} (young/middle/full {by_generation}) "
+        f"{plural(total, 'garbage collection')} (young/middle/full {by_generation}) "
         f"took {duration(found.seconds)}, the longest {duration(found.longest)}"
     )
     if summary.stage_seconds.get("gc_time") == 0:
@@ -331,7 +331,7 @@ def _stalls(summary: Summary) -> str:
     found = summary.stalls
     if found is None or not found.count:
         return ""
-    return f"{count(found.count, 'stall')}, {duration(found.seconds)} without a step"
+    return f"{plural(found.count, 'stall')}, {duration(found.seconds)} without a step"
 
 
 def _global_batch(summary: Summary) -> str:

@@ -1,37 +1,20 @@
-"""Read journals, and write the report of a fit as a single HTML page that needs no network."""
+"""Read journals, and write the report of a fit."""
 
-import base64
-import hashlib
-import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.history import FitHistory, gather
+from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
 from perf_callbacks.report.units import duration
 
 NAME = "report.html"
-
-PAGE_FILES = {
-    "plot style": "uplot/uPlot.min.css",
-    "style": "page.css",
-    "plot": "uplot/uPlot.iife.min.js",
-    "charts": "charts.js",
-    "parts": "parts.js",
-    "script": "page.js",
-}
-"""Maps each placeholder in `page.html` to the file that replaces the placeholder."""
-
-_PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 
 
 def fits(source: Path) -> list[FitHistory]:
@@ -59,40 +42,6 @@ def chosen(found: list[FitHistory], number: int, within: range | None = None) ->
         has = f"{min(ends):,} to {max(ends):,}" if ends else "none"
         raise ConfigError(f"steps: got {within.start}-{within.stop - 1}, and the fit has {has}.")
     return fit
-
-
-def render(content: Mapping[str, Any]) -> str:
-    """Render a report.
-
-    The page holds the content as JSON in a script element. The package's scripts insert the content as text, so the
-    browser never runs code from a journal. The page's security policy allows only these scripts, and no network
-    request.
-
-    Args:
-        content: The result of `payload`.
-    """
-    folder = resources.files("perf_callbacks.report") / "page"
-    parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in PAGE_FILES.items()}
-    digests = {place: hashlib.sha256(text.encode()).digest() for place, text in parts.items()}
-    hashes = {place: f"'sha256-{base64.b64encode(digest).decode()}'" for place, digest in digests.items()}
-    parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "parts", "script"))
-    parts["style hashes"] = " ".join(hashes[place] for place in ("plot style", "style"))
-    # an unescaped "<" could end the script element
-    parts["data"] = json.dumps(visible(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return _PLACE.sub(lambda match: parts[match[1]], (folder / "page.html").read_text(encoding="utf-8"))
-
-
-def visible(value: Any) -> Any:
-    """Replace control characters in all texts. Some control characters would reverse the order of letters on the page.
-
-    >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
-    {'host': ['node?7', 1.5]}
-    """
-    if isinstance(value, str):
-        return value if value.isprintable() else "".join([one if one.isprintable() else "?" for one in value])
-    if isinstance(value, Mapping):
-        return {visible(name): visible(one) for name, one in value.items()}
-    return [visible(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def default_path(source: Path, name: str) -> Path:

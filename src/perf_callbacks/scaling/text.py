@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.layout import INDENT, aligned, wrapped
 from perf_callbacks.report.units import DASH, duration, percent, rate
@@ -148,4 +149,4 @@ def named(part: str) -> str:
 
 
 def _devices(number: int) -> str:
-    return "1 device" if number == 1 else f"{number:,} devices"
+    return plural(number, "device")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from perf_callbacks.kernel.process.cpu_sets import count
+from perf_callbacks.kernel.plural import plural
 
 FIRST_STEPS = 3
 """This many first steps of a fit may take unusually long, for example because the model is compiled."""
@@ -184,7 +184,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
         *_each(behind, "{who} {is_} in {place}."),
         *_waiting(others),
         *dict.fromkeys([note.worker for note in (behind or others).values() if note.worker][:MOST_PLACES]),
-        *([f"{count(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
+        *([f"{plural(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
     ]
     return Blame(" ".join(sentences), {**quiet, **ended, **left, **behind} or others)
 
@@ -216,7 +216,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
         reason = f": {failure}" if failure else ""
         sentences.append(sentence.format(**words, failure=reason, waits=wait if waiting else is_))
     rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
-    return [*sentences, f"{count(rest, 'more rank')} elsewhere."] if rest else sentences
+    return [*sentences, f"{plural(rest, 'more rank')} elsewhere."] if rest else sentences
 
 
 def _waiting(notes: Notes) -> list[str]:
@@ -233,7 +233,7 @@ def _waiting(notes: Notes) -> list[str]:
     stages = Counter([note.stage for note in notes.values()])
     (first, number), *rest = sorted(stages.items(), key=lambda one: (-one[1], one[0]))
     more = "".join([f", {others:,} in {stage}" for stage, others in rest])
-    return [f"{count(number, 'rank')} wait in {first}{more}."]
+    return [f"{plural(number, 'rank')} wait in {first}{more}."]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

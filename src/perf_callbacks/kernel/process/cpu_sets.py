@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from perf_callbacks.kernel.plural import plural
+
 Cpus = frozenset[int]
 
 
@@ -171,7 +173,7 @@ def _exclusive(facts: CpuFacts) -> Choice:
         base, where, slot = near.cpus, f" of NUMA node {gpu.node}", gpu.slot
     place, number = slot or (facts.local_rank, facts.local_world_size)
     cores = [core & base for core in _cores(facts.machine, base)]
-    found, among = count(len(cores), "core") + where, count(number, "GPU" if slot else "rank")
+    found, among = plural(len(cores), "core") + where, plural(number, "GPU" if slot else "rank")
     if len(cores) < number:
         return Choice(None, f"{found} can't be divided among {among}")
     return Choice(part(cores, place, number), f"{found} divided among {among}{'' if slot else _remark(facts)}")
@@ -188,12 +190,3 @@ def _remark(facts: CpuFacts) -> str:
     if not facts.ranks_unknown:
         return ""
     return "; without LOCAL_RANK and LOCAL_WORLD_SIZE this rank counts as the machine's only one"
-
-
-def count(number: int, noun: str) -> str:
-    """Render a number with its noun.
-
-    >>> count(1, "CPU"), count(1040, "CPU")
-    ('1 CPU', '1,040 CPUs')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,58 @@
+"""A report as a single HTML page that needs no network: data, styles and scripts are inside."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+FILES = {
+    "plot style": "uplot/uPlot.min.css",
+    "style": "page.css",
+    "plot": "uplot/uPlot.iife.min.js",
+    "charts": "charts.js",
+    "parts": "parts.js",
+    "script": "page.js",
+}
+"""Maps each placeholder in `page.html` to the file that replaces the placeholder."""
+
+_PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
+
+
+def render(content: Mapping[str, Any]) -> str:
+    """Render a report.
+
+    The page holds the content as JSON in a script element. The package's scripts insert the content as text, so the
+    browser never runs code from a journal. The page's security policy allows only these scripts, and no network
+    request.
+
+    Args:
+        content: The result of `payload`.
+    """
+    folder = resources.files("perf_callbacks.report") / "page"
+    parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}
+    hashes = {place: _hash(text) for place, text in parts.items()}
+    parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "parts", "script"))
+    parts["style hashes"] = " ".join(hashes[place] for place in ("plot style", "style"))
+    # an unescaped "<" could end the script element
+    parts["data"] = json.dumps(visible(content), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return _PLACE.sub(lambda match: parts[match[1]], (folder / "page.html").read_text(encoding="utf-8"))
+
+
+def visible(value: Any) -> Any:
+    """Replace control characters in all texts. Some control characters would reverse the order of letters on the page.
+
+    >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
+    {'host': ['node?7', 1.5]}
+    """
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join([one if one.isprintable() else "?" for one in value])
+    if isinstance(value, Mapping):
+        return {visible(name): visible(one) for name, one in value.items()}
+    return [visible(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
