@@ -17,8 +17,7 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown. With this limit, a
-sum over all ranks of a job fits into 128 bits."""
+"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
