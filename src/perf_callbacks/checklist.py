@@ -279,6 +279,7 @@ def _fit(
         local_ranks=local_ranks,
         loaders_pin=batches.pinned,
         copies_go_on=batches.copied_aside,
+        count_frozen=settings.config.gc == "freeze",
     )
     measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.of(place_device)))
     return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)

@@ -94,6 +94,15 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     assert collects()
 
 
+def test_objects_that_the_program_has_frozen_stay_frozen(tmp_path):
+    """Tests run on frozen objects, except those that use `thawed`."""
+    found = gc.get_freeze_count()
+    through_loop(tmp_path, lambda _: None, gc="freeze", gc_interval=5)
+    assert found == pytest.approx(gc.get_freeze_count(), rel=0.01)
+    (row,) = [row for row in records(tmp_path, Checklist) if row.item == "gc"]
+    assert (row.status, row.why.endswith(" are frozen")) == ("already so", True)
+
+
 @pytest.mark.usefixtures("thawed")
 def test_the_first_full_collection_freezes_for_as_long_as_the_fit_lasts(tmp_path):
     """What it takes is told apart: it is no collection of the program's, and part of no step."""

@@ -41,13 +41,13 @@ def decide(environment: Environment, config: PerfConfig) -> Checklist:
     """Decide how garbage is to be collected during the fit."""
     before = "automatic" if environment.gc_enabled else "not automatic"
     before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
-    frozen = environment.gc_frozen >= OWN_FROZEN
+    frozen = environment.gc_frozen or 0
     if config.gc not in {"sync", "freeze"}:
         return Checklist(item=SLUG, status=SKIPPED, before=before, why=f"gc={config.gc}")
     if config.gc == "sync" and not environment.gc_enabled:
         return Checklist(item=SLUG, status=ALREADY, before=before, why=OTHERS)
-    if config.gc == "freeze" and frozen:
-        return Checklist(item=SLUG, status=ALREADY, before=before, why=f"{environment.gc_frozen:,} are frozen")
+    if config.gc == "freeze" and frozen >= OWN_FROZEN:
+        return Checklist(item=SLUG, status=ALREADY, before=before, why=f"{frozen:,} are frozen")
     return Checklist(item=SLUG, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
 
 

@@ -22,9 +22,9 @@ class Environment:
     gc_enabled: bool
     """True if automatic garbage collection is on, or was on until a fit turned automatic collection off."""
     gc_thresholds: tuple[int, int, int]
-    gc_frozen: int
+    gc_frozen: int | None
     """Number of frozen objects, as returned by `gc.get_freeze_count()`. `gc_frozen` is 0 while a fit keeps objects
-    frozen. The interpreter itself freezes some hundreds of objects."""
+    frozen. The interpreter itself freezes some hundreds of objects. None: nobody asked for the number."""
     gc_generational: bool
     """True if young objects can be collected separately from old objects."""
     accelerator: str | None
@@ -60,11 +60,13 @@ def read(
     local_ranks: tuple[int, int] | None = None,
     loaders_pin: bool | None = None,
     copies_go_on: bool | None = None,
+    count_frozen: bool = False,
     root: Path = Path("/"),
 ) -> Environment:
     """Read the environment, and add the facts that the integration knows.
 
-    `root` is the directory that contains `/proc` and `/sys`.
+    `root` is the directory that contains `/proc` and `/sys`. With `count_frozen`, frozen objects are counted, which takes
+    tens of milliseconds if the program has frozen its objects.
     """
     device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -85,7 +87,7 @@ def read(
     return Environment(
         gc_enabled=COLLECTOR.automatic,
         gc_thresholds=COLLECTOR.thresholds,
-        gc_frozen=COLLECTOR.frozen,
+        gc_frozen=COLLECTOR.frozen if count_frozen else None,
         gc_generational=generational(),
         accelerator=None if device is None else device.kind,
         pinned_copies=None if device is None else device.pinned_copies,
