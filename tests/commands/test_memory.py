@@ -185,9 +185,9 @@ def estimate(capsys, config, *words):
 def test_an_estimate_says_what_fits(config, capsys):
     one, two = [estimate(capsys, config, "--batch", size)["gb"]["peak"] for size in (1, 2)]
     limit = one + 10.5 * (two - one)
-    found = estimate(capsys, config, "--batch", 3, "--limit-gb", limit, "--accumulate", 4, "--ranks", 2)
-    assert (found["global_batch"], found["layers"], found["parameters"]) == (24, 2, 29344)
-    assert found["largest_global_batch"] == 8 * found["fitting_micro_batch"]
+    found = estimate(capsys, config, "--batch", 3, "--limit-gb", limit, "--accumulate", 2, "--ranks", 2)
+    assert (found["global_batch"], found["layers"], found["parameters"]) == (12, 2, 29344)
+    assert found["largest_global_batch"] == 4 * found["fitting_micro_batch"]
     alone = estimate(capsys, config, "--limit-gb", limit)
     assert (alone["fitting_micro_batch"], alone["layers_to_checkpoint"]) == (11, 0)
     assert estimate(capsys, config, "--batch", 13, "--limit-gb", limit)["layers_to_checkpoint"] in {1, 2}
@@ -195,13 +195,13 @@ def test_an_estimate_says_what_fits(config, capsys):
 
 
 def test_an_estimate_as_text(config, capsys):
-    words = "--seq", 24, "--batch", 2, "--checkpointing", "--ranks", 4, "--sharding", "fsdp", "--limit-gb", 1
+    words = "--seq", 24, "--batch", 2, "--checkpointing", "--ranks", 4, "--sharding", "fsdp", "--limit-gb", 0.004
     text = unwrapped(told(capsys, config, *words))
     assert "config.json: 29,344 parameters, micro-batch 2 of 24 tokens, bf16, adamw, 2 of 2 layers checkpointed" in text
     assert "each of 4 ranks with fsdp" in text
     assert "  exchange " in text
     assert "simulated on fake tensors, divided among ranks by formulas" in text
-    assert " would fit in 1 GB, global batch " in text
+    assert " would fit in 0.004 GB, global batch " in text
     assert "micro-batch 2 fits without checkpointing" in text
     assert "global batch 8: micro-batch 2 x 1 accumulated x 4 data-parallel" in text
 
