@@ -143,7 +143,7 @@ class Session:
         """Begin a fit: make a recorder, apply the checklist, install hooks, make observers, and show the opening card.
 
         The checklist may replace methods that the `Watch` wraps, so the wrappers are installed after the checklist.
-        When the fit ends, the wrappers are removed before the checklist's changes.
+        When the fit ends, first the wrappers are removed, then the checklist's changes are undone.
 
         Args:
             place: Device, rank and output directory of the fit.

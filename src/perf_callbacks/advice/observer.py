@@ -36,7 +36,7 @@ from perf_callbacks.ranks import exchange
 from perf_callbacks.trials.results import of_run, with_gains
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
-"""Settings of a model that only eager attention supports."""
+"""Names of model settings. Only eager attention supports these settings."""
 
 QUOTA_PART = 0.5
 """The advice names the CPU quota only if the quota caused more than half of the training thread's waits for a CPU."""

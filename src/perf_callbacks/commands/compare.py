@@ -11,7 +11,7 @@ from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text
 
-SUMMARY: str = "compare recorded runs, metric by metric, and say if the new ones are slower"
+SUMMARY: str = "compare recorded runs, metric by metric, and say whether the new ones are slower"
 
 REGRESSION, UNKNOWN = 1, 2
 """Exit statuses. 1 means that the new run is slower, and 2 means that no verdict is possible."""

@@ -61,7 +61,7 @@ def closed_form(model: nn.Module, example: Example) -> Work | None:
 
     None means that no lower bound is certain. Each weight takes six FLOPs per token: two in the forward, two for the
     gradient of the input, and two for the gradient of the weight. Attention over the full sequence length is added. In
-    a mixture of experts, only the active experts count. Recomputation and position embeddings are not included.
+    a mixture of experts, only the active experts are counted. Recomputation and position embeddings are not included.
     """
     model = innermost(model)
     if not _vouched(model, example):

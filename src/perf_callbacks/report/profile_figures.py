@@ -1,4 +1,4 @@
-"""Figures of the report about profiled steps."""
+"""The report's numbers and tables about profiled steps."""
 
 from perf_callbacks.report.page_figure import PageFigure
 

@@ -217,7 +217,7 @@ class LocalTimes(Observer):
         return found, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Remove the garbage collections before a time.
+        """Remove the garbage collections that began before the time `until`.
 
         Return the seconds of garbage collections in this cycle, and their part within waits for data.
         """

@@ -47,7 +47,7 @@ class Compared:
     gains: Mapping[str, float]
     """For each cause: the seconds that the step would save if no rank spent more time on it than the median rank."""
     gain: float
-    """Seconds that the step would save if, for every cause, no rank spent more time on it than the median rank."""
+    """Seconds that the step would save if no rank took more time than the median rank, for each cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of a rank that computes on a device, from the times of its stages.
 
     Waits within the backward are unknown, so the backward doesn't count as local time. Time outside of the model counts
-    as local time. Forward and optimizer count only if parameters are not `sharded`. With sharded parameters, ranks wait
-    for each other in these stages.
+    as local time. The time of the forward and the optimizer is local time only if parameters are not `sharded`. With
+    sharded parameters, ranks wait for each other in these stages.
     """
     computing = [] if sharded else [Stage.FORWARD, Stage.OPTIMIZER]
     signals: dict[str, Sequence[float | None]] = {

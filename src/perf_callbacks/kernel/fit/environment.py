@@ -65,8 +65,8 @@ def read(
 ) -> Environment:
     """Read the environment, and add the facts that the integration knows.
 
-    `root` is the directory that contains `/proc` and `/sys`. With `count_frozen`, frozen objects are counted, which takes
-    tens of milliseconds if the program has frozen its objects.
+    `root` is the directory that contains `/proc` and `/sys`. With `count_frozen`, frozen objects are counted. If the
+    program has frozen its objects, counting takes tens of milliseconds.
     """
     device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")

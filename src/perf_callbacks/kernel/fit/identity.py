@@ -95,7 +95,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Return the number of parameters of a model. Sharded parameters count with their full size.
+    """Return the number of parameters of a model. Of a sharded parameter, the full size is counted.
 
     None means that the full size of at least one parameter is unknown, for example because the parameter has no shape
     yet.
