@@ -100,5 +100,6 @@ def test_what_a_fit_turned_off_and_froze_is_not_how_it_was_found(monkeypatch):
     lease.freeze()
     found = environment.read(count_frozen=True)
     assert (found.gc_enabled, found.gc_frozen, found.gc_thresholds) == (True, 0, (700, 10, 10))
+    assert environment.read().gc_frozen is None
     assert not fake.automatic
     lease.let_go()

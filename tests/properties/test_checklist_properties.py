@@ -20,7 +20,7 @@ ENVIRONMENTS = st.builds(
     Environment,
     gc_enabled=st.booleans(),
     gc_thresholds=st.tuples(*[st.integers(0, 10**6)] * 3),
-    gc_frozen=st.integers(0, 10**9),
+    gc_frozen=st.none() | st.integers(0, 10**9),
     gc_generational=st.booleans(),
     accelerator=st.none() | st.sampled_from(["cuda", "xpu", "mps"]),
     cpus=st.none() | st.integers(1, 1024),

@@ -107,8 +107,7 @@ def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
         return None
     if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < COMPUTING:
         return None
-    uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
-    evidence = f"Operations use {uses}, and {idle:.0f} of {plural(cpus, 'CPU')} were idle"
+    evidence = f"Operations use {plural(facts.threads, 'thread')}, and {idle:.0f} of {plural(cpus, 'CPU')} were idle"
     wanted = min(cpus, facts.threads + int(idle))
     return finding("host", None, evidence, f"OMP_NUM_THREADS={wanted}, if the operations are large")
 

@@ -37,7 +37,7 @@ class Standing:
     runs: int
     """Number of runs in the baseline, or 0 if the baseline is a number of samples per second."""
     rate: float | None = None
-    """Samples per second and per device, or None if the baseline is a step time."""
+    """Samples per second and per device, or None if the baseline consists of runs."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Packages whose current version was not used in any run of the baseline.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.machine_records import OutOfMemory
 
 EVALUATION = "evaluation"
@@ -27,8 +28,8 @@ def lines(report: OutOfMemory, rank: int) -> list[str]:
     """
     stage = "" if report.stage is None else f" in the {report.stage}"
     module = f", in {report.module}" if report.module else ""
-    steps = "1 step" if report.step == 1 else f"{report.step:,} steps"
-    found = [f"rank {rank}: out of memory on {report.device}{stage} after {steps}{module}: {report.error}"]
+    after = plural(report.step, "step")
+    found = [f"rank {rank}: out of memory on {report.device}{stage} after {after}{module}: {report.error}"]
     if report.requested_gb is not None:
         found.append(f"failed request {amount(report.requested_gb)}")
     held = [

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import charts, profile_section, profile_text, units
@@ -78,8 +79,7 @@ class FigureInputs:
 
     def _steps(self) -> Iterator[Value]:
         axis = self.drawn.axis
-        each = "1 step" if axis.width == 1 else f"{axis.width:,} steps"
-        yield "points", f"{axis.count:,}, each of {each}"
+        yield "points", f"{axis.count:,}, each of {plural(axis.width, 'step')}"
         yield "ranks", self._ranks
         yield "steps in the mean", f"{self.drawn.steps:,}"
         yield excluded(self.fit, self.drawn)

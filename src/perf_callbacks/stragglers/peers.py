@@ -45,9 +45,9 @@ class Compared:
     late: float
     """Seconds by which the slowest rank took longer than a usual rank."""
     gains: Mapping[str, float]
-    """For each cause: the seconds that the step would save if no rank spent more time on it than the median rank."""
+    """For each cause: the seconds that the step would save if each rank spent at most its own median time on it."""
     gain: float
-    """Seconds that the step would save if no rank took more time than the median rank, for each cause."""
+    """Seconds that the step would save if each rank spent at most its own median time on every cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
@@ -126,7 +127,7 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     large = [one for one in found.named() if one[2] >= WORTH_A_LINE * found.seconds]
     for ranks, cause, seconds, times in large[:MOST_LINES]:
         who = f"{rank_names(ranks)} cost the job" if several else "slow steps lost"
-        count = f"{times:,} {'pause' if cause == GC else 'step'}{'' if times == 1 else 's'}"
+        count = plural(times, "pause" if cause == GC else "step")
         change = f"; try {remedy or REMEDIES[cause]}" if several else ""
         yield f"{who} {seconds:,.3g} s of {whole}: {NAMES[cause]}, {count}{change}"
         remedy = ""

@@ -14,7 +14,7 @@ class Stage(IntEnum):
     OPTIMIZER = 3
     """Gradient clipping, gradient scaler, optimizer step, learning rate scheduler, and `zero_grad`."""
     COMMUNICATION = 4
-    """Waiting in a collective outside of backward. The rank waits until other ranks arrive or data are exchanged."""
+    """Waiting in a collective outside of backward. The rank waits for other ranks to arrive, or for data."""
     GC = 5
     """Garbage collection. The stage in which a collection ran does not include the time of the collection."""
     OTHER = 6
