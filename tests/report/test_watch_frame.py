@@ -157,3 +157,10 @@ def test_of_a_stack_the_innermost_lines_stay(rows):
     heading = next(place for place, line in enumerate(text) if line.startswith("  stack of rank 2"))
     end = text.index("", heading)
     assert text[end - 1] == "    /data/jobs/loader.py:41 fetch"
+
+
+def test_a_run_whose_step_time_is_unknown_says_nothing_about_it():
+    run = RecordedRun((ends(so_far=so_far(included_steps=0, included_seconds=0.0)),), BEGAN + LASTS)
+    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
+    assert any("steps took" in line for line in text)
+    assert not any("whole run" in line for line in text)

@@ -206,7 +206,7 @@ def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
     summary = run.summary
     if summary is None:
         return
-    if run.step_seconds is not None and summary.step_time is not None:
+    if summary.step_time is not None:
         yield f"whole run {duration(finite(summary.step_time))}"
     mfu = finite(summary.mfu)
     if mfu is not None:
