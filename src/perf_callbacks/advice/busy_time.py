@@ -53,7 +53,7 @@ MOSTLY = 0.5
 
 @timed
 def fusing(facts: Facts, measured: Measured) -> Finding | None:
-    """On a device, advise torch.compile, which fuses element-wise operations and casts.
+    """Advise torch.compile, which fuses element-wise operations and casts on a device.
 
     The rule subtracts the savings of the rules `attention` and `recompute`, so that no saving counts twice. On a CPU,
     compilation saved little or nothing: see `benchmarks/fusing.py`.

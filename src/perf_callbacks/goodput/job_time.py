@@ -116,7 +116,7 @@ class JobTime:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy per token for the rank whose journal was read. Attempts with unknown energy or tokens are left out."""
+        """Energy per token, for the rank of the journal. Attempts with unknown energy or tokens don't contribute."""
         known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
         tokens = sum([one.rank_tokens or 0.0 for one in known])
         return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None

@@ -1,4 +1,4 @@
-"""A report as a single HTML page that needs no network: data, styles and scripts are inside."""
+"""HTML page of a report. The page contains all data, styles and scripts, and needs no network."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The report's numbers and tables about profiled steps."""
+"""Figures that the report shows for profiled steps."""
 
 from perf_callbacks.report.page_figure import PageFigure
 

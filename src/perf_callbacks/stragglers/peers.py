@@ -45,9 +45,9 @@ class Compared:
     late: float
     """Seconds by which the slowest rank took longer than a usual rank."""
     gains: Mapping[str, float]
-    """For each cause: the seconds that the step would save if each rank spent at most its own median time on it."""
+    """Maps a cause to the seconds that the step would save if no rank exceeded the rank's median time for the cause."""
     gain: float
-    """Seconds that the step would save if each rank spent at most its own median time on every cause."""
+    """Seconds that the step would save if no rank exceeded the rank's median time for any cause."""
 
 
 @dataclass(frozen=True, slots=True)

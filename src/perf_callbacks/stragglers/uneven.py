@@ -19,7 +19,7 @@ LEAST_STAGE = 0.05
 Smaller differences between stages are ignored, because moving layers can't remove them."""
 
 LEAST_BATCHES = 0.01
-"""Uneven batches are a cause if they cost more than this part of a window. Less may be chance."""
+"""Lower limit for the cost of uneven batches, as a part of a window. A smaller cost may be chance."""
 
 LEAST_PART = 0.1
 """Lower limit for the estimated size of a batch, as a part of the mean size."""

@@ -230,7 +230,7 @@ class ShapedWork(WorkModel):
         self.unknowns.varies = f"the work of equal batches varies ({difference})"
 
     def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
-        """Compare a step's outline with an earlier one of equal shapes, model calls and trained parameters."""
+        """Compare the outlines of two steps that have equal shapes, model calls and trained parameters."""
         self.look(step)
         each = _each(calls, len(shapes))
         if not products or not all(shapes) or self.varies or self.trainable_changed:

@@ -34,7 +34,7 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class AcceleratedWatch(LoopWatch):
-    """Watches a loop with Accelerate. The loop's calls show whether it trains or evaluates, even with a single loader.
+    """Watches a loop with Accelerate. The loop's calls tell training from evaluation, even with a single loader.
 
     A batch counts when a backward trains on the batch. An evaluation begins when the loop fetches a batch while
     gradients are off or no model is in training mode. An evaluation also begins when the loop calls a model in

@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 
 BATCH_END = "on_batch_end"
-"""Method of the trainer's logger connector that is called after each batch."""
+"""Method of the logger connector that the trainer calls after each batch."""
 
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 

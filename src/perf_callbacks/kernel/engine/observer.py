@@ -134,7 +134,7 @@ class Observer:
         return ()
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """Handle a batch of a new shape before the model gets the batch. This includes batches of evaluations."""
+        """Handle a batch of a new shape, also in an evaluation, before the model gets the batch."""
 
     def closed(self) -> None:
         """Undo all changes that the observer made, because the fit is over. Further calls do nothing."""

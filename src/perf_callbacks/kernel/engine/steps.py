@@ -266,7 +266,7 @@ class KnownParts:
     """Number of processes that train. If several processes train, the rates of the job come from windows, which hold
     sums over all ranks."""
     devices: float | None
-    """Number of devices that work on the samples of this process. Devices of other ranks are included if these ranks
+    """Number of devices that work on the samples of this process. This number includes devices of other ranks that
     train on the same samples, as under tensor parallelism. None: it is unknown which ranks share samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:

@@ -24,7 +24,7 @@ class Environment:
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int | None
     """Number of frozen objects, as returned by `gc.get_freeze_count()`. `gc_frozen` is 0 while a fit keeps objects
-    frozen. The interpreter itself freezes some hundreds of objects. None: nobody asked for the number."""
+    frozen. The interpreter itself freezes some hundreds of objects. None: `read` didn't count."""
     gc_generational: bool
     """True if young objects can be collected separately from old objects."""
     accelerator: str | None
@@ -65,7 +65,7 @@ def read(
 ) -> Environment:
     """Read the environment, and add the facts that the integration knows.
 
-    `root` is the directory that contains `/proc` and `/sys`. With `count_frozen`, frozen objects are counted. If the
+    `root` is the directory that contains `/proc` and `/sys`. With `count_frozen`, `read` counts frozen objects. If the
     program has frozen its objects, counting takes tens of milliseconds.
     """
     device = None if device is None or device.kind == "cpu" else device

@@ -95,7 +95,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Return the number of parameters of a model. Of a sharded parameter, the full size is counted.
+    """Return the number of parameters of a model, with the full size of each sharded parameter.
 
     None means that the full size of at least one parameter is unknown, for example because the parameter has no shape
     yet.

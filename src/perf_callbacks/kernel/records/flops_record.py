@@ -44,7 +44,7 @@ class Flops:
     """Part of `causal_flops` that is spent on masked pairs. Only torch's own attention kernels count, and only with
     equal numbers of keys and queries."""
     over_six_n: float | None = None
-    """Model FLOPs divided by 6 x tokens x weights. Only weights in products are included. None without tokens."""
+    """Model FLOPs divided by 6 x tokens x weights. Weights outside of products don't count. None without tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
     """Matrix products with the most FLOPs. Each entry holds operation, shapes, number format and FLOPs."""
     copies: tuple[tuple[str, str, int], ...] = ()
