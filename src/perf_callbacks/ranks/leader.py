@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
+from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
@@ -230,17 +231,18 @@ class Leader(Rounds):
             roles.update(bundle.roles())
             self._breathe()
         first, steps = bundles[0].first_step, bundles[0].length
-        try:
+        with guard(self._stop_reading):
             reader(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles))
-        except Exception as error:
-            let_pass(error)
-            self.reader = lambda: None
-            message = "perf_callbacks: the windows of the ranks are no longer compared, training goes on: %s"
-            log.warning(message, error, exc_info=error)
         del reader
         held = [*signals.values()]
         del signals
         self._free(held)
+
+    def _stop_reading(self, error: Exception) -> None:
+        let_pass(error)
+        self.reader = lambda: None
+        message = "perf_callbacks: the windows of the ranks are no longer compared, training goes on: %s"
+        log.warning(message, describe(error), exc_info=error)
 
     def _free(self, held: list[Any]) -> None:
         """Empty a list in slices: freeing the signals of thousands of ranks takes milliseconds."""
