@@ -82,6 +82,15 @@ def _long_lived_objects_are_frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _errors_keep_no_frames(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Free what the frames of a test hold. Otherwise, an error that is a parameter keeps them until the suite ends."""
+    yield
+    for value in request.node.callspec.params.values() if hasattr(request.node, "callspec") else ():
+        if isinstance(value, BaseException):
+            value.__traceback__ = value.__context__ = value.__cause__ = None
+
+
 @pytest.fixture
 def thawed() -> Iterator[None]:
     """Freeze no object, for tests of what the callback freezes."""

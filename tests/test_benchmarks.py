@@ -298,6 +298,7 @@ def test_of_two_ranks_the_one_that_hangs_is_named_with_its_stage_and_line(case):
     assert "1 of 1 hangs were told rightly" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_rank_of_many_tells():
     command = [sys.executable, BENCHMARKS / "stalls.py", "ranks", "--size", "64"]
     done = subprocess.run(command, timeout=280, capture_output=True, text=True, check=False)

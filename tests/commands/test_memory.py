@@ -182,6 +182,7 @@ def estimate(capsys, config, *words):
     return json.loads(told(capsys, config, "--seq", 24, "--cpu", "--dtype", "fp32", "--json", *words))
 
 
+@pytest.mark.slow
 def test_an_estimate_says_what_fits(config, capsys):
     one, two = [estimate(capsys, config, "--batch", size)["gb"]["peak"] for size in (1, 2)]
     limit = one + 10.5 * (two - one)

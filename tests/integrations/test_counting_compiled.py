@@ -174,6 +174,7 @@ def compiled_trainer(directory, flops, **arguments):
     return [row.get("train_loss") for row in trainer.state.log_history], graphs()
 
 
+@pytest.mark.slow
 @HOOKS
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_a_trainer_of_transformers_that_compiles(tmp_path):

@@ -337,6 +337,7 @@ def test_collections_that_are_saved_are_found_to_be():
     assert fmean([outcome.saved for outcome in outcomes]) == pytest.approx(saved, rel=0.15)
 
 
+@pytest.mark.slow
 def test_of_300_intervals_as_many_hold_the_truth_as_is_said():
     random, held = Random(7), 0
     for _ in range(300):

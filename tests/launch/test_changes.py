@@ -100,6 +100,7 @@ BARE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_all_changes_of_a_plain_loop_are_there(seen):
     names = [("workers", 1), ("prefetch", 4), ("persistence", None), ("optimizer", None), ("precision", None)]
     names += [("threads", 2), ("gc", None), ("checkpointing", None), ("compile", None), ("attention", None)]

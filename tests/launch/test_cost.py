@@ -111,6 +111,7 @@ def test_seconds_that_make_no_sense_are_refused(seconds, capsys):
     assert "must be positive" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why(monkeypatch):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "nonsense")
     with pytest.raises(ConfigError, match=r"loop: .*nonsense"):

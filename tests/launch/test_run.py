@@ -223,7 +223,11 @@ def test_a_setting_that_makes_no_sense(capsys, monkeypatch):
         ("import os; os.fork() or print(1)", True),
         ("1 / 0", False),
         ("import perf_callbacks.session", False),
-        ("import os, subprocess, sys; subprocess.run([sys.executable, '-c', 'import perf_callbacks.loop'])", False),
+        pytest.param(
+            "import os, subprocess, sys; subprocess.run([sys.executable, '-c', 'import perf_callbacks.loop'])",
+            False,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["nothing", "a tool", "a fork", "an exception", "measured", "measured by a process of its own"],
 )

@@ -15,6 +15,7 @@ from perf_callbacks.launch import tries
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only /proc shows that no process of a trial is left")
 
 
+@pytest.mark.slow
 def test_a_plain_loop_is_tried(tried):
     status, result, complaints = tried(AT_ONCE + LOOP + "train()\n", before=("--only", "optimizer"))
     assert status == 0, complaints

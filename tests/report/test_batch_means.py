@@ -9,6 +9,9 @@ import pytest
 from perf_callbacks.report.batch_means import Estimate, change_between_runs, quick, ratio
 
 
+LONG = pytest.param(3200, 0.9, marks=pytest.mark.slow)
+
+
 def a_run(seed, *, length=640, correlation=0.0, spread=0.1, factor=1.0):
     """Step times around 1 that depend on the time before (AR(1))."""
     rng, state, times = random.Random(seed), 0.0, []
@@ -28,7 +31,7 @@ def interval(seed, *, factor=1.0, **options):
     return change(before, after)
 
 
-@pytest.mark.parametrize(("length", "correlation"), [(16, 0.0), (40, 0.0), (640, 0.0), (640, 0.5), (3200, 0.9)])
+@pytest.mark.parametrize(("length", "correlation"), [(16, 0.0), (40, 0.0), (640, 0.0), (640, 0.5), LONG])
 def test_the_interval_holds_the_truth_as_often_as_it_says(length, correlation):
     found = [interval(seed, factor=1.1, length=length, correlation=correlation) for seed in range(400)]
     held = sum([one.low <= 0.1 <= one.high for one in found]) / len(found)
@@ -66,7 +69,7 @@ def test_a_quick_step_is_as_quick_among_slow_ones():
     assert change(quick(times), quick([1.1 * time for time in times])).change == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("length", "correlation"), [(640, 0.0), (640, 0.5), (3200, 0.9)])
+@pytest.mark.parametrize(("length", "correlation"), [(640, 0.0), (640, 0.5), LONG])
 def test_the_interval_of_a_quick_step_holds_the_truth_as_often_as_claimed(length, correlation):
     runs = [a_run(seed, length=length, correlation=correlation, factor=1 + 0.1 * (seed % 2)) for seed in range(400)]
     estimates = [quick(times) for times in runs]

@@ -25,8 +25,8 @@ LONGEST = 60
 
 def loaded() -> dict[str, str]:
     """Map the import name of each loaded package to its version, without Python's standard library."""
-    names = [*sys.modules]
-    chosen = [*[name for name in FIRST if name in names], *sorted(name for name in names if _is_package(name))]
+    names = {name for name in [*sys.modules] if "." not in name and not name.startswith("_")}
+    chosen = [*[name for name in FIRST if name in names], *sorted(names - _LISTED_APART)]
     found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
     return {name: version for name, version in found.items() if version is not None}
 
@@ -41,10 +41,6 @@ def drivers() -> dict[str, str]:
 
 
 _LISTED_APART = frozenset({*FIRST, *sys.stdlib_module_names})
-
-
-def _is_package(name: str) -> bool:
-    return "." not in name and not name.startswith("_") and name not in _LISTED_APART
 
 
 def _version(name: str) -> str | None:
