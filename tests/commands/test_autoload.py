@@ -145,6 +145,7 @@ def test_without_a_home_directory_there_is_no_section(monkeypatch):
     assert [*status._section(None)] == []
 
 
+@pytest.mark.slow
 def test_the_default_config_is_where_accelerate_has_it():
     """One process reads the module of accelerate anew for each environment, since the import takes seconds."""
     environments = [{}, {"XDG_CACHE_HOME": "/cache"}, {"HF_HOME": "/home", "XDG_CACHE_HOME": "/cache"}]

@@ -129,6 +129,7 @@ def test_torch_without_cuda_beside_gpus_is_told(check, stub):
     assert "this torch is built without CUDA. NVML lists 8 GPUs." in check()[1]
 
 
+@pytest.mark.slow
 def test_pynvml_finds_the_library_by_its_name():
     if directory() is None:
         pytest.skip("no gcc, which compiles the stand-in of NVML")

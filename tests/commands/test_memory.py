@@ -196,13 +196,13 @@ def test_an_estimate_says_what_fits(config, capsys):
 
 
 def test_an_estimate_as_text(config, capsys):
-    words = "--seq", 24, "--batch", 2, "--checkpointing", "--ranks", 4, "--sharding", "fsdp", "--limit-gb", 0.004
+    words = "--seq", 24, "--batch", 2, "--checkpointing", "--ranks", 4, "--sharding", "fsdp", "--limit-gb", 0.0004
     text = unwrapped(told(capsys, config, *words))
     assert "config.json: 29,344 parameters, micro-batch 2 of 24 tokens, bf16, adamw, 2 of 2 layers checkpointed" in text
     assert "each of 4 ranks with fsdp" in text
     assert "  exchange " in text
     assert "simulated on fake tensors, divided among ranks by formulas" in text
-    assert " would fit in 0.004 GB, global batch " in text
+    assert " would fit in 0.0004 GB, global batch " in text
     assert "micro-batch 2 fits without checkpointing" in text
     assert "global batch 8: micro-batch 2 x 1 accumulated x 4 data-parallel" in text
 

@@ -63,7 +63,10 @@ def train(loop, directory):
 
 
 @pytest.mark.usefixtures("accelerate_state", "thawed")
-@pytest.mark.parametrize("loop", [accelerate_loop, kept_accelerator, loop_without_with])
+@pytest.mark.parametrize(
+    "loop",
+    [*[pytest.param(one, marks=pytest.mark.slow) for one in (accelerate_loop, kept_accelerator)], loop_without_with],
+)
 def test_collector_patches_and_memory_of_an_abandoned_loop_come_back(tmp_path, monkeypatch, loop):
     monkeypatch.setattr(collector, "gc", gc)  # the real one
     backward, callbacks = torch.autograd.backward, [*gc.callbacks]

@@ -39,7 +39,7 @@ class Truths:
         return self.seen[size]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.slow), "gpt2"])
 def test_fifty_shapes_in_a_loop(tmp_path, kind):
     sizes = shapes(50)
     true = Truths(MODELS[kind]())
@@ -61,7 +61,7 @@ class Cut:
         return {name: torch.stack([row[name][:length] for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_fifty_shapes_with_transformers(tmp_path, kind):
     cut = Cut()
     arguments = tiny.training_arguments(tmp_path, max_steps=50, logging_steps=60, disable_tqdm=True)

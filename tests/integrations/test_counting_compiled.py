@@ -9,6 +9,7 @@ import tiny
 import tiny_lightning
 import torch
 from counted import counts, excluded, ids, known, left_behind, loop, truth
+from sampling import crossed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Trainer
@@ -113,8 +114,13 @@ def train(directory, flops, make, **options):
 
 
 @HOOKS
-@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"dynamic": False}], ids=["plain", "full", "static"])
-@pytest.mark.parametrize("make", [wrapped, in_place, a_part])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    crossed(
+        {make.__name__: make for make in (wrapped, in_place, a_part)},
+        {"plain": {}, "full": {"fullgraph": True}, "static": {"dynamic": False}},
+    ),
+)
 def test_in_a_loop(tmp_path, make, options):
     before = left_behind()
     counted = train(tmp_path / "count", "count", make, **options)
@@ -187,6 +193,7 @@ def test_a_trainer_of_transformers_that_compiles(tmp_path):
     assert known(tmp_path / "count")[1:] == [record.model_flops] * 4  # a slow first one is written before the count
 
 
+@pytest.mark.slow
 @HOOKS
 def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path):
     model = torch.compile(tiny.llama(), backend="aot_eager")

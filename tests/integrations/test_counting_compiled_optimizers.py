@@ -54,7 +54,7 @@ def in_place(optimizer, backend):
     return lambda: optimizer.step()  # noqa: PLW0108 as loops call it
 
 
-HOW = [recipe, method, in_place]
+HOW = [recipe, *[pytest.param(how, marks=pytest.mark.slow) for how in (method, in_place)]]
 
 
 def network():

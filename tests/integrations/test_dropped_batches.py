@@ -6,6 +6,7 @@ import pytest
 import tiny_lightning
 import torch
 from accelerated import an_accelerator
+from sampling import crossed
 from tiny import steps
 from torch import nn
 from torch.utils.data import DataLoader
@@ -272,10 +273,17 @@ def with_accelerate(directory, train, batches):
 DOORS = pytest.mark.parametrize("measured", [plainly, with_accelerate], ids=["plain", "accelerate"])
 
 
-@DOORS
-@pytest.mark.parametrize("batches", [ALL_SIZES, ONE_SIZE], ids=["of all sizes", "of one size"])
-@pytest.mark.parametrize("train", LOOPS, ids=lambda train: train.__name__)
-def test_the_samples_of_a_step_are_those_that_it_trains_on(tmp_path, measured, train, batches):
+WAYS = {
+    "plain, of all sizes": (plainly, ALL_SIZES),
+    "accelerate, of one size": (with_accelerate, ONE_SIZE),
+    "plain, of one size": (plainly, ONE_SIZE),
+    "accelerate, of all sizes": (with_accelerate, ALL_SIZES),
+}
+
+
+@pytest.mark.parametrize(("train", "way"), crossed({train.__name__: train for train in LOOPS}, WAYS))
+def test_the_samples_of_a_step_are_those_that_it_trains_on(tmp_path, train, way):
+    measured, batches = way
     summary, trained, done = measured(tmp_path, train, batches)
     assert [step["samples"] for step in done] == trained
     assert summary.samples == sum(trained)

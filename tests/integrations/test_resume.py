@@ -4,6 +4,7 @@ import attempts
 import pytest
 import tiny_lightning
 from attempts import numbers, opened, totals
+from sampling import crossed
 from tiny import steps
 
 pytestmark = [
@@ -91,9 +92,14 @@ def test_a_stretch_without_the_callback_leaves_the_totals_unknown(tmp_path, fit,
     assert totals(tmp_path) == [(16, tokens(fit, 16)), (None, None)]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"step": "x", "rank": 0, "attempt": 1}'])
-@pytest.mark.parametrize("fit", [attempts.accelerate, attempts.transformers], ids=lambda fit: fit.__name__)
-def test_counters_without_sense_are_ignored(tmp_path, caplog, fit, content):
+@pytest.mark.parametrize(
+    ("content", "fit"),
+    crossed(
+        ["", "{", "[]", "{}", '{"step": "x", "rank": 0, "attempt": 1}'],
+        {"accelerate": attempts.accelerate, "transformers": attempts.transformers},
+    ),
+)
+def test_counters_without_sense_are_ignored(tmp_path, caplog, content, fit):
     fit(tmp_path, until=4)
     (tmp_path / "checkpoint-4" / "perf_callbacks.json").write_text(content)
     fit(tmp_path, until=8, resume=4)

@@ -8,7 +8,6 @@ import pytest
 
 from perf_callbacks.report.batch_means import Estimate, change_between_runs, quick, ratio
 
-
 LONG = pytest.param(3200, 0.9, marks=pytest.mark.slow)
 
 
