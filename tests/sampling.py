@@ -24,6 +24,14 @@ def crossed(cases, others):
     ]
 
 
+def half_slow(rows):
+    """Mark half of the rows of `sampled` as slow: two in a row, so that values that take turns stay in both halves."""
+    return [
+        pytest.param(*row.values, id=row.id, marks=[*row.marks, *[pytest.mark.slow] * (number % 4 in {1, 2})])
+        for number, row in enumerate(rows)
+    ]
+
+
 def _told(values):
     if isinstance(values, dict):
         return [*values.items()]

@@ -52,6 +52,7 @@ def test_an_import_brings_no_torch_and_no_framework(brought_along, module):
     assert brought_along(f"import {module}") == set()
 
 
+@pytest.mark.slow
 def test_the_test_before_would_notice(brought_along):
     assert brought_along("import perf_callbacks.loop") >= {"torch"}
 
@@ -61,6 +62,7 @@ def test_the_loop_door_brings_what_torch_brings(brought_along):
     assert brought_along("import perf_callbacks.loop", before="torch._dynamo") == with_torch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("door", "other"), [("lightning", "pytorch_lightning"), ("pytorch_lightning", "lightning")])
 def test_a_lightning_door_brings_its_own_tree_alone(brought_along, door, other):
     found = brought_along(f"import perf_callbacks.{door}", before="torch._dynamo")

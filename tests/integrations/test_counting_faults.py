@@ -9,7 +9,7 @@ import tiny_lightning
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from faults import EVALUATES_ALWAYS, Fault, parts, warnings
-from sampling import sampled
+from sampling import half_slow, sampled
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -129,7 +129,7 @@ def true(tmp_path_factory):
     return {record.step: record.model_flops for record in counts(directory)}
 
 
-@pytest.mark.parametrize(("part", "first"), [*sampled(parts(AROUND), [0, 2]), *sampled(parts(ONCE), [0])])
+@pytest.mark.parametrize(("part", "first"), half_slow([*sampled(parts(AROUND), [0, 2]), *sampled(parts(ONCE), [0])]))
 def test_a_part_that_breaks_around_the_count_costs_one_warning(  # noqa: PLR0917 fixtures
     tmp_path, monkeypatch, caplog, undisturbed, part, first
 ):

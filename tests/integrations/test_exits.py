@@ -10,7 +10,7 @@ from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
 from forked import run
 from jobs import IMPORTS
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
-from sampling import crossed, sampled
+from sampling import crossed, half_slow, sampled
 from tiny import records, steps
 
 from perf_callbacks.kernel.failures import describe
@@ -90,7 +90,7 @@ def in_turn(places):
     ]
 
 
-@pytest.mark.parametrize(("kind", "place", "way", "error"), in_turn(leaving))
+@pytest.mark.parametrize(("kind", "place", "way", "error"), half_slow(in_turn(leaving)))
 def test_an_error_leaves_the_world_as_it_was(tmp_path, kind, place, way, error):
     training, act = fit(tmp_path, kind, place, error, **way)
     with pytest.raises(raised(training, error)) as caught:
@@ -292,6 +292,7 @@ for inputs in perf.loader:
 """
 
 
+@pytest.mark.slow
 def test_loops_that_never_end_are_closed_with_the_interpreter(tmp_path):
     (program := tmp_path / "train.py").write_text(UNFINISHED)
     status, _, errors = run(program, imports=IMPORTS["loop"], directory=tmp_path)

@@ -325,6 +325,7 @@ def test_the_optimizer_can_be_saved_and_copied_while_it_is_measured(tmp_path):
     assert perf.summary.steps == 2
 
 
+@pytest.mark.slow
 def test_a_model_saved_whole_inside_the_block_loads_without_the_package(tmp_path):
     path = tmp_path / "model.pt"
     with measure(

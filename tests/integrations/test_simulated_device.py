@@ -63,7 +63,7 @@ def test_a_host_that_is_ahead_loses_no_step(fit):
     [
         ("none", "sim can't be timed: its events fail: RuntimeError: Backend doesn't support elapsedTime."),
         ("raising", "sim can't be timed: its events fail: RuntimeError: elapsed_time is not supported by these events"),
-        ("hanging", "sim can't be timed: its events did not complete within 2 s"),
+        pytest.param("hanging", "sim can't be timed: its events did not complete within 2 s", marks=pytest.mark.slow),
         ("nan", "sim can't be timed: two of its events in a row were nan ms apart"),
     ],
 )

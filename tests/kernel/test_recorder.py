@@ -322,6 +322,7 @@ print(owner.method is len, gc.callbacks == callbacks)
 """
 
 
+@pytest.mark.slow
 def test_a_fit_at_the_exit_of_the_interpreter_is_restored_and_written(tmp_path):
     (script := tmp_path / "train.py").write_text(AT_EXIT)
     done = run(script, imports=("torch._dynamo",), directory=tmp_path)
