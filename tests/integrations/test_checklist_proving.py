@@ -7,7 +7,7 @@ import pytest
 import torch
 from collector import automatic, count_freezes
 from faults import ERRORS
-from sampling import sampled
+from sampling import half_slow, sampled
 from short_trainings import DOORS
 from tiny import records
 
@@ -166,7 +166,9 @@ def test_the_environment_overrules_the_code(tmp_path, monkeypatch, through, vari
     assert watch.off == {step: step in VARIABLES[variable] for step in range(1, 11)}
 
 
-@pytest.mark.parametrize(("through", "other"), sampled(DOORS, {name: DOORS[name] for name in ("loop", "transformers")}))
+@pytest.mark.parametrize(
+    ("through", "other"), half_slow(sampled(DOORS, {name: DOORS[name] for name in ("loop", "transformers")}))
+)
 def test_a_trial_within_a_trial_leaves_the_outer_one_its_turns(tmp_path, through, other):
     outer, inner = Watch(), Watch()
 
@@ -221,7 +223,7 @@ def test_who_resumes_in_the_midst_of_a_trial_begins_another_one(tmp_path, throug
     assert (automatic(), gc.get_freeze_count()) == (True, 0)
 
 
-@pytest.mark.parametrize(("through", "place"), sampled(DOORS, ["steps_measured", "step_ended", "agreed"]))
+@pytest.mark.parametrize(("through", "place"), half_slow(sampled(DOORS, ["steps_measured", "step_ended", "agreed"])))
 def test_what_breaks_in_a_trial_undoes_that_item_alone(tmp_path, monkeypatch, caplog, through, place):
     inner = getattr(Proving, place)
 

@@ -118,7 +118,7 @@ def counting(kind):
     return [name for name in leaving(kind) if kind.PLACES[name].stage in stages and name not in over]
 
 
-@pytest.mark.parametrize(("kind", "place", "way", "error"), in_turn(counting))
+@pytest.mark.parametrize(("kind", "place", "way", "error"), half_slow(in_turn(counting)))
 def test_an_error_in_the_counted_step_leaves_no_count(tmp_path, kind, place, way, error):
     before = left_behind()
     training, act = fit(tmp_path, kind, place, error, COUNTED, evaluate=None, save=None, **way)

@@ -56,7 +56,10 @@ def test_a_resumed_run_goes_on_in_id_steps_and_totals(tmp_path, fit, options):
     assert samples[0] >= 4 * 4
 
 
-@each_variant
+@pytest.mark.parametrize(
+    ("fit", "options"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name not in FITS)) for name, case in VARIANTS.items()],
+)
 def test_a_resume_from_an_earlier_checkpoint_counts_from_there(tmp_path, fit, options):
     fit(tmp_path, until=6, **options)
     fit(tmp_path, until=8, resume=2, **options)

@@ -6,6 +6,7 @@ import pytest
 import tiny_lightning
 from places import ASIDE, accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
 from places.sleep import SLOW, STAGES, Sleep, assert_in_stage, fit
+from sampling import half_slow
 from tiny import records
 
 from perf_callbacks.kernel.records.fit_records import Span
@@ -54,7 +55,7 @@ def test_time_at_a_place_is_in_its_stage_alone(tmp_path, clock, training, place,
     assert_in_stage(stage, fit(tmp_path, training, place, sleep, steps=7, **options), sleep)
 
 
-@pytest.mark.parametrize(("training", "place", "kind", "options"), [*cases(ASIDE)])
+@pytest.mark.parametrize(("training", "place", "kind", "options"), half_slow([*cases(ASIDE)]))
 def test_time_in_an_evaluation_or_checkpoint_is_in_no_step(  # noqa: PLR0917 cases
     tmp_path, clock, training, place, kind, options
 ):
