@@ -1,5 +1,6 @@
 """Write the `flops` records of a fit, and compare its FLOPs with the peaks of the device."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from perf_callbacks.flops.counting.counter import FlopCounter
@@ -10,13 +11,18 @@ from perf_callbacks.flops.peaks.peak_source import find, forget
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+from perf_callbacks.kernel.process.compiler import anything_compiled
 from perf_callbacks.kernel.records.flops_record import Flops
 
 ENOUGH = 0.98
 """If the coverage of a count is below this share, its FLOPs are marked as a lower bound."""
 
 _HEAVIEST = 20
+
+COMPILED = "kernels that torch.compile generated"
+REST = "the rest of a step of very many operations"
+UPDATE = "operations outside of forward and backward after the first thousand without a product"
+"""Work that a count may not have seen."""
 
 BY_MODULE = "FLOPs by module"
 """Beginning of the error message if the FLOPs of a count can't be divided among the modules."""
@@ -29,17 +35,31 @@ def counted(
     *,
     source: str = COUNTED,
     whole_step: bool = True,
+    total: Work | None = None,
+    missing: Sequence[str] = (),
 ) -> Flops:
-    """Return the `flops` record of a finished count."""
-    total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
+    """Return the `flops` record of a finished count.
+
+    Args:
+        counter: Counter of the step.
+        step: Number of the step.
+        tokens: Number of tokens in the step's batches.
+        source: How the FLOPs were found.
+        whole_step: False if a part of the step was left out.
+        total: Counted work that is certain, if this isn't all that was counted.
+        missing: Names of work that the count may not have seen, which makes the FLOPs a lower bound.
+    """
+    total, coverage, observed = total or counter.work(), counter.weights.coverage(), counter.observed
     modules = counter.modules.lines(total)  # may set `failure`
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return replace(
         estimated(total, step, source=source),
         coverage=coverage,
-        uncounted=dict(observed.unknown),
+        uncounted=observed.unknown | dict.fromkeys([*missing, *([UPDATE] if counter.left_update else [])], 1),
         # a copy of the model runs one forward and one backward: all other work of a step is missing
-        lower_bound=source != COUNTED or bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
+        lower_bound=source != COUNTED
+        or bool(observed.unknown or missing)
+        or (coverage is not None and coverage < ENOUGH),
         whole_step=whole_step,
         compiled=anything_compiled(),
         logical_flops=sum(counter.logical.values()) or None,

@@ -3,8 +3,9 @@
 Some later steps are counted again as a check.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
@@ -13,35 +14,41 @@ from typing import Any
 from torch import nn
 
 from perf_callbacks.flops import offline
-from perf_callbacks.flops.count_records import CountRecords, counted, estimated
+from perf_callbacks.flops.count_records import COMPILED, REST, CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.shape_counts import extent
+from perf_callbacks.flops.known_work.shape_counts import SAME, extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.offline import Example, example_of
 from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
-from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
+from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
-from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+from perf_callbacks.kernel.process.compiler import RUNS_UNDER_MODES, anything_compiled, compiles
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.weak_calls import weakly
 
 MOST_OWED = 8
 """Largest number of batch shapes that wait for a count."""
 
-EAGER_MEMORY = 0.5
-"""A count may run a compiled model eagerly if the peak memory is at most this share of the device's memory."""
+MOST_OPERATIONS = 50_000
+"""A count ends after this many operations, which are the same on all ranks. A step of 80 layers has some 10,000."""
+
+MOST_STEPS = 3
+LEAST_SECONDS = 0.5
+"""In a job of one rank, a count also ends after three times the time of the fit's first step. Half a second is always
+allowed: noise would end the counts of short steps."""
 
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
@@ -71,8 +78,9 @@ class Counting(Observer, Listener):
     """Counts the FLOPs of some steps of a fit, and writes a `flops` record for each count.
 
     The metrics leave out counted steps. The first step is not counted, because it includes initialization and
-    compilation. Evaluation is never counted. If no step may run eagerly, the FLOPs are computed without running a step.
-    The field `source` of the record says how the FLOPs were found.
+    compilation. Evaluation is never counted. Compiled code runs as it does in any other step. So its count is a lower
+    bound, and FLOPs that are computed on a copy of the model replace the count if the copy can run. The field `source`
+    of the record says how the FLOPs were found.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, *, live: bool) -> None:
@@ -144,7 +152,7 @@ class Counting(Observer, Listener):
         self._records.check_peak()
         if self.work.varies:
             pass
-        elif not self._live or not self._eager():
+        elif not self._counts:
             self._work_out()
         elif self._schedule.wanted(self._recorder.step):
             self._open()
@@ -193,7 +201,7 @@ class Counting(Observer, Listener):
         self._schedule.steps = self._recorder.step - self._first
         self._look_at_clock()
         here = self._window is None and not self._spans and get_ident() == self._thread
-        if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
+        if here and self._schedule.done and self._counts and self._schedule.affordable():
             self._open()
         self._examples[shape] = example_of(tensors)
         if len(self._examples) > MOST_OWED:
@@ -228,19 +236,11 @@ class Counting(Observer, Listener):
         step, looks = self._recorder.step, self._looks.after
         return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
-    def _eager(self) -> bool:
-        """Return True if a counted step may run eagerly.
-
-        After the first count, a rank may count a step that the other ranks don't count. The eager model of this rank
-        might then issue collectives in another order than the compiled models of other ranks. Eager execution also
-        takes more memory than compiled code. For example, compiled flex attention stores no attention scores, but eager
-        flex attention stores all of them.
-        """
-        if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
-            return False
-        alone = self._recorder.run.world_size == 1 or not self._schedule.done
-        used = device.of(self._recorder.device).peak_memory_share or 0
-        return not anything_compiled() or (alone and used <= EAGER_MEMORY)
+    @property
+    def _counts(self) -> bool:
+        """True if a counter may watch the operations of a step. It changes none of them, whatever this rank decides."""
+        able = RUNS_UNDER_MODES or not compiles()
+        return self._live and able and not device.of(self._recorder.device).captures
 
     def _await(self) -> None:
         """For each waiting batch shape, make the batch reader treat the next batch of this shape as new."""
@@ -261,12 +261,18 @@ class Counting(Observer, Listener):
         observers = self._recorder.observers
         follow = weakly(observers.operation) if observers.following else None  # a counter must keep no fit alive
         self._training = TrainingFilter(self._recorder.tape, announced=self._announced)
-        counter = FlopCounter(self._training, follow, self._model)
+        counter = FlopCounter(self._training, follow, self._model, self._spent_by(now + MOST_STEPS * step_seconds))
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds), counter)
         self._window = window
         WATCHDOG.watch(window)
         if not self._spans:
             self._window.open()
+
+    def _spent_by(self, end: float) -> Callable[[int], bool]:
+        """Return a function that is True once a count has cost enough."""
+        clock, end = self._recorder.clock, max(end, self._recorder.clock() + LEAST_SECONDS)
+        alone = self._recorder.run.world_size == 1
+        return lambda operations: operations > MOST_OPERATIONS or (alone and clock() > end)
 
     def _shut(self, window: CountWindow) -> None:
         window.close()
@@ -292,9 +298,17 @@ class Counting(Observer, Listener):
         used up.
         """
         self._recorder.look_up(counter.observed.lookups)
-        total, batches = counter.work(), self._recorder.engine.batches[self._before :]
+        batches = self._recorder.engine.batches[self._before :]
         calls = training.stage_tracker.calls
-        work = self.work
+        work, passes = self.work, [Work(cells) for cells in counter.passes]
+        missing = [COMPILED] if anything_compiled() else []
+        if counter.limited is not None and counter.limited != (calls, Stage.OPTIMIZER):
+            complete = _complete_passes(*counter.limited, calls, len(batches))
+            if complete:
+                passes, batches, calls = passes[:complete], batches[:complete], Calls(complete, complete)
+            else:
+                missing.append(REST)
+        total = Work.sum(passes)
         nothing_announced = not calls.forwards and work.rating is None
         unannounced = self._announced and (nothing_announced or (training.unannounced and not calls.backwards))
         if unannounced and work.rating is None:
@@ -313,14 +327,38 @@ class Counting(Observer, Listener):
         if self._model is not None:
             self._parameters = list(self._model.parameters())
             work.look(step)
-        passes = [Work(cells) for cells in counter.passes]
-        work.learn([batch.shape for batch in batches], passes, calls, step=step)
+        copied = self._confirm(total, [batch.shape for batch in batches], missing) if missing else None
+        if copied is not None:
+            work.learn([batches[0].shape], [copied.work()], source=COPY)
+        else:
+            work.learn([batch.shape for batch in batches], passes, calls, step=step)
         if not total.model_flops:
             return
         work.unknowns.counting = None
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
-        self._records.write(counted(counter, step, tokens, whole_step=not self._before))
+        whole = not self._before and counter.limited is None
+        record = counted(counter, step, tokens, whole_step=whole, total=total, missing=missing)
+        if copied is not None:
+            record = replace(counted(copied, step, None, source=COPY), uncounted=record.uncounted)
+        self._records.write(record)
+
+    def _confirm(self, total: Work, shapes: list[ShapeKey], missing: list[str]) -> FlopCounter | None:
+        """Compare an incomplete count with a copy of the model. Return the copy's count if it has more FLOPs.
+
+        If the two are equal, nothing is missing: the compiler left all products of the model to torch. After a count
+        with fewer FLOPs, no step is counted, because a recount would differ from the copy.
+        """
+        example = self._examples.get(shapes[0]) if len(set(shapes)) == 1 else None
+        copied = None if example is None else self._copy(example)
+        expected = 0 if copied is None else copied.work().model_flops * len(shapes)
+        if expected > total.model_flops * (1 + SAME):
+            self._live = False
+            return copied
+        if copied is not None and total.model_flops <= expected * (1 + SAME):
+            missing.clear()
+        self._live = self._live and REST not in missing
+        return None
 
     def _work_out(self) -> None:
         """Compute the FLOPs of a waiting batch shape without running a training step.
@@ -345,14 +383,11 @@ class Counting(Observer, Listener):
 
     def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
         work, (rows, length) = self.work, extent(shape)
-        made = None  # a model's forward may raise any error
-        with guard(logs(log.info, "perf_callbacks could not count on fake tensors: %s.")):
-            with self._recorder.tape.paused():
-                counter = offline.count(model, example)
-            made = counted(counter, self._recorder.step, rows * length, source=COPY), counter.work()
+        counter = self._copy(example)
+        made = counter and (counted(counter, self._recorder.step, rows * length, source=COPY), counter.work())
         if made is None:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
-            found = offline.closed_form(model, example)
+            found = offline.closed_form(model, example, self._recorder.autocast)
             if found is None:
                 return
             made = estimated(found, self._recorder.step), found
@@ -362,6 +397,29 @@ class Counting(Observer, Listener):
         work.learn([shape], [total], source=record.source)
         work.unknowns.counting = None
         self._records.write(record)
+
+    def _copy(self, example: Example) -> FlopCounter | None:
+        """Count the FLOPs of a forward and a backward on a copy of the model. None: the copy can't run."""
+        with guard(
+            logs(log.info, "perf_callbacks could not count on fake tensors: %s.")
+        ):  # a forward may raise any error
+            if self._model is not None:
+                with self._recorder.tape.paused():
+                    return offline.count(self._model, example, self._recorder.autocast)
+        return None
+
+
+def _complete_passes(done: Calls, stage: Stage, calls: Calls, batches: int) -> int:
+    """Return how many forwards with their backwards were counted when a count ended early, if each is of one batch.
+
+    Args:
+        done: Forwards and backwards that had begun when the count ended.
+        stage: Stage in which the count ended.
+        calls: Forwards and backwards of the whole step.
+        batches: Number of batches of the step.
+    """
+    complete = done.backwards - (stage is Stage.BACKWARD)
+    return complete if calls.forwards == calls.backwards == batches else 0
 
 
 def _why_not(counter: FlopCounter, total: Work) -> str:

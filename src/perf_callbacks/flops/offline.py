@@ -1,6 +1,6 @@
 """Compute the FLOPs of a model without running a training step.
 
-This module is for a model that must not run eagerly, and for an estimate that the user asks for. It counts the FLOPs on
+This module is for a model that is compiled, and for an estimate that the user asks for. It counts the FLOPs on
 a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, a closed form computes
 the FLOPs from the configuration of the model. The closed form needs a known, unchanged decoder from the package
 transformers.
@@ -31,11 +31,11 @@ def example_of(tensors: Mapping[str, Any]) -> Example:
     return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
 
 
-def count(model: nn.Module, example: Example) -> FlopCounter:
+def count(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> FlopCounter:
     """Count the FLOPs of a forward and a backward on a copy of a Hugging Face model.
 
     The copy has fake tensors, which have shapes but no values. The model itself is not changed. Raise an error if the
-    copy can't run.
+    copy can't run. `autocast` is the dtype of an autocast around the model's call.
     """
     model = innermost(model)
     accepted = inspect.signature(type(_base(model)).forward).parameters
@@ -52,11 +52,13 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in example.items()
         }
         stack.enter_context(counter)
-        emptied(**batch).loss.backward()
+        with torch.autocast(next(iter(batch.values())).device.type, autocast, enabled=autocast is not None):
+            loss = emptied(**batch).loss
+        loss.backward()
     return counter
 
 
-def closed_form(model: nn.Module, example: Example) -> Work | None:
+def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> Work | None:
     """Return a lower bound of the FLOPs of a forward and a backward from the model's configuration.
 
     None means that no lower bound is certain. Each weight takes six FLOPs per token: two in the forward, two for the
@@ -74,7 +76,7 @@ def closed_form(model: nn.Module, example: Example) -> Work | None:
         return None
     rows, length = example["input_ids"][0]
     forward = BY_NAME["matmul"].forward(architecture, ConventionWork(batch=rows, seq=length))
-    products, dtype = forward.layers + forward.head, str(model.dtype).removeprefix("torch.")
+    products, dtype = forward.layers + forward.head, str(autocast or model.dtype).removeprefix("torch.")
     return Work(
         {
             Cell("forward", dtype, "matmul"): products,

@@ -5,7 +5,6 @@ leaves out attention and doesn't observe the backward. But two steps of equal wo
 only one hook call per module, while a count must observe each operation.
 """
 
-import sys
 from threading import get_ident
 from typing import Any
 from weakref import finalize
@@ -22,7 +21,7 @@ from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+from perf_callbacks.kernel.process.compiler import compiles
 
 LOOK_PART = 4
 """From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps. Short
@@ -77,17 +76,10 @@ class Outline:
             let_pass(error)
 
 
-def compiles() -> bool:
-    """Return True if torch.compile has compiled code in this process, or is set up to compile a function."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
-
-
 class Outlines:
     """Takes the outlines of some steps of a fit, and compares the outlines of steps with equal batch shapes.
 
-    If the program compiles code, only counted steps have outlines. An additional hook would make compiled modules
-    compile again.
+    If the program compiles code, no step has an outline, because a hook would make compiled modules compile again.
     """
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
@@ -110,7 +102,7 @@ class Outlines:
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + max(1, min(steps // LOOK_PART, LOOK_EVERY))
-        if training is None and compiles():  # a counted step is eager, and its counter has hooks already
+        if compiles():
             return
         self._own = training is None
         self.training = training or TrainingFilter(self._recorder.tape, announced=announced)

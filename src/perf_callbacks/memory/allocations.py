@@ -41,6 +41,7 @@ class Allocations:
         self._alive: dict[int, Allocation] = {}
         self._events: list[Allocation | None] = []  # None for each new storage, its allocation for each freed storage
         self._seen = 0  # events processed so far
+        self._places: dict[int, tuple[Any, tuple[int, ...] | None]] = {}  # an operation, and which results are new
         self.activation_bytes = 0
         """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards, the
         largest value of all backwards is kept."""
@@ -62,13 +63,16 @@ class Allocations:
         if backward and backward != self._backward:
             self._backward = backward
             self._turn()
-        schema = getattr(func, "_schema", None)
-        if schema is None:  # a higher-order operator, such as FlexAttention: all results are new
+        if id(func) not in self._places:
+            schema = getattr(func, "_schema", None)  # higher-order operators, such as FlexAttention, have none
+            new = schema and tuple([place for place, given in enumerate(schema.returns) if given.alias_info is None])
+            self._places[id(func)] = func, new  # the reference keeps the `id` unique
+        _, places = self._places[id(func)]
+        if places is None:
             self._note(out, backward=bool(backward))
             return
-        for place, given in enumerate(schema.returns):
-            if given.alias_info is None:
-                self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
+        for place in places:
+            self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def hold(self, storages: Iterable[Any]) -> None:
         """Track the storages of gradients that exist before the step, because the step may free the storages."""

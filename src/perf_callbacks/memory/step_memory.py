@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+from perf_callbacks.kernel.process.compiler import anything_compiled
 from perf_callbacks.kernel.process.device_facts import Allocator
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.memory.allocations import Allocations

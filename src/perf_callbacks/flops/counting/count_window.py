@@ -11,14 +11,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dis
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_call
+from perf_callbacks.kernel.process.compiler import in_compiled_call
 
 
 class CountWindow:
     """Counts FLOPs between the calls of `open` and `close`, on the thread that calls `open`.
 
-    Compiled code runs eagerly during the count. Compiled code that ran under a dispatch mode would lose its compilation
-    for good. An interrupt such as Ctrl-C may stop `open` or `close` halfway. After an interrupt, the next call of
+    An interrupt such as Ctrl-C may stop `open` or `close` halfway. After an interrupt, the next call of
     `open` or `close`, the watchdog or the window's finalizer restores everything. Each change is recorded beforehand,
     so that an interrupted change can be undone.
     """
@@ -40,14 +39,13 @@ class CountWindow:
 
         In a backward or a compiled call, `open` does nothing unless the counter is already on the stack of modes.
         """
-        if self._opened or self.counter.lost:
+        if self._opened or self.counter.lost or self.counter.limited:
             return
         stays = self.counter.pushed and self.counter in dispatch_modes()
         if not stays and (self.counter.inert or _modes_are_lent()):
             return
         try:
             self._opened, self._last = True, None
-            STANCE.hold(self.counter)
             self.counter.hook()
             if stays:
                 self.counter.inert = self.left_behind = False
@@ -74,7 +72,6 @@ class CountWindow:
     def _end(self) -> None:
         self._opened = False
         with ExitStack() as steps:  # an error in one step must not skip the other steps
-            steps.callback(STANCE.release, self.counter)
             steps.callback(self._leave)
             steps.callback(self.counter.unhook)
 
@@ -95,7 +92,7 @@ class CountWindow:
             if now - self._last[1] > self.patience_seconds or not self._thread.is_alive():
                 self.counter.lose()
                 self.close()
-        return self._opened or not self.counter.lost  # a lost counter's hooks and stance must still be undone
+        return self._opened or not self.counter.lost  # a lost counter's hooks must still be undone
 
 
 def _modes_are_lent() -> bool:
@@ -121,12 +118,7 @@ def _abandon(counter: FlopCounter) -> None:
     counter.inert = True
     with suppress(Exception):  # no caller would see an error here
         try:
-            _let_go(counter)
+            counter.unhook()
         except BaseException:  # an interrupt, as in `close`
-            _let_go(counter)
+            counter.unhook()
             raise
-
-
-def _let_go(counter: FlopCounter) -> None:
-    STANCE.release(counter)
-    counter.unhook()

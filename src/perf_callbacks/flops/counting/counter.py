@@ -5,38 +5,44 @@ from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch._ops import OpOverload
 from torch.autograd import Variable
 from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack as dispatch_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
-from perf_callbacks.flops.counting.observed import Observed
+from perf_callbacks.flops.counting.observed import Observed, Sort
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, newest_node, phase, running_node
 from perf_callbacks.flops.counting.repeats import Repeats
+from perf_callbacks.flops.counting.stacked_mode import StackedMode
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Cell, Kind, Work
+from perf_callbacks.kernel.engine.marks import Calls
+from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
-from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
+from perf_callbacks.kernel.process import compiler
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+class FlopCounter(StackedMode):
     """Counts FLOPs by phase, dtype and kind of operation. Errors in the counter never reach the program.
 
-    Compiled models must run eagerly during the count: see `perf_callbacks.flops.counting.count_window`.
+    Compiled code runs as usual below the counter, which then sees only the operations that the compiler left to torch,
+    such as most matrix products.
 
     Args:
         filtered: Filter that selects the counted operations. None means that all operations are counted.
         follow: Function that is called after each operation of the training. The function's arguments are the
             operation, the operation's result, and the number of the running backward (0 outside of a backward).
         model: Model for which FLOPs are also counted per module. None means that no FLOPs are counted per module.
+        spent: Function that returns True once the count has cost enough. The argument is the number of operations.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -44,26 +50,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     {'forward': 60}
     """
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True, so that compiled code stays compiled. Only eager runs are counted."""
-        return True
-
     def __init__(
         self,
         filtered: TrainingFilter | None = None,
         follow: Callable[[Any, Any, int], object] | None = None,
         model: torch.nn.Module | None = None,
+        spent: Callable[[int], bool] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as above
-        self.inert = False
-        """True if the counter has stopped counting, although it may still be on the stack of modes."""
+        super().__init__()
         self.lost = False
         """True if a part of the step was missed, so that all FLOPs of the step were dropped."""
-        self.pushed = False
-        """True if the counter may be on a thread's stack of modes."""
         self.operations = 0
         """Number of all dispatched operations, counted or not."""
         self.passes: list[Counter[Cell]] = [Counter()]
@@ -75,6 +71,15 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.modules = ModuleShares(model)
         self.errors: Counter[str] = Counter()
         """Number of errors in the counter itself, for each operation and type of error."""
+        self.limited: tuple[Calls, Stage] | None = None
+        """Calls so far and the stage in which `spent` ended the count, or None if the count went on to its end."""
+        self.left_update = False
+        """True if a part of the work outside of forward and backward was left out, because it had so many operations
+        without a product."""
+        self._spent = spent
+        self._check_at = CHECK_EVERY
+        self._without_product = 0
+        self._model = None if model is None else ref(model)
         self._repeats = Repeats()
         self._filter = filtered
         self._follower = follow
@@ -83,8 +88,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
         If a backward runs the autograd node, the FLOPs of the product are added to the count.
         """
-        self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
+        self._calls_aside: Calls | None = None  # forwards and backwards before the counter left an optimizer's step
         self._broken = False
+        self._hooked = True
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
@@ -103,7 +109,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self.leave_stack()
 
     def hook(self) -> None:
-        """Add hooks that watch the calls of all modules. A second call changes nothing."""
+        """Add hooks that watch the calls of all modules. A second call changes nothing.
+
+        A program that compiles gets no hooks, because the compiler would compile them too. All weights of the model are
+        then expected in products.
+        """
+        if compiler.compiles():
+            self._hooked = False
+            self._expect_weights()
+            return
+        compiler.on_compilation(self._compiles)
         begins, ends = self._hooks
         # torch's own functions return the handle after the hook is in place; an interrupt may come in between
         modules._global_forward_pre_hooks[begins.id] = partial(self._see, begins=True)  # noqa: SLF001 there is no public name
@@ -111,45 +126,51 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         modules._global_forward_hooks[ends.id] = partial(self._see, begins=False)  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Remove the hooks on modules. Drop the count if the counter left the stack of modes and didn't return."""
-        if self._aside is not None:
+        """Remove the hooks on modules. Drop the count if the counter missed a part of forward or backward."""
+        self.end_profile()
+        if self.aside is not None and (self._calls_aside is None or self._calls_aside != self._calls()):
             self.lose()
+        self._remove_hooks()
+        if not self._hooked:
+            with guard(partial(self._err, "weights")):
+                self._expect_weights()
+
+    def _remove_hooks(self) -> None:
+        compiler.off_compilation(self._compiles)
         for hook in self._hooks:
             hook.remove()
 
-    def enter_stack(self) -> None:
-        """Push the counter onto this thread's stack of modes.
+    def _compiles(self, *_: object) -> None:
+        """Remove the hooks before the compiler traces the first function of the program."""
+        with guard(partial(self._err, "compilation")):
+            self._hooked = False
+            self._remove_hooks()
+            self._expect_weights()
 
-        torch's own `__enter__` is not used, because it sets flags for the whole process. An interrupt or a second
-        thread could leave the flags of the process wrong.
-        """
-        self.pushed = True
-        _push_on_torch_dispatch_stack(self)
+    def _expect_weights(self) -> None:
+        """Record the weights of the whole model, and which of its modules have run."""
+        model = None if self._model is None else self._model()
+        for module in () if model is None else model.modules():
+            self.weights.see(module, runs=id(module) in self.modules.ran)
 
-    def leave_stack(self) -> None:
-        """Pop the counter off this thread's stack of modes, if the counter is on top."""
-        if dispatch_modes()[-1:] == [self]:
-            _pop_torch_dispatch_stack(None)
-        self.pushed = self in dispatch_modes()
-
-    def step_aside(self) -> None:
-        """Pop the counter off this thread's stack of modes until the thread calls a module."""
-        self.leave_stack()
-        self._aside = get_ident(), len(dispatch_modes())
+    def _calls(self) -> Calls | None:
+        return None if self._filter is None else self._filter.stage_tracker.calls
 
     def _come_back(self) -> None:
-        """Push the counter onto the stack again when a module is called. If this is impossible, drop the count."""
-        if self._aside is None or self._aside[0] != get_ident() or in_backward():
+        """Return to the stack when a module is called. If this is impossible, drop the count."""
+        if self.aside is None or self.aside[0] != get_ident() or in_backward():
             return
-        depth, self._aside = self._aside[1], None
-        if len(dispatch_modes()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
+        if self.limited is not None:
+            self.aside = None
+        elif self.can_return():
+            self._without_product = 0
             self.enter_stack()
         else:
             self.lose()
 
     def lose(self) -> None:
         """Drop the count and stop counting, because an unknown part of the step was missed."""
-        self._aside = None
+        self.aside = None
         self.lost = self.inert = True
         self.forget()
 
@@ -170,22 +191,21 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.operations += 1
-        if self.inert or not self._is_training_work():
-            return self._pass_on(func, types, args, kwargs)
+        if self.inert:
+            return func(*args, **kwargs)
+        try:
+            sort = self.observed.sort(func)
+            counts = not (sort.view and not types) and not self._is_too_long(sort) and self._is_training_work()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
+            return func(*args, **kwargs)
+        if not counts:
+            return func(*args, **kwargs) if sort.view else self._pass_on(func, types, args, kwargs)
         if types and is_wrapped(types):  # `NotImplemented` splits the operation into parts that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
-        if (
-            torch.is_inference_mode_enabled()
-            and isinstance(func, OpOverload)
-            and self.observed.sort(func).formula is None
-        ):
-            _push_on_torch_dispatch_stack(self)  # in inference mode, no other code has split the operation
-            try:
-                out = func.decompose(*args, **kwargs)
-            finally:
-                if dispatch_modes()[-1:] == [self]:
-                    _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and sort.formula is None:
+            out = self._decompose(func, args, kwargs)
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -202,6 +222,40 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(func, error)
         self._follow(func, args, out, backward)
         return out
+
+    def _decompose(self, func: OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the parts of an operation, which come back here. In inference mode, no other code has split it."""
+        _push_on_torch_dispatch_stack(self)
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            if dispatch_modes()[-1:] == [self]:
+                _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
+
+    def _is_too_long(self, sort: Sort) -> bool:
+        """Return True if the count must cost no more, either in this step or until the next call of a module.
+
+        An optimizer, a clipping or a metric that works row by row may issue more operations than the model, each of
+        them shorter than counting it takes.
+        """
+        if self._filter is None:
+            return False
+        tracker = self._filter.stage_tracker
+        if self._spent is not None and self.operations >= self._check_at:
+            self._check_at = self.operations + CHECK_EVERY
+            if self._spent(self.operations):
+                self.limited, self.inert = (tracker.calls, tracker.stage), True
+                self.step_aside_soon()
+                return True
+        if sort.formula is not None or tracker.stage in _MODEL:
+            self._without_product = 0
+            return False
+        self._without_product += 1
+        if self._without_product <= MOST_WITHOUT_PRODUCT:
+            return False
+        self.left_update, self._calls_aside = True, tracker.calls
+        self.step_aside_soon()
+        return True
 
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation without counting it. The operation counts later if a backward runs its autograd node."""
@@ -354,5 +408,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 
+
+CHECK_EVERY = 64
+"""The counter asks once in so many operations whether the count has cost enough."""
+
+MOST_WITHOUT_PRODUCT = 1000
+"""Largest number of operations in a row outside of forward and backward that are watched although none is a product.
+
+An optimizer of torch issues some ten operations for all parameters, or for each parameter with `foreach=False`.
+"""
+
+_MODEL = (Stage.FORWARD, Stage.BACKWARD)
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

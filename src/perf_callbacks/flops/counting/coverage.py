@@ -43,8 +43,11 @@ class Weights:
         self._sharded = False
         self._strangers: set[tuple[int, int, int]] = set()  # multiplied tensors that may be gathered weights
 
-    def see(self, module: nn.Module) -> None:
-        """Record the weights of a running module and its children. `nn.MultiheadAttention` uses a child's weights."""
+    def see(self, module: nn.Module, *, runs: bool = True) -> None:
+        """Record the weights of a running module and its children. `nn.MultiheadAttention` uses a child's weights.
+
+        With `runs=False`, the coverage includes the weights only if they are multiplied.
+        """
         for owner in (module, *module._modules.values()):  # noqa: SLF001 `children` drops a module that occurs twice
             if owner is None:
                 continue
@@ -54,14 +57,16 @@ class Weights:
                     shard = getattr(weight, "_local_tensor", None)
                     self._sharded = self._sharded or shard is not None
                     optional = shard is not None or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-                    self._add(weight if shard is None else shard, optional=optional)
+                    self._add(weight if shard is None else shard, optional=optional or not runs, runs=runs)
 
-    def _add(self, tensor: Any, *, optional: bool) -> None:
+    def _add(self, tensor: Any, *, optional: bool, runs: bool) -> None:
         tensor = stored_values(tensor)
         storage = tensor.untyped_storage()
         start, elements = tensor.storage_offset(), tensor.numel()
         place = storage._cdata, start, elements  # noqa: SLF001 the key of a storage
         if place in self._weights or not elements:
+            if elements and runs:
+                self._weights[place].optional = optional
             return
         weight = self._weights[place] = _Weight(start, elements, optional=optional)
         weight.multiplied = place in self._strangers
@@ -156,7 +161,7 @@ class _Weight:
         """True if a counted operation multiplied the weight."""
         self.mixed = False
         """True if the weight was combined with activations elementwise, or copied into a tensor with activations."""
-        self._optional = optional  # rows of an embedding are picked; shards may be gathered into another weight
+        self.optional = optional  # rows of an embedding are picked; shards may be gathered into another weight
 
     def whole(self) -> "_Weight":
         """Return an entry for a new storage that was made only of weights."""
@@ -167,4 +172,4 @@ class _Weight:
     @property
     def counts(self) -> bool:
         """Return True if the coverage includes the weight: a product used the weight, or should have used it."""
-        return self.multiplied or not (self._optional or self.mixed)
+        return self.multiplied or not (self.optional or self.mixed)

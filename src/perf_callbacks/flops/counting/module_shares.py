@@ -56,6 +56,8 @@ class ModuleShares:
         self.failure: str | None = None
         """Reason why the FLOPs are not divided among modules, such as an error. None means that they are divided."""
         self.active = model is not None
+        self.ran: set[int] = set()
+        """Ids of the modules in which operations ran."""
         self._main = get_ident()
         self._flops: dict[str, Counter[Cell]] = {}
         self._nodes: dict[tuple[int, int], str] = {}
@@ -160,8 +162,10 @@ class ModuleShares:
         while frame is not None:
             code = frame.f_code
             if code is _CALL:
-                path = by_id.get(id(frame.f_locals.get("self")))
+                module = id(frame.f_locals.get("self"))
+                path = by_id.get(module)
                 if path is not None:
+                    self.ran.add(module)
                     return path
             elif code is _ENGINE and not engine:
                 engine = True

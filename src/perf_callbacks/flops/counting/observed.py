@@ -78,6 +78,8 @@ class Sort(NamedTuple):
     pointwise: bool
     causal: tuple[int, str, bool] | None
     """Position, name and default value of the argument for a causal mask."""
+    view: bool
+    """True if the operation neither computes nor stores anything: its results are views of its operands."""
 
 
 class Observed:
@@ -116,6 +118,7 @@ class Observed:
                 opaque=_opaque(func, called),
                 pointwise=isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags,
                 causal=_causal_argument(func),
+                view=_views(func),
             )
         return sort
 
@@ -192,6 +195,11 @@ def _opaque(func: Any, called: str) -> bool:
         return True
     namespace, _, base = called.partition("::")
     return namespace not in _TRANSPARENT or (_PRODUCT.search(base) is not None and _NO_PRODUCT.search(base) is None)
+
+
+def _views(func: Any) -> bool:
+    returns = getattr(getattr(func, "_schema", None), "returns", ())
+    return bool(returns) and all([given.alias_info and not given.alias_info.is_write for given in returns])
 
 
 def _causal_argument(func: Any) -> tuple[int, str, bool] | None:

@@ -32,6 +32,9 @@ _BLANK = {
 
 _MATRIX = 2
 
+_COMPILED = "CompiledFunctionBackward"
+"""Name of the autograd node of a compiled forward."""
+
 _Sizes = tuple[tuple[tuple[int, ...], bool], ...]
 
 
@@ -52,7 +55,13 @@ class Repeats:
         self._forward.add(_sizes(operands))
 
     def repeated(self, operands: list[torch.Tensor]) -> bool:
-        """Return True if a product in a backward was already computed in the forward."""
+        """Return True if a product in a backward was already computed in the forward.
+
+        In the backward of compiled code, the gradients are unknown, so sizes alone decide: rather too few FLOPs count
+        for the model than too many.
+        """
+        if type(torch._C._current_autograd_node()).__name__ == _COMPILED:  # noqa: SLF001 there is no public name
+            return _sizes(operands) in self._forward
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
@@ -62,7 +71,8 @@ class Repeats:
         be filled later.
         """
         if not in_backward():
-            self._gradients.clear()
+            if self._gradients:
+                self._gradients.clear()
             return
         inside = self._receive()
         if not self._gradients:  # no function with a backward of its own has run yet

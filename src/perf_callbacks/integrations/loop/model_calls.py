@@ -7,7 +7,7 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
-from torch import is_grad_enabled, nn
+from torch import get_autocast_dtype, is_autocast_enabled, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from perf_callbacks.kernel.engine.stages import Stage
@@ -77,6 +77,8 @@ class ModelCalls:
             # A model that was called in training once may change its mode: with gradients, the model trains.
             if loop.evaluating or loop.late or not (self._trained and is_grad_enabled()):
                 self._trained, self.seen = module.training and is_grad_enabled(), True
+                kind = self._recorder.device.type
+                self._recorder.autocast = get_autocast_dtype(kind) if is_autocast_enabled(kind) else None
                 if not loop.call(module):
                     return
             pairs = loop.tape.pairs

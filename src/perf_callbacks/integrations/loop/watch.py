@@ -32,7 +32,7 @@ from perf_callbacks.kernel.fit.first_batch import FirstBatch
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.backward import BACKWARDS, Loop
-from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_call
+from perf_callbacks.kernel.process.compiler import in_compiled_call
 from perf_callbacks.kernel.process.graphs import FIRST, next_start, reached
 
 B = TypeVar("B")
@@ -284,7 +284,7 @@ class LoopWatch(Loop):
             self.fail(error)
         compiler = set_eval_frame(None)  # a compiled call would otherwise inspect every frame of ours
         try:
-            self.late = compiler is not None or self.in_backward or STANCE.ours is not None
+            self.late = compiler is not None or self.in_backward
             self.recorder.end_step(step, begins=not self.late)
         finally:
             if compiler is not None:
@@ -303,8 +303,7 @@ class LoopWatch(Loop):
     def _begin_late(self) -> None:
         """If a step ended within a compiled call or a backward, begin the next step when the call or backward is over.
 
-        Counting FLOPs can't begin within a compiled call or a backward. After a step whose FLOPs were counted, the next
-        step always begins late, because the counted step may have ended within a compiled call.
+        Counting FLOPs can't begin within a compiled call or a backward.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False

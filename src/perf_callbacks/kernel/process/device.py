@@ -5,6 +5,7 @@ context on a device only if its docstring mentions the context.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -129,14 +130,15 @@ class Device:
         return None
 
     @property
-    def peak_memory_share(self) -> float | None:
-        """Largest share of the device's memory that tensors have held so far; None if unknown."""
-        with suppress(Exception):  # as above
-            found = self.allocator()
-            return (
-                None if found is None else found.peak_bytes / self.module.get_device_properties(self.place).total_memory
-            )
-        return None
+    def captures(self) -> bool:
+        """True during a capture of a graph, or if compiled code is captured, as with `mode="reduce-overhead"`."""
+        with suppress(Exception):  # no such function
+            if self.module.is_current_stream_capturing():
+                return True
+            trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+            index = self.module.current_device() if self.index is None else self.index
+            return trees is not None and trees.get_manager(index, create_if_none_exists=False) is not None
+        return False
 
     def features(self) -> Features:
         """Return the known features of the device. The call makes a context if the program has made none."""
@@ -184,6 +186,10 @@ class Cpu(Device):
     def name(self) -> str:
         """The word "cpu"."""
         return self.kind
+
+    @property
+    def captures(self) -> bool:
+        return False
 
     def timing(self) -> Timing:
         """Return the host's clock."""
