@@ -281,6 +281,12 @@ def test_an_interrupt_goes_through_and_everything_is_put_back(tmp_path, make, ow
     assert journal(tmp_path)[-1].failure == describe(error)
 
 
+@pytest.mark.parametrize("text", ["x" * 5_000_000, "\0" * 5_000_000, "\ud800"], ids=["long", "escaped", "half a pair"])
+def test_a_failure_is_in_the_journal_whatever_its_message_is(tmp_path, make, text):
+    make().close(ValueError(text))
+    assert journal(tmp_path)[-1].failure[:13] == "ValueError: " + text[0].encode("utf-8", "replace").decode()
+
+
 @pytest.mark.parametrize(
     ("part", "name"),
     [(Tape, "read"), *[(Engine, name) for name in ("batch", "end_step", "begin_span", "row")]],

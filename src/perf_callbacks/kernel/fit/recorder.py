@@ -314,13 +314,16 @@ class Recorder:
             else:
                 log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
         try:
-            self.close(describe(error))
+            self.close(error)
         finally:
             if foreign is not None:
                 raise foreign
 
-    def close(self, failure: str | None = None) -> None:
-        """Stop measuring and undo all changes. Further calls do nothing."""
+    def close(self, failure: str | BaseException | None = None) -> None:
+        """Stop measuring and undo all changes. Further calls do nothing.
+
+        `failure` is the exception that ends the fit, or another reason. None: the fit has ended well.
+        """
         if not self.active:
             return
         self.observers.hurry()  # the end of a step then only checks if the recorder is closed
@@ -328,10 +331,8 @@ class Recorder:
         if late is not None and not self.failed:
             self.fail(late)
             return
-        error = sys.exc_info()[1]  # integrations close the recorder while they handle the exception
-        if error is not None and not self.failed and failure == describe(error):
-            self._asked(partial(self.observers.exception_raised, error))
-        self.failure = failure
+        error = failure if isinstance(failure, BaseException) and not self.failed else None
+        self.failure = describe(failure) if isinstance(failure, BaseException) else failure
         self.active = False
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in a callback must not skip the rest
@@ -345,6 +346,8 @@ class Recorder:
             steps.callback(self._asked, self.observers.before_summary)
             steps.callback(self._asked, self._observer.remove)
             steps.callback(self._asked, self.patches.restore)
+            if error is not None:
+                steps.callback(self._asked, partial(self.observers.exception_raised, error))
         self._abandon.detach()  # after an interrupt the finalizer stays, and does the rest when we are freed
 
     def _drain(self) -> None:
