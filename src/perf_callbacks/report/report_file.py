@@ -1,12 +1,11 @@
 """Read journals, and write the report of a fit."""
 
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import perf_counter
-from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records import atomic_file, interim
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.history import FitHistory, gather
@@ -54,15 +53,10 @@ def default_path(source: Path, name: str) -> Path:
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
     """Write a file completely or not at all. Raise `ConfigError` if writing fails."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(parts)
-        part.replace(path)
+        atomic_file.replace(path, map(str.encode, parts))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write(

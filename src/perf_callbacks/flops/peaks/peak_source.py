@@ -24,6 +24,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.cpu_facts import local_rank
 from perf_callbacks.kernel.process.processes import allowed_cpus
+from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
@@ -67,11 +68,9 @@ def read(path: Path) -> dict[str, MeasuredPeak]:
 
 def write(path: Path, measured: Mapping[str, MeasuredPeak]) -> None:
     """Write measured peaks to a file atomically. Errors are ignored."""
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(msgspec.json.encode(measured))
-        unfinished.replace(path)
+        atomic_file.replace(path, msgspec.json.encode(measured))
 
 
 _KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}
