@@ -12,6 +12,7 @@ from perf_callbacks.kernel.process import device as devices
 
 _MATRIX = 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_TWO_NUMBERS = getattr(torch, "float4_e2m1fn_x2", None)  # since torch 2.8
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
@@ -43,11 +44,14 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the ratio of a product's FLOPs to the FLOPs of the same product with real operands.
+    """Return the ratio of a product's FLOPs to the FLOPs of a product of real numbers with the same shapes.
 
     The ratio is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
     four additions. The ratio is 2 if only one operand is complex. The ratio is 0 if all operands are integers.
+    The ratio is 2 for 4-bit numbers, because each element of such a tensor holds two numbers of a row.
     """
+    if operands and operands[0].dtype is _TWO_NUMBERS:
+        return 2
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
 

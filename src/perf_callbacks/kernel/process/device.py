@@ -262,6 +262,17 @@ class Rocm(Cuda):
             )
         return Features()
 
+    def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:
+        """Return True as on CUDA, unless torch waits for HIPBLASLT_ALLOW_TF32=1.
+
+        In versions of torch that need this variable, torch's older switch reads it (pytorch/pytorch#143549).
+        """
+        if not super().multiplies_in_tf32(convolution=convolution):
+            return False
+        with suppress(RuntimeError):  # the program has used the newer switch, and needs no variable
+            return bool(torch.backends.cuda.matmul.allow_tf32)
+        return True
+
 
 class Xpu(Device):
     """An Intel GPU."""
