@@ -49,13 +49,13 @@ class Chip:
 
 _NV = "https://www.nvidia.com/en-us/data-center"
 _AMD = "https://www.amd.com/en/products/accelerators/instinct"
-_KLOCKWOOD = "https://glennklockwood.com/garden/processors"
-_GB200 = f"{_NV}/gb200-nvl72/, one chip; fp4: {_KLOCKWOOD}/B200 (secondary)"
-_GB300 = f"{_NV}/gb200-nvl72/, one chip; fp4: {_KLOCKWOOD}/B300 (secondary), 1080 PFLOPS for 72 chips"
-_B200 = (
-    f"NVIDIA DGX B200 data sheet, one of eight; fp32, fp4: fibermall.com/blog/?p=17161, {_KLOCKWOOD}/B200 (secondary)"
-)
-_B300 = f"NVIDIA DGX B300 data sheet, one of eight; fp32, fp4: {_KLOCKWOOD}/B300 (secondary)"
+_AS_TORCH = "multiprocessors as torch counts them"
+_KLOCKWOOD = "glennklockwood.com/garden/processors"
+_GB200 = f"{_NV}/gb200-nvl72/, one chip; fp4: {_KLOCKWOOD}/B200 (secondary); {_AS_TORCH}"
+_GB300 = f"{_NV}/gb200-nvl72/, one chip; fp4: 1.1 EFLOPS for 72 chips, {_KLOCKWOOD}/B300 (secondary); {_AS_TORCH}"
+_DGX = "NVIDIA DGX B200 and DGX B300 data sheets, one of eight"
+_B200 = f"{_DGX}; fp32: fibermall.com/blog/?p=17161, fp4: {_KLOCKWOOD}/B200 (both secondary); {_AS_TORCH}"
+_B300 = f"{_DGX}; fp32, fp4: {_KLOCKWOOD}/B300 (secondary); {_AS_TORCH}"
 _H200 = f"{_NV}/h200/"
 _GH200 = f"{_NV}/grace-hopper-superchip/"
 _H100 = f"{_NV}/h100/"
