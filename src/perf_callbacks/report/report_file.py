@@ -7,7 +7,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.records import atomic_file, interim
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
-from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report.history import FitHistory, gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
@@ -78,4 +78,4 @@ def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) 
     number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)
     path = journal.with_name(NAME)
     write(found, number, path)
-    return f"report {path} (made in {duration(clock() - began)})"
+    return f"report {printable(str(path))} (made in {duration(clock() - began)})"
