@@ -134,6 +134,8 @@ class BatchReader:
             elif type(batch) in ROWS:
                 key = tuple(map(shape_of, batch))
             else:
+                if type(batch) is not dict and isinstance(batch, Mapping):  # a lazy mapping makes its values each time
+                    batch = dict(zip(batch.keys(), batch.values(), strict=False))
                 key = (*batch.keys(), *map(shape_of, batch.values()))
             known, masks, full = self._known[key]
         except UNREADABLE as error:
