@@ -84,7 +84,7 @@ def computed_share(args: tuple[Any, ...]) -> float | None:
     computed = sum(blocks)
     if queries == keys and bool((computed == torch.arange(1, computed.shape[-1] + 1)).all()):
         return 1.0
-    return min(1.0, float(computed.double().mean()) * mask[-2] / keys)
+    return min(1.0, float(computed.double().mean() * mask[-2] / keys))
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:

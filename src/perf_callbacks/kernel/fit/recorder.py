@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from torch._C import DisableTorchFunction, _is_torch_function_mode_enabled
+
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.engine import Engine
@@ -108,6 +110,7 @@ class Recorder:
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
+        self.reader.modes, self.reader.unseen = _is_torch_function_mode_enabled, DisableTorchFunction
         self.tape = self.engine.tape
         """The engine's tape. Wrappers write marks directly on the tape, which is faster than a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
