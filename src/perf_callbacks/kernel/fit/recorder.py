@@ -334,8 +334,8 @@ class Recorder:
         if late is not None and not self.failed:
             self.fail(late)
             return
-        error = failure if isinstance(failure, BaseException) and not self.failed else None
-        self.failure = describe(failure) if isinstance(failure, BaseException) else failure
+        error = failure if isinstance(failure, BaseException) else None
+        self.failure = type(error).__name__ if isinstance(failure, BaseException) else failure
         self.active = False
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in a callback must not skip the rest
@@ -349,8 +349,10 @@ class Recorder:
             steps.callback(self._asked, self.observers.before_summary)
             steps.callback(self._asked, self._observer.remove)
             steps.callback(self._asked, self.patches.restore)
-            if error is not None:
+            if error is not None and not self.failed:
                 steps.callback(self._asked, partial(self.observers.exception_raised, error))
+            if error is not None:  # runs code of the error's class
+                self.failure = describe(error)
         self._abandon.detach()  # after an interrupt the finalizer stays, and does the rest when we are freed
 
     def _drain(self) -> None:
