@@ -323,10 +323,7 @@ class Recorder:
                 raise foreign
 
     def close(self, failure: str | BaseException | None = None) -> None:
-        """Stop measuring and undo all changes. Further calls do nothing.
-
-        `failure` is the exception that ends the fit, or another reason. None: the fit has ended well.
-        """
+        """Stop measuring and undo all changes. Idempotent. `failure` is an exception that ends the fit, or a text."""
         if not self.active:
             return
         self.observers.hurry()  # the end of a step then only checks if the recorder is closed
