@@ -58,12 +58,12 @@ def records():
 
 def peaks():
     """The table of `docs/peaks.md`."""
-    formats = ("float32", "tfloat32", "float16", "bfloat16", "float8")
+    formats = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
     rows = [
         (row.called, *[f"{row.tflops[name]:g}" if name in row.tflops else "—" for name in formats], row.source)
         for row in DEVICES
     ]
-    return table(("device", "fp32", "tf32", "fp16", "bf16", "fp8", "source"), *rows)
+    return table(("device", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "source"), *rows)
 
 
 def commands():

@@ -185,11 +185,11 @@ class Session:
                     )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nothing else ends a fit whose `begin` failed
-            recorder.close(describe(error))
+            recorder.close(error)
             raise
         return watching
 
-    def end(self, failure: str | None = None) -> None:
+    def end(self, failure: str | BaseException | None = None) -> None:
         """End the current fit and undo every change. Idempotent."""
         if self.recorder is not None:
             self.recorder.close(failure)

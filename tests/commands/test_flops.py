@@ -234,7 +234,7 @@ def test_a_width_of_the_mlp_alone_leaves_a_config_what_it_is(capsys, tmp_path):
         (f"{GPT3} --batch 1 --step-time 1e-320", "step_time: got 1e-320, wanted a number from 1e-09 to 1e+18."),
         (
             f"{GPT3} --dtype int3",
-            "dtype: got 'int3', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8.",
+            "dtype: got 'int3', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8, fp4.",
         ),
         (
             f"{GPT3} --batch 1 --step-time 1e-3 --peak-tflops 312",

@@ -21,6 +21,14 @@ def test_the_file_lies_beside_the_journals_or_where_it_is_wanted(tmp_path, capsy
     assert path.stat().st_size > (tmp_path / "one").stat().st_size > 0
 
 
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_printed_path_shows_no_control_character(tmp_path, capsys, command):
+    directory = tmp_path / "a\x1b[2J"
+    write(directory, a_fit(0))
+    assert main([command, str(directory)]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/a\\x1b[2J/")
+
+
 def test_a_fit_and_its_steps_can_be_chosen(tmp_path):
     fits = [*a_fit(0, run_id="first"), Entry(0.0, a_run(run_id="second", started_unix=5.0)), Entry(1.0, steps(1, 9))]
     write(tmp_path, fits)

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.loop import measure
 
 
@@ -40,3 +42,40 @@ def test_flex_attention_is_counted():
     linear = 2 * (2 * 128) * 32 * 96 + 2 * 2 * (2 * 2 * 128) * 16 * 16  # a frozen one, and one with its gradient
     assert summary.flops.model_flops // summary.flops.steps == attention + linear
     assert not summary.flops.lower_bound
+
+
+LENGTH, BLOCK = 128, 32
+MASKS = {
+    "none": (lambda batch, head, query, key: query >= 0, None, 1.0),
+    "causal": (lambda batch, head, query, key: query >= key, None, 1.0),  # counts in full, as in other kernels
+    "two documents": (lambda batch, head, query, key: query // 64 == key // 64, None, 0.5),
+    "a window": (lambda batch, head, query, key: (query >= key) & (query - key < BLOCK), None, 7 / 16),
+    "a document per sample": (lambda batch, head, query, key: (query // 64 == key // 64) | (batch == 1), 2, 0.75),
+}
+
+
+def attended(mask, batches):
+    """Count the FLOPs of flex attention with a mask. On a CPU, flex attention has no backward."""
+    query = torch.randn(2, 2, LENGTH, 16)
+    blocks = create_block_mask(mask, batches, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=BLOCK)
+    with FlopCounter() as counter:
+        flex_attention(query, query, query, block_mask=blocks)
+    return counter
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("name", MASKS)
+def test_blocks_that_a_mask_skips_do_not_count(name):
+    mask, batches, share = MASKS[name]
+    counter = attended(mask, batches)
+    assert counter.work().by_phase == {"forward": 2 * 2 * (2 * 2 * LENGTH * LENGTH * 16) * share}
+    assert not counter.observed.unknown
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_a_mask_whose_blocks_can_not_be_read_is_a_reason():
+    with FakeTensorMode():
+        counter = attended(MASKS["two documents"][0], None)
+    assert counter.work().by_phase == {}
+    assert counter.observed.unknown == {"flex_attention with a block mask on a device": 1}
+    assert not counter.errors

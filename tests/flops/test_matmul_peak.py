@@ -1,5 +1,6 @@
 """The search for a peak, on a clock of its own; and once on this machine."""
 
+import os
 import random
 
 import pytest
@@ -12,15 +13,18 @@ from perf_callbacks.flops.peaks.matmul_peak import Matmuls, measure
 class Machine:
     """Multiplies at its rate, at most; a round takes no less than its latency. Seconds in powers of two are exact."""
 
-    def __init__(self, *, rate=2.0**36, latency=0.0, slow=(), sizes=(256, 512, 1024, 2048), largest=8192):
-        self.now = 0.0
+    def __init__(self, *, rate=2.0**36, latency=0.0, slow=(), sizes=(256, 512, 1024, 2048), largest=8192, share=1.0):
+        self.now = self.cpu_now = 0.0
         self.sizes = sizes
         self.largest = largest
         self.ran = []
-        self._rate, self._latency, self._slow = rate, latency, set(slow)
+        self._rate, self._latency, self._slow, self._share = rate, latency, set(slow), share
 
     def clock(self):
         return self.now
+
+    def cpu_clock(self):
+        return self.cpu_now
 
     def flops(self, size):
         return 2.0 * size**3
@@ -34,13 +38,16 @@ class Machine:
         self.ran.append(self._size)
         seconds = max(self.flops(self._size) / self._rate, self._latency)
         self.now += seconds * (16 if len(self.ran) in self._slow else 1)
+        self.cpu_now += seconds * self._share
 
 
 def searched(machine, seconds=1.0):
-    found = measure(
-        torch.device("cpu"), ["float32"], seconds=seconds, clock=machine.clock, make=lambda device, dtype: machine
-    )
-    return found["float32"]
+    return by_dtype(machine, ["float32"], seconds=seconds)["float32"]
+
+
+def by_dtype(machine, names, **options):
+    clocks = {"clock": machine.clock, "cpu_clock": machine.cpu_clock}
+    return measure(torch.device("cpu"), names, **{"make": lambda device, dtype: machine} | clocks | options)
 
 
 def test_the_best_rate_is_that_of_the_machine():
@@ -76,7 +83,7 @@ def test_rounds_that_were_disturbed_do_not_count():
 
 def test_a_round_that_takes_no_time_at_all_is_no_division_by_zero():
     machine = Machine(rate=float("inf"))
-    machine.clock = iter(step / 64 for step in range(10_000)).__next__
+    machine.clock, machine.cpu_clock = iter(step / 64 for step in range(10_000)).__next__, None
     assert searched(machine).flops_per_second > 0
 
 
@@ -103,8 +110,17 @@ def test_where_the_memory_is_too_small_the_smaller_matrices_count(largest):
 
 def test_where_no_matrix_fits_there_is_no_peak():
     machine = Machine(largest=128)
-    found = measure(torch.device("cpu"), ["float32"], clock=machine.clock, make=lambda device, dtype: machine)
-    assert found == {}
+    assert by_dtype(machine, ["float32"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "threads", "counts"),
+    [(1.0, 1, True), (0.6, 1, True), (0.4, 1, False), (4.0, 4, True), (1.0, 4, False), (4.0, 1, True), (5.0, 4, False)],
+)
+def test_a_round_without_cpus_or_with_more_than_there_are_does_not_count(monkeypatch, share, threads, counts):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert bool(by_dtype(Machine(share=share), ["float32"])) == counts
 
 
 class Refusing(Machine):
@@ -114,12 +130,7 @@ class Refusing(Machine):
 
 def test_what_was_measured_stands_with_its_conditions():
     machine = Machine()
-    found = measure(
-        torch.device("cpu"),
-        ["float32", "torch.int8", "float32"],
-        clock=machine.clock,
-        make=lambda device, dtype: machine,
-    )
+    found = by_dtype(machine, ["float32", "torch.int8", "float32"])
     assert list(found) == ["float32"]
     best = found["float32"]
     assert best.flops_per_second == 2.0**36
@@ -129,19 +140,14 @@ def test_what_was_measured_stands_with_its_conditions():
 def test_all_dtypes_share_the_time():
     machine = Machine()
     names = ["float32", "bfloat16", "float16"]
-    found = measure(torch.device("cpu"), names, clock=machine.clock, make=lambda device, dtype: machine)
+    found = by_dtype(machine, names)
     assert list(found) == names
     assert machine.now <= matmul_peak.SECONDS
 
 
 def test_a_dtype_that_can_not_be_multiplied_is_left_out():
     machines = {torch.float32: Machine(), torch.float16: Refusing()}
-    found = measure(
-        torch.device("cpu"),
-        ["float16", "float32"],
-        clock=machines[torch.float32].clock,
-        make=lambda device, dtype: machines[dtype],
-    )
+    found = by_dtype(machines[torch.float32], ["float16", "float32"], make=lambda device, dtype: machines[dtype])
     assert list(found) == ["float32"]
 
 
@@ -160,7 +166,7 @@ def test_each_size_gets_an_equal_part_of_the_time():
 
 def test_on_this_machine_nothing_changes_but_the_time():
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.get_float32_matmul_precision()
-    found = measure(torch.device("cpu"), ["float32"], seconds=0.05)["float32"]
+    found = measure(torch.device("cpu"), ["float32"], seconds=0.05, cpu_clock=None)["float32"]
     after = torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.get_float32_matmul_precision()
     assert found.flops_per_second > 1e6
     assert found.size in matmul_peak.SIZES["cpu"]

@@ -196,6 +196,27 @@ def test_keys_that_heads_share_are_counted_by_whatever_version_of_torch(monkeypa
     assert backward.flops(query, query, key, key, out_val=None) == 5 * scores
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="since torch 2.8")
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_element_of_four_bit_numbers_counts_twice(version):
+    rows, inner, columns, scales = 256, 1024, 512, torch.float8_e4m3fn
+    a, b = [
+        torch.empty(size, inner // 2, dtype=torch.uint8, device="meta").view(torch.float4_e2m1fn_x2)
+        for size in (rows, columns)
+    ]
+    of_a, of_b = [torch.empty(size * inner // 16, dtype=scales, device="meta") for size in (rows, columns)]
+    with FlopCounter() as counter:
+        if version == 1:
+            torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16)
+        elif hasattr(torch.ops.aten, "_scaled_mm_v2"):
+            blocks = functional.ScalingType.BlockWise1x16.value
+            of = [of_a], [blocks], [1], [of_b], [blocks], [1]  # swizzled, as cuBLAS wants it
+            torch.ops.aten._scaled_mm_v2(a, b.t(), *of, None, torch.bfloat16)
+        else:
+            pytest.skip("this version of torch has no such operation")
+    assert counter.work().by_dtype == {"float4_e2m1fn_x2": 2 * rows * inner * columns}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_work_is_booked_under_the_format_of_its_operands(dtype):
     model, x = nn.Linear(K, N), torch.randn(M, K)

@@ -96,6 +96,31 @@ def test_a_peak_is_measured_again_after_a_day(bench, cache):
     assert read(cache)["float32"].flops_per_second == 2e11
 
 
+def test_a_peak_from_a_time_to_come_is_measured_again(bench, cache):
+    write(cache, {"float32": found(rate=3e11)})
+    ahead = time.time() + 30 * 86400
+    os.utime(cache, (ahead, ahead))
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpus", "quota", "why"),
+    [
+        (16, 2, None, "the peak of the CPU is not measured: torch has 16 threads for 2 CPUs"),
+        (2, 8, 1.5, "the peak of the CPU is not measured: torch has 2 threads for 1.5 CPUs"),
+        (2, 8, 2.0, None),
+        (2, None, None, None),
+    ],
+)
+def test_a_cpu_with_more_threads_than_cpus_has_no_peak(monkeypatch, threads, cpus, quota, why):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(module, "allowed_cpus", lambda: cpus)
+    monkeypatch.setattr(module.topology, "quota", lambda root: quota)
+    monkeypatch.setattr(module, "measured_peaks", lambda *_, **__: "measured")
+    assert module.crowded(CPU) == why
+    assert module.find(CPU, ["float32"], PerfConfig()) == (None if why else "measured")
+
+
 def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench):
     assert bench.peaks(local_rank=1) is None
     first = bench.peaks()

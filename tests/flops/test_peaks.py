@@ -232,6 +232,15 @@ def test_case_and_separators_do_not_matter(device):
     assert tflops(device) == 989.5
 
 
+def test_a_peak_of_four_bits_is_known_under_its_names_in_torch():
+    dense = {"NVIDIA GB300": 15000, "NVIDIA GB200": 10000, "NVIDIA B300 SXM6 AC": 13125, "NVIDIA B200": 9000}
+    for name in ("fp4", "float4_e2m1fn_x2"):
+        assert {device: tflops(device, name) for device in dense} == dense
+    assert tflops("NVIDIA H200", "fp4") is None
+    assert (tflops("NVIDIA B200", "fp32"), tflops("NVIDIA GB200", "fp32")) == (75, 80)
+    assert PerfConfig(peak_tflops="fp4=9000").peak_tflops == "fp4=9000"
+
+
 @pytest.mark.parametrize(("processors", "dense"), [(110, 191.5), (104, 181), (None, None), (38, None)])
 def test_of_two_devices_with_one_name_the_multiprocessors_tell_which(processors, dense):
     assert tflops("AMD Instinct MI250X / MI250", processors=processors) == dense
@@ -393,9 +402,9 @@ def test_a_dtype_that_does_not_exist_is_refused_at_once():
     [
         (
             "bf17=1",
-            "peak_tflops: got 'bf17', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8; did you mean bf16?",
+            "peak_tflops: got 'bf17', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8, fp4; did you mean bf16?",
         ),
-        ("zzz=1", "peak_tflops: got 'zzz', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8."),
+        ("zzz=1", "peak_tflops: got 'zzz', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8, fp4."),
         ("0", "peak_tflops: got '0', wanted TFLOPS above 0 such as 989.5."),
         ("bf16=fast", "peak_tflops: got 'fast', wanted TFLOPS above 0 such as 989.5."),
         ("inf", "peak_tflops: got 'inf', wanted TFLOPS above 0 such as 989.5."),

@@ -111,6 +111,40 @@ def test_an_error_leaves_the_world_as_it_was(tmp_path, kind, place, way, error):
     assert (again.summary.step, again.summary.failure) == (again.steps, None)
 
 
+class Hostile(Exception):  # noqa: N818 its name stands for the message that it lacks
+    """An error whose own methods fail with `failure`, as where a class forgets to set an attribute."""
+
+    def __init__(self, failure):
+        super().__init__()
+        self.failure = failure
+
+    def __str__(self):
+        raise self.failure
+
+    __repr__ = __bool__ = __str__
+    __class__ = property(__str__)
+
+
+HOSTILE = (AttributeError("detail"), KeyboardInterrupt(), SystemExit(3))
+FORWARD = {"transformers": "compute_loss", "lightning": "training_step", "accelerate": "the loss", "loop": "the loss"}
+
+
+@pytest.mark.parametrize("switch", ["1", "0"])
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_an_error_without_a_message_reaches_the_program(tmp_path, monkeypatch, integration, switch):
+    monkeypatch.setenv("PERF_CALLBACKS", switch)
+    for number, wrong in enumerate(HOSTILE):
+        error, same = Hostile(wrong), False
+        training, _ = fit(tmp_path / str(number), TRAININGS[integration], FORWARD[integration], error)
+        try:
+            training.run()
+        except BaseException as caught:  # noqa: BLE001 pytest's own `raises` can't show such an error
+            same = caught is error
+        assert same
+        assert training.world() == training.before
+        assert switch == "0" or ended(tmp_path / str(number)).failure == "Hostile"
+
+
 def counting(kind):
     """The places between the begin and the end of a step that the callback counts."""
     over = {"lr_scheduler_step", "zero_grad in manual optimization"}

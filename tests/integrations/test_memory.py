@@ -291,6 +291,29 @@ def test_a_step_in_which_no_optimizer_steps_is_followed_by_another(tmp_path):
     assert parts.optimizer_gb == parts.gradients_gb > 0
 
 
+class Momentum(torch.optim.Optimizer):
+    """An optimizer that keeps its state in lists of its own, beside the gradients of its last step."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.weights = [*self.param_groups[0]["params"]]
+        self.moments = {"first": [torch.zeros_like(one) for one in self.weights]}
+        self.gradients = []
+
+    def step(self, closure=None):
+        self.gradients = [one.grad for one in self.weights]
+        for weight, moment in zip(self.weights, self.moments["first"], strict=True):
+            moment.add_(weight.grad)
+            weight.data.sub_(moment, alpha=0.01)
+
+
+def test_state_in_attributes_of_the_optimizer_is_found(tmp_path):
+    model = a_model()
+    train(tmp_path, model, Momentum(model.parameters()), torch.randn(ROWS, WIDTH))
+    (parts,) = recorded(tmp_path, Memory)
+    assert (parts.optimizer_gb, parts.gradients_gb) == pytest.approx((LAYERS * LAYER / GB, LAYERS * LAYER / GB))
+
+
 class Broken(torch.optim.Optimizer):
     """Its groups can't be read while it steps."""
 

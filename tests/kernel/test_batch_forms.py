@@ -1,6 +1,7 @@
 """Batches of every common form are read; amounts that the tensors don't agree on are unknown."""
 
 from collections import namedtuple
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -443,3 +444,28 @@ def test_sequences_in_one_table_add_up():
     reader.read((source, target))
     reader.look_up([Lookup(1, 50, one.data_ptr(), one.numel()) for one in (source, target)])
     assert reader.read((source, target)).tokens == 56
+
+
+class Lazy(Mapping):
+    """A batch that makes each value when it is asked for it, as data sets do that decode images."""
+
+    def __init__(self):
+        self.reads = []
+
+    def __getitem__(self, name):
+        self.reads.append(name)
+        return {"pixels": t(4, 3), "attention_mask": i(4, 3), "input_ids": i(4, 3)}[name]
+
+    def __iter__(self):
+        return iter(("pixels", "attention_mask", "input_ids"))
+
+    def __len__(self):
+        return 3
+
+
+def test_a_lazy_mapping_is_read_once():
+    reader = BatchReader()
+    for _ in range(3):
+        batch = Lazy()
+        assert reader.read(batch)[:3] == (4, 12, 12)
+        assert batch.reads == [*batch]

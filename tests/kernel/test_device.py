@@ -256,6 +256,17 @@ def test_tf32_needs_a_device_that_has_it(gpu, capability):
         matmul.allow_tf32 = before
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_amd_gpu_uses_tf32_only_if_its_library_may(gpu, monkeypatch, allowed):
+    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    try:
+        matmul.allow_tf32 = True
+        monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda: allowed)  # reads HIPBLASLT_ALLOW_TF32
+        assert gpu((9, 4), hip="6.4", gcnArchName="gfx942").multiplies_in_tf32() == allowed
+    finally:
+        matmul.allow_tf32 = before
+
+
 def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
     capability = {"has_subgroup_matrix_multiply_accumulate": True}
     monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _: capability)

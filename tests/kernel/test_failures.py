@@ -1,6 +1,8 @@
 """What the callback logs."""
 
+import functools
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,14 @@ def test_a_traceback_shows_no_control_character(caplog):
 def test_the_name_of_a_variable_is_escaped():
     (remark,) = resolve(None, {"PERF_CALLBACKS_\x1b]0;x\x07\nW": "1"}).remarks
     assert remark.startswith("PERF_CALLBACKS_\\x1b]0;x\\x07\\nW is no setting")
+
+
+class Interrupted(Exception):  # noqa: N818 what happens while it is described
+    """An error during whose description the user presses Ctrl-C."""
+
+    __str__ = functools.partial(signal.raise_signal, signal.SIGINT)
+
+
+def test_ctrl_c_in_a_description_reaches_the_program():
+    with pytest.raises(KeyboardInterrupt):
+        failures.describe(Interrupted())

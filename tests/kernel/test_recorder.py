@@ -1,7 +1,9 @@
 """Whatever fails in a recorder, nobody else notices: nothing escapes, it is said once, and everything is put back."""
 
+import functools
 import gc
 import os
+import signal
 import weakref
 from contextlib import suppress
 from types import SimpleNamespace
@@ -279,6 +281,26 @@ def test_an_interrupt_goes_through_and_everything_is_put_back(tmp_path, make, ow
         owner.loop()
     assert (owner.method, gc.callbacks, recorder.active) == (interrupted, found, False)
     assert journal(tmp_path)[-1].failure == describe(error)
+
+
+class Interrupted(Exception):  # noqa: N818 what happens while it is described
+    """An error during whose description the user presses Ctrl-C."""
+
+    __str__ = functools.partial(signal.raise_signal, signal.SIGINT)
+
+
+def test_ctrl_c_in_the_description_of_a_failure_leaves_nothing_behind(tmp_path, make, owner):
+    recorder = make()
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close(Interrupted())
+    assert (owner.method, recorder.active) == (original, False)
+    assert journal(tmp_path)[-1].failure == "Interrupted"
+
+
+@pytest.mark.parametrize("text", ["x" * 5_000_000, "\0" * 5_000_000, "\ud800"], ids=["long", "escaped", "half a pair"])
+def test_a_failure_is_in_the_journal_whatever_its_message_is(tmp_path, make, text):
+    make().close(ValueError(text))
+    assert journal(tmp_path)[-1].failure[:13] == "ValueError: " + text[0].encode("utf-8", "replace").decode()
 
 
 @pytest.mark.parametrize(

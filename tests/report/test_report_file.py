@@ -32,6 +32,11 @@ def test_the_report_lies_beside_the_journal_and_its_time_is_told(tmp_path, capsy
     assert "Rank 0 wrote no summary" not in path.read_text()
 
 
+def test_the_path_of_a_report_shows_no_control_character(tmp_path, capsys):
+    train(tmp_path / "a\x1b[2J")
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_the_report_is_of_the_fit_that_has_ended(tmp_path):
     train(tmp_path, report=False)
     assert not (tmp_path / "perf_callbacks" / "report.html").exists()

@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import perf_callbacks
+from perf_callbacks.kernel.records import atomic_file
 
 SUMMARY: str = "make PERF_CALLBACKS=1 measure every trainer of this Python, without `perf-callbacks run`"
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.action == "enable":
             place().mkdir(parents=True, exist_ok=True)
-            (place() / FILE).write_text(LINE, encoding="ascii")
+            atomic_file.replace(place() / FILE, LINE.encode())
         elif arguments.action == "disable":
             for file in files():
                 file.unlink()

@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if settings.origins:
             print("\n".join(["Settings from outside:", *status.settings_lines(settings)]))
-        said = LATER if later else _said(peak, off or refused or advice(name))
+        said = LATER if later else _said(peak, off or refused or peak_source.crowded(here) or advice(name))
         card = opening_card.check(name, rows, said, findings, terminal.columns())
         without = status.no_effect()
         remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report import report_file
 from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.layout import listed
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.output or report_file.default_path(arguments.directory, report_file.NAME)
     other = None if arguments.other is None else report_file.fits(arguments.other)[-1]
     report_file.write(fits, arguments.fit, path, within, other)
-    print(path)
+    print(printable(str(path)))
     return 0
 
 
@@ -53,7 +53,9 @@ def last(directory: Path) -> list[Attempt]:
     """Return each rank's newest attempt of the newest fit. Print which ranks have no journal."""
     fit = report_file.fits(directory)[-1]
     if fit.missing:
-        print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
+        print(
+            f"{printable(str(directory))}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr
+        )
     return fit.last
 
 

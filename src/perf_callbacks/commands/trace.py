@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from perf_callbacks.commands import report
+from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report import report_file
 from perf_callbacks.report.trace import trace
 
@@ -26,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
     fit = report_file.chosen(fits, arguments.fit, within)
     path = arguments.output or report_file.default_path(arguments.directory, "trace.json")
     report_file.write_parts(path, trace(fit, within))
-    print(path)
+    print(printable(str(path)))
     return 0

@@ -7,7 +7,7 @@ from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
 from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
-from perf_callbacks.flops.peaks.peak_source import find, forget
+from perf_callbacks.flops.peaks.peak_source import crowded, find, forget
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -119,9 +119,10 @@ class CountRecords:
         recorder = self._recorder
         found = find(recorder.device, record.by_dtype, recorder.config)
         if found is None:
-            self._work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
+            why = crowded(recorder.device) if recorder.config.measure_peak != "off" else None
+            self._work.unknowns.peak = why or f"no dense peak is known for {recorder.run.device}: set peak_tflops"
             if recorder.run.rank == 0:
-                log.warning("perf_callbacks: %s", advice(recorder.run.device))
+                log.warning("perf_callbacks: %s", f"{why}." if why else advice(recorder.run.device))
         return found
 
     def check_peak(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, Mark
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.recorder import Recorder
 
 P = ParamSpec("P")
@@ -54,7 +54,7 @@ def turns(
                 return inner(*args, **kwargs)
             except BaseException as error:
                 if ends_fit:
-                    recorder.close(describe(error))
+                    recorder.close(error)
                 raise
             finally:
                 if end is not None:
@@ -87,7 +87,7 @@ def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fi
                 return inner(*args, **kwargs)
             except BaseException as error:
                 if ends_fit:
-                    recorder.close(describe(error))
+                    recorder.close(error)
                 raise
 
         return call
@@ -205,7 +205,7 @@ def exits(
             except BaseException as error:
                 if before is not None:
                     recorder.attempt(before)
-                recorder.close(describe(error))
+                recorder.close(error)
                 raise
             if last:
                 recorder.close()

@@ -46,6 +46,9 @@ class Measuring(Protocol):
 
 M = TypeVar("M", bound=Measuring)
 
+LONGEST = 10_000
+"""Largest number of characters of a description. A message may hold a whole batch, and a journal has a size limit."""
+
 
 def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
     """Wrap a method so that an `Exception` in it ends measuring, but not the run. Later calls return None."""
@@ -122,5 +125,17 @@ def describe(error: BaseException) -> str:
     >>> describe(ValueError("no"))
     'ValueError: no'
     """
-    message = str(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    name, text = type(error).__name__, message_of(error)
+    return f"{name}: {text}"[:LONGEST] if text else name[:LONGEST]
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, or "" if its own `__str__` fails: the program must get its exception."""
+    try:
+        return str.__str__(str(error))  # a subclass of `str` may fail later
+    except BaseException as failure:  # the `__str__` of another class may raise anything
+        let_pass(failure)
+        trace = failure.__traceback__
+        if type(failure) is KeyboardInterrupt and trace is not None and trace.tb_next is None:
+            raise  # Ctrl-C, because no `__str__` raised it
+        return ""

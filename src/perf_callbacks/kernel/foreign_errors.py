@@ -45,7 +45,7 @@ def of_handler(error: BaseException) -> BaseException | None:
                 return found
         cause, context = found.__cause__, found.__context__
         caught = context is not None and context.__traceback__ is not None and context.__traceback__.tb_frame in frames
-        found = cause or (context if caught else None)
+        found = cause if cause is not None else context if caught else None  # an error may have no truth value
     return None
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, UTILIZATION, WATTS
 from perf_callbacks.kernel.engine.steps import NEVER
-from perf_callbacks.kernel.failures import describe, guard, logs
+from perf_callbacks.kernel.failures import describe, guard, logs, message_of
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -272,7 +272,7 @@ class MemoryWatch(Observer):
 
     def _report(self, error: BaseException) -> OutOfMemory:
         """Return the report of a failed allocation."""
-        began, message = self._recorder.clock(), str(error)
+        began, message = self._recorder.clock(), message_of(error)
         model = None if self._trained is None else self._trained()
         failure, kind = place(error), self._recorder.device.type
         parts = None if failure.stage == EVALUATION else self.use.parts

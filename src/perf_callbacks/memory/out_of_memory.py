@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perf_callbacks.kernel.failures import message_of
 from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
 from perf_callbacks.kernel.foreign_errors import frames_of
@@ -55,9 +56,10 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
     True
     """
     for _ in range(DEEPEST):
-        if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
+        kind = type(error)  # an error's own `__class__` may fail
+        if error is None or issubclass(kind, torch.OutOfMemoryError | MemoryError):
             return error
-        if isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS):
+        if issubclass(kind, RuntimeError) and any(sign in message_of(error).lower() for sign in _SIGNS):
             return error
         error = error.__cause__
     return None

@@ -78,6 +78,9 @@ class StepMemory:
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
             self._note(state, tensors(optimizer.state), weights)  # state may share storage with weights
+            # Some optimizers keep their state in attributes of their own.
+            others = weights | sizes([one.grad for one in _parameters(optimizer) if one.grad is not None], self._device)
+            self._note(state, tensors(getattr(optimizer, "__dict__", {})), others)
         made: dict[int, int] = {}  # by a closure that the optimizer ran after the hook, as in Lightning
         self._note(made, _gradients(model))
         gradients = max(sum(self._gradients.values()), sum(made.values()))

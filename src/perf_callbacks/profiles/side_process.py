@@ -5,12 +5,12 @@ in the trace. For each job, the process writes one line to stdout: the `profile`
 record.
 """
 
-import gzip
 import importlib
 import json
 import os
-import shutil
 import sys
+import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,17 +75,22 @@ def _keep(trace: Path, kept: Path) -> int:
 
     Also delete a compressed trace that is larger than `MOST_KEPT_BYTES`.
     """
-    partial = kept.with_name(kept.name + ".part")
     try:
-        with trace.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        size = partial.stat().st_size
-        if size <= MOST_KEPT_BYTES:
-            partial.replace(kept)
+        importlib.import_module("perf_callbacks.kernel.records.atomic_file").replace(kept, _compressed(trace))
+        size = kept.stat().st_size
+        if size > MOST_KEPT_BYTES:
+            kept.unlink()
         return size
     finally:
-        partial.unlink(missing_ok=True)
         trace.unlink(missing_ok=True)
+
+
+def _compressed(trace: Path) -> Iterator[bytes]:
+    packer = zlib.compressobj(6, wbits=31)  # gzip's format
+    with trace.open("rb") as source:
+        while part := source.read(1 << 20):
+            yield packer.compress(part)
+    yield packer.flush()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """Read journals, and write the report of a fit."""
 
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import perf_counter
-from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records import atomic_file, interim
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
-from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.report.history import FitHistory, gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
@@ -54,15 +53,10 @@ def default_path(source: Path, name: str) -> Path:
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
     """Write a file completely or not at all. Raise `ConfigError` if writing fails."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(parts)
-        part.replace(path)
+        atomic_file.replace(path, map(str.encode, parts))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write(
@@ -84,4 +78,4 @@ def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) 
     number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)
     path = journal.with_name(NAME)
     write(found, number, path)
-    return f"report {path} (made in {duration(clock() - began)})"
+    return f"report {printable(str(path))} (made in {duration(clock() - began)})"

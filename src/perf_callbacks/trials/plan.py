@@ -1,12 +1,12 @@
 """Files that `perf-callbacks try` and the program exchange: the plan of a trial, and its outcome."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.records.fit_records import Finding, Run
 from perf_callbacks.kernel.settings.config import printable
 
@@ -102,6 +102,4 @@ def outcome_path(plan_path: Path) -> Path:
 
 def write(path: Path, content: Plan | TrialOutcome) -> None:
     """Write a plan or an outcome to a file atomically. Several ranks may write the same outcome at once."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(msgspec.json.encode(content))
-    part.replace(path)
+    atomic_file.replace(path, msgspec.json.encode(content))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils import flop_counter
 
-from perf_callbacks.flops.counting.operands import is_sparse, sparse_product, stored_values
+from perf_callbacks.flops.counting.operands import computed_share, is_sparse, sparse_product, stored_values
 from perf_callbacks.flops.work import Kind
 
 Flops = Callable[..., int]
@@ -202,6 +202,12 @@ def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, st
     return Formula(flops, "attention", again if backward else None)
 
 
+def _flex_attention(*, backward: bool = False) -> Formula:
+    """Return the formula for flex attention. Its FLOPs are 0 if its mask is on a device: see `Observed.product`."""
+    full = _attention(backward=backward)
+    return full._replace(flops=lambda *args, **named: int(full.flops(*args, **named) * (computed_share(args) or 0.0)))
+
+
 def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a recurrent layer. At each time step, each input row passes through each weight matrix."""
     rows = prod(x.shape[:-1])
@@ -312,6 +318,6 @@ _OURS: dict[str, Formula] = {
     "aten::_efficient_attention_forward": _attention(rows=True, starts=4),
     "aten::_efficient_attention_backward": _attention(1, backward=True, rows=True, starts=6),
     # not every version of torch has a formula
-    "flex_attention": _attention(),
-    "flex_attention_backward": _attention(backward=True),
+    "flex_attention": _flex_attention(),
+    "flex_attention_backward": _flex_attention(backward=True),
 }

@@ -125,6 +125,8 @@ class Observed:
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
         """Record the FLOPs and the shapes of a counted product."""
         sort = self.sort(func)
+        if not flops and sort.called.startswith("flex_attention"):
+            self._note(self.unknown, f"{sort.called} with a block mask on a device", 1)
         if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
             self.masked_flops += _masked(sort.called, operands, flops)

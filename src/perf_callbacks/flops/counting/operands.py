@@ -12,6 +12,7 @@ from perf_callbacks.kernel.process import device as devices
 
 _MATRIX = 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_TWO_NUMBERS = getattr(torch, "float4_e2m1fn_x2", None)  # since torch 2.8
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
@@ -43,11 +44,14 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the ratio of a product's FLOPs to the FLOPs of the same product with real operands.
+    """Return the ratio of a product's FLOPs to the FLOPs of a product of real numbers with the same shapes.
 
     The ratio is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
     four additions. The ratio is 2 if only one operand is complex. The ratio is 0 if all operands are integers.
+    The ratio is 2 for 4-bit numbers, because each element of such a tensor holds two numbers of a row.
     """
+    if operands and operands[0].dtype is _TWO_NUMBERS:
+        return 2
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
 
@@ -60,6 +64,27 @@ def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
     if single and devices.of(operand.device).multiplies_in_tf32(convolution=kind == "convolution"):
         return "tfloat32"
     return str(dtype).removeprefix("torch.")
+
+
+def computed_share(args: tuple[Any, ...]) -> float | None:
+    """Return the share of all pairs of query and key in the blocks that flex attention computes.
+
+    Return None if the blocks are on a device, because reading them would wait for the device. A mask that is causal and
+    hides nothing else has a share of 1, because causal attention counts in full.
+    """
+    # The fields of a `BlockMask` end with the size of a block in queries, the size in keys, and a function.
+    mask = next((one for one in args if isinstance(one, tuple) and one and callable(one[-1])), None)
+    queries, keys = args[0].shape[-2], args[1].shape[-2]
+    if mask is None or (mask[-3] >= queries and mask[-2] >= keys):  # a single block: there is no mask
+        return 1.0
+    fields = [one for one in mask if not isinstance(one, int)]  # since torch 2.6, two lengths come first
+    blocks = [one for one in fields[:3:2] if one is not None]  # blocks in which some pairs are computed, or all
+    if any(isinstance(one, FakeTensor) or not one.is_cpu for one in blocks):
+        return None
+    computed = sum(blocks)
+    if queries == keys and bool((computed == torch.arange(1, computed.shape[-1] + 1)).all()):
+        return 1.0
+    return min(1.0, float(computed.double().mean() * mask[-2] / keys))
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:

@@ -32,6 +32,8 @@ class Chip:
     the example ends with an additional word, such as "10GB"."""
     bf16: bool = True
     """False if the device doesn't support bfloat16."""
+    fp4: float | None = None
+    """Peak of NVFP4 and MXFP4."""
     arch: str | None = None
     """ROCm's name of the architecture. If ROCm reports no device name, the architecture and the number of
     multiprocessors identify an AMD Instinct."""
@@ -40,15 +42,20 @@ class Chip:
     def tflops(self) -> dict[str, float]:
         """Maps torch's name of a dtype to the dense peak in TFLOPS. A dtype without a peak is missing."""
         bf16 = self.half if self.bf16 else None
-        names = ("float32", "tfloat32", "float16", "bfloat16", "float8")
-        peaks = zip(names, (self.fp32, self.tf32, self.half, bf16, self.fp8), strict=True)
+        names = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+        peaks = zip(names, (self.fp32, self.tf32, self.half, bf16, self.fp8, self.fp4), strict=True)
         return {dtype: peak for dtype, peak in peaks if peak is not None}
 
 
 _NV = "https://www.nvidia.com/en-us/data-center"
 _AMD = "https://www.amd.com/en/products/accelerators/instinct"
-_GB200 = f"{_NV}/gb200-nvl72/, one chip; multiprocessors as torch counts them"
-_B200 = "NVIDIA DGX B200 and DGX B300 data sheets, one of eight; multiprocessors as torch counts them"
+_AS_TORCH = "multiprocessors as torch counts them"
+_KLOCKWOOD = "glennklockwood.com/garden/processors"
+_GB200 = f"{_NV}/gb200-nvl72/, one chip; fp4: {_KLOCKWOOD}/B200 (secondary); {_AS_TORCH}"
+_GB300 = f"{_NV}/gb200-nvl72/, one chip; fp4: 1.1 EFLOPS for 72 chips, {_KLOCKWOOD}/B300 (secondary); {_AS_TORCH}"
+_DGX = "NVIDIA DGX B200 and DGX B300 data sheets, one of eight"
+_B200 = f"{_DGX}; fp32: fibermall.com/blog/?p=17161, fp4: {_KLOCKWOOD}/B200 (both secondary); {_AS_TORCH}"
+_B300 = f"{_DGX}; fp32, fp4: {_KLOCKWOOD}/B300 (secondary); {_AS_TORCH}"
 _H200 = f"{_NV}/h200/"
 _GH200 = f"{_NV}/grace-hopper-superchip/"
 _H100 = f"{_NV}/h100/"
@@ -97,8 +104,10 @@ _TPU = "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm"
 # fmt: off
 DEVICES = (
     #    fp32,  tf32,  half,  fp8,  SMs,  source,  name, called
-    Chip(80,    1250,  2500,  5000, 152,  _GB200, r"gb[23]00", "NVIDIA GB200"),
-    Chip(80,    1125,  2250,  4500, 148,  _B200,  r"b[23]00( sxm6( ac)?)?", "NVIDIA B200"),
+    Chip(80,    1250,  2500,  5000, 152,  _GB300, r"gb300", "NVIDIA GB300", fp4=15000),
+    Chip(80,    1250,  2500,  5000, 152,  _GB200, r"gb200", "NVIDIA GB200", fp4=10000),
+    Chip(75,    1125,  2250,  4500, 148,  _B300,  r"b300( sxm6( ac)?)?", "NVIDIA B300", fp4=13125),
+    Chip(75,    1125,  2250,  4500, 148,  _B200,  r"b200( sxm6( ac)?)?", "NVIDIA B200", fp4=9000),
     Chip(60,    417.5, 835.5, 1671, 132,  _H200,  r"h200 nvl", "NVIDIA H200 NVL"),
     Chip(67,    494.5, 989.5, 1979, 132,  _H200,  r"h200( sxm5?)?( 141gb)?( hbm3e)?", "NVIDIA H200"),
     Chip(67,    494.5, 989.5, 1979, 132,  _GH200, r"gh200( (120gb|480gb|144g hbm3e))?", "NVIDIA GH200 480GB"),

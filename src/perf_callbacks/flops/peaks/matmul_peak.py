@@ -4,15 +4,19 @@ The measurement multiplies square matrices of several sizes for about a second i
 fastest round, because other work on the machine can only slow a round down. The measurement uses the number of threads
 and the precision of float32 matmuls that are set in the process. It draws no random numbers. During the measurement,
 the host waits for the device.
+
+On a CPU, a round counts only if torch's threads had a CPU for most of the round. Otherwise other programs had the CPUs.
+A round in which the process used more CPU time than there is doesn't count either: its clock is wrong.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
-from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.clock import perf_counter, process_time
 from perf_callbacks.kernel.foreign_errors import suppress
 
 SECONDS = 0.9
@@ -27,6 +31,12 @@ GROWTH = 8
 
 CALLS = 8
 """Number of multiplications that are queued at once, so that the device doesn't wait for the host between them."""
+
+MOST = 0.5
+"""A round counts if the process used more than this share of the CPU time that torch's threads could use."""
+
+INEXACT = 1.1
+"""Factor for the difference between the clocks of CPU time and time."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -81,43 +91,58 @@ def measure(
     *,
     seconds: float = SECONDS,
     clock: Callable[[], float] = perf_counter,
+    cpu_clock: Callable[[], float] | None = None if os.name == "nt" else process_time,
     make: Callable[[torch.device, torch.dtype], Matmuls] = Matmuls,
 ) -> dict[str, MeasuredPeak]:
-    """Measure the highest FLOP/s of each dtype. Dtypes that are unknown or not supported are left out."""
+    """Measure the highest FLOP/s of each dtype. Dtypes that are unknown or not supported are left out.
+
+    `cpu_clock` returns the CPU time of this process. None: the clock of the system is too coarse, as on Windows.
+    """
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
     found: dict[str, MeasuredPeak] = {}
     with torch.no_grad():
         for name in wanted:
-            peak = _search(make(device, DTYPES[name]), seconds / len(wanted), clock)
+            cpu = cpu_clock if device.type == "cpu" else None
+            peak = _search(make(device, DTYPES[name]), seconds / len(wanted), clock, cpu)
             if peak is not None:
                 found[name] = peak
     return found
 
 
-def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak | None:
+def _search(
+    rounds: Matmuls, seconds: float, clock: Callable[[], float], cpu_clock: Callable[[], float] | None
+) -> MeasuredPeak | None:
     """Return the highest FLOP/s over all matrix sizes, or None if the device doesn't support the dtype.
 
     Each size gets an equal part of the time. The search ends early if a round with the next size would take too long,
     or if the matrices don't fit into memory.
     """
-    part = seconds / len(rounds.sizes)
+    part, threads = seconds / len(rounds.sizes), torch.get_num_threads()
     found: list[MeasuredPeak] = []
     shortest = 0.0
     with suppress(RuntimeError):  # dtype not supported, or out of memory
         for size in rounds.sizes:
             if GROWTH * shortest > part:
                 break
-            shortest = _shortest(rounds, size, part, clock)
-            found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
+            shortest, cpu_seconds = _shortest(rounds, size, part, clock, cpu_clock)
+            if cpu_clock is None or MOST * threads < cpu_seconds / shortest <= INEXACT * (os.cpu_count() or threads):
+                found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
     return max(found, key=lambda peak: peak.flops_per_second, default=None)
 
 
-def _shortest(rounds: Matmuls, size: int, seconds: float, clock: Callable[[], float]) -> float:
-    """Return the duration of the fastest round with matrices of this size, in seconds."""
+def _shortest(
+    rounds: Matmuls,
+    size: int,
+    seconds: float,
+    clock: Callable[[], float],
+    cpu_clock: Callable[[], float] | None,
+) -> tuple[float, float]:
+    """Return the duration of the fastest round with matrices of this size, and its CPU time, both in seconds."""
     rounds.prepare(size)
-    end, shortest = clock() + seconds, math.inf
-    while shortest == math.inf or clock() + shortest <= end:
-        start = clock()
+    end, shortest = clock() + seconds, (math.inf, 0.0)
+    while shortest[0] == math.inf or clock() + shortest[0] <= end:
+        start, cpu_start = clock(), cpu_clock() if cpu_clock is not None else 0.0
         rounds.run()
-        shortest = min(shortest, max(clock() - start, 1e-9))
+        cpu_seconds = cpu_clock() - cpu_start if cpu_clock is not None else 0.0
+        shortest = min(shortest, (max(clock() - start, 1e-9), cpu_seconds))
     return shortest

@@ -18,9 +18,10 @@ DTYPES = {
     "fp32": "float32",
     "fp64": "float64",
     "fp8": "float8",
+    "fp4": "float4",
 }
-"""Maps the short name of a dtype to its full name. Most full names are torch's names. "tfloat32" and "float8" are this
-package's own names."""
+"""Maps the short name of a dtype to its full name. Most full names are torch's names. "tfloat32", "float8" and
+"float4" are this package's own names."""
 
 WHATEVER = "*"
 """Dtype name of a peak that holds for all dtypes."""
@@ -52,7 +53,7 @@ def canonical(dtype: str) -> str:
     ('bfloat16', 'float8')
     """
     name = dtype.strip().lower().removeprefix("torch.")
-    return "float8" if name.startswith("float8") else DTYPES.get(name, name)
+    return name[:6] if name.startswith(("float8", "float4")) else DTYPES.get(name, name)
 
 
 def lookup(device: str, processors: int | None = None, architecture: str | None = None) -> Peaks | None:
@@ -156,7 +157,7 @@ def given(text: str) -> Peaks:
     Traceback (most recent call last):
         ...
     perf_callbacks.kernel.settings.config.ConfigError: peak_tflops: got 'bf17', wanted one of bf16, fp16, half, tf32, \
-fp32, fp64, fp8; did you mean bf16?
+fp32, fp64, fp8, fp4; did you mean bf16?
     """
     by_dtype: dict[str, float] = {}
     for part in text.split(","):

@@ -7,6 +7,7 @@ has this peak.
 """
 
 import hashlib
+import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
@@ -21,9 +22,10 @@ from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process import device as devices
+from perf_callbacks.kernel.process import device as devices, topology
 from perf_callbacks.kernel.process.cpu_facts import local_rank
 from perf_callbacks.kernel.process.processes import allowed_cpus
+from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
@@ -37,9 +39,20 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     here = devices.of(device)
     built = here.features()
     known = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
-    if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto"):
+    if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto") or crowded(device):
         return known
     return measured_peaks(device, dtypes, local_rank=local_rank(os.environ)) or known
+
+
+def crowded(device: torch.device) -> str | None:
+    """Return why the peak of a CPU can't be measured: torch has more threads than CPUs. Otherwise return None."""
+    if device.type != "cpu":
+        return None
+    threads, cpus, limit = torch.get_num_threads(), allowed_cpus(), topology.quota(Path("/"))
+    found = min([number for number in (cpus, limit) if number is not None], default=math.inf)
+    if threads <= found:
+        return None
+    return f"the peak of the CPU is not measured: torch has {threads} threads for {found:g} CPU{'s' * (found != 1)}"
 
 
 def cache_file(device: torch.device, directory: Path | None = None) -> Path:
@@ -59,7 +72,7 @@ def cache_file(device: torch.device, directory: Path | None = None) -> Path:
 def read(path: Path) -> dict[str, MeasuredPeak]:
     """Return the peaks in a file, or an empty dict if the file is older than a day, missing or unreadable."""
     with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
-        if unix_time() - path.stat().st_mtime <= FRESH_SECONDS:
+        if abs(unix_time() - path.stat().st_mtime) <= FRESH_SECONDS:  # a clock may have been ahead
             found = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
             return {name: peak for name, peak in found.items() if peak.flops_per_second > 0}
     return {}
@@ -67,11 +80,9 @@ def read(path: Path) -> dict[str, MeasuredPeak]:
 
 def write(path: Path, measured: Mapping[str, MeasuredPeak]) -> None:
     """Write measured peaks to a file atomically. Errors are ignored."""
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(msgspec.json.encode(measured))
-        unfinished.replace(path)
+        atomic_file.replace(path, msgspec.json.encode(measured))
 
 
 _KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}

@@ -155,7 +155,7 @@ class AcceleratorSession:
         self._prepared.forget()
 
     @fails_open
-    def close(self, failure: str | None = None) -> None:
+    def close(self, failure: str | BaseException | None = None) -> None:
         """Stop measuring and undo every change to the accelerator. Idempotent."""
         if self._session.recorder is None and failure is None and not self.armed:
             log.warning(
@@ -175,7 +175,7 @@ class AcceleratorSession:
             with suppress(Exception):  # the error has been logged
                 self._detach()
 
-    def _end(self, failure: str | None = None) -> None:
+    def _end(self, failure: str | BaseException | None = None) -> None:
         self._session.end(failure)
         if self._session.recorder is not None and self._session.recorder.failed:
             self._detach()

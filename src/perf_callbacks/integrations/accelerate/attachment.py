@@ -8,7 +8,7 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 
 from perf_callbacks.integrations.accelerate.accelerator_methods import ATTRIBUTE, install
 from perf_callbacks.integrations.accelerate.accelerator_session import TAKEN_OVER, AcceleratorSession
-from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, kind
 from perf_callbacks.session import Session, checked
@@ -93,7 +93,7 @@ class Attachment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(None if error is None else describe(error))
+        self.close(error)
 
     @property
     def summary(self) -> Summary | None:
@@ -104,6 +104,6 @@ class Attachment:
         """Return the counters to save with a checkpoint, for `attach(resume=…)`. `save_state` also saves them."""
         return self._fits.state
 
-    def close(self, failure: str | None = None) -> None:
+    def close(self, failure: str | BaseException | None = None) -> None:
         """Stop measuring and undo every change to the accelerator. Idempotent."""
         self._fits.close(failure)

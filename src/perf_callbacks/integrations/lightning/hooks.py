@@ -13,7 +13,7 @@ from perf_callbacks.integrations.callback_order import LateCallbackList, measure
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.clock import perf_counter
-from perf_callbacks.kernel.failures import describe, fails_open, guard
+from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.logged_metrics import bar
 from perf_callbacks.kernel.fit.place import Place
@@ -144,8 +144,9 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         trainer.callbacks = settled(trainer.callbacks)
-        in_order = isinstance(exception, SystemExit) and self._watch is not None  # Lightning raises it after SIGTERM
-        self._close(describe(exception))
+        # Lightning raises SystemExit after SIGTERM.
+        in_order = issubclass(type(exception), SystemExit) and self._watch is not None
+        self._close(exception)
         if in_order:
             self._session.show_summary()
 
@@ -193,7 +194,7 @@ class LightningHooks(CallbackBase):
             ):
                 recorder.patches.replace(self, name, lambda _: None)
 
-    def _close(self, failure: str | None = None) -> None:
+    def _close(self, failure: str | BaseException | None = None) -> None:
         try:
             self._end(failure)
         finally:
@@ -206,7 +207,7 @@ class LightningHooks(CallbackBase):
         if startup is not None:
             startup.closed()
 
-    def _end(self, failure: str | None = None) -> None:
+    def _end(self, failure: str | BaseException | None = None) -> None:
         self._watch = None
         self._session.end(failure)
 

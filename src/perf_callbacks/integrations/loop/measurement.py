@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from perf_callbacks.integrations.loop.loaderless import LoaderlessWatch
 from perf_callbacks.integrations.loop.usage import LOOP, NO_WITH, LoopUsage, check
 from perf_callbacks.integrations.loop.watch import LoopWatch, MeasuredLoader
-from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import of_loop
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -109,7 +109,7 @@ class Measurement(Generic[B]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session.end(None if error is None else describe(error))
+        self._session.end(error)
         if error is None:
             self._session.show_summary()
 

@@ -1,6 +1,7 @@
 """Read samples, tokens and shape of a batch from its tensors, without waiting for the device."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -124,9 +125,18 @@ class BatchReader:
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._noted: list[_Noted] | None = None
+        self.modes: Callable[[], bool] = bool
+        """Function that returns True while a mode of the program sees each read of a tensor's attribute."""
+        self.unseen: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Function that returns a context in which no mode sees them."""
+        self._modes_seen = False  # then code that looks into `by_shapes` must find nothing, because it reads shapes
 
     def read(self, batch: Any) -> Batch:
         """Read samples, tokens and shape of a batch."""
+        if self.modes():
+            self._modes_seen = True
+            with self.unseen():  # no mode is active within
+                return self.read(batch)
         key: tuple[Any, ...] | None = None
         try:
             if type(batch) is self._array:
@@ -134,6 +144,8 @@ class BatchReader:
             elif type(batch) in ROWS:
                 key = tuple(map(shape_of, batch))
             else:
+                if type(batch) is not dict and isinstance(batch, Mapping):  # a lazy mapping makes its values each time
+                    batch = dict(zip(batch.keys(), batch.values(), strict=False))
                 key = (*batch.keys(), *map(shape_of, batch.values()))
             known, masks, full = self._known[key]
         except UNREADABLE as error:
@@ -211,7 +223,7 @@ class BatchReader:
             if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
             self._known[key] = known
-            if not masks and not is_array(batch):
+            if not (masks or is_array(batch) or self._modes_seen):
                 self.by_shapes[key] = seen
         return known, tensors
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from torch._C import DisableTorchFunction, _is_torch_function_mode_enabled
+
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.engine import Engine
@@ -48,6 +50,9 @@ T = TypeVar("T")
 
 class Recorder:
     """Measures one fit from `__init__` until `close`."""
+
+    autocast: Any = None
+    """Dtype to which `torch.autocast` around the model's call casts, or None without autocast."""
 
     def __init__(
         self,
@@ -108,8 +113,7 @@ class Recorder:
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
-        self.autocast: Any = None
-        """Dtype to which `torch.autocast` around the model's call casts, or None without autocast."""
+        self.reader.modes, self.reader.unseen = _is_torch_function_mode_enabled, DisableTorchFunction
         self.tape = self.engine.tape
         """The engine's tape. Wrappers write marks directly on the tape, which is faster than a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
@@ -316,13 +320,13 @@ class Recorder:
             else:
                 log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
         try:
-            self.close(describe(error))
+            self.close(error)
         finally:
             if foreign is not None:
                 raise foreign
 
-    def close(self, failure: str | None = None) -> None:
-        """Stop measuring and undo all changes. Further calls do nothing."""
+    def close(self, failure: str | BaseException | None = None) -> None:
+        """Stop measuring and undo all changes. Idempotent. `failure` is an exception that ends the fit, or a text."""
         if not self.active:
             return
         self.observers.hurry()  # the end of a step then only checks if the recorder is closed
@@ -330,10 +334,8 @@ class Recorder:
         if late is not None and not self.failed:
             self.fail(late)
             return
-        error = sys.exc_info()[1]  # integrations close the recorder while they handle the exception
-        if error is not None and not self.failed and failure == describe(error):
-            self._asked(partial(self.observers.exception_raised, error))
-        self.failure = failure
+        error = failure if isinstance(failure, BaseException) else None
+        self.failure = type(error).__name__ if isinstance(failure, BaseException) else failure
         self.active = False
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in a callback must not skip the rest
@@ -347,6 +349,10 @@ class Recorder:
             steps.callback(self._asked, self.observers.before_summary)
             steps.callback(self._asked, self._observer.remove)
             steps.callback(self._asked, self.patches.restore)
+            if error is not None and not self.failed:
+                steps.callback(self._asked, partial(self.observers.exception_raised, error))
+            if error is not None:  # runs code of the error's class
+                self.failure = describe(error)
         self._abandon.detach()  # after an interrupt the finalizer stays, and does the rest when we are freed
 
     def _drain(self) -> None:

@@ -35,8 +35,7 @@ class Device:
     clocks: str | None = None
     """Command that shows clocks and throttling. None: no command is known."""
     pinned_copies: bool | None = None
-    """True: copies from pinned memory overlap with the device's work. If the value is None, the checklist advises
-    pinned memory, but doesn't turn it on."""
+    """True: copies from pinned memory overlap with the device's work. None: the checklist only advises such memory."""
     reliable_events = False
     """True: events of this device always work. A slow event only shows that the device is busy."""
 
@@ -189,6 +188,7 @@ class Cpu(Device):
 
     @property
     def captures(self) -> bool:
+        """False: a CPU has no graphs."""
         return False
 
     def timing(self) -> Timing:
@@ -200,11 +200,7 @@ class Cpu(Device):
         return None
 
     def headroom(self) -> int | None:
-        """Return how many bytes this rank can still allocate.
-
-        Return the smaller of two amounts: an equal share of the available memory, and the address space that
-        `ulimit -v` leaves.
-        """
+        """Return the bytes that this rank can still allocate: its share of the memory, or less under `ulimit -v`."""
         _, ranks = local_ranks(os.environ) or (0, 1)
         available = memory_available()
         shared = None if available is None else available // ranks
@@ -229,13 +225,12 @@ class Cuda(Device):
         """Derive the features from the compute capability: tensor cores since V100, TF32 and bf16 since A100."""
         with suppress(Exception):  # CUDA doesn't start
             found, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
-            uuid = getattr(found, "uuid", None)  # an older torch has none
             return Features(
                 half="bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else None,
                 tensor_cores=capability >= (7, 0),
                 tf32=capability >= (8, 0),
                 multiprocessors=int(found.multi_processor_count),
-                uuid=None if uuid is None else str(uuid),
+                uuid=str(found.uuid) if hasattr(found, "uuid") else None,  # an older torch has none
             )
         return Features()
 
@@ -267,6 +262,12 @@ class Rocm(Cuda):
                 architecture=name,
             )
         return Features()
+
+    def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:
+        """Ask torch's older switch too: it reads HIPBLASLT_ALLOW_TF32, if this torch does (pytorch/pytorch#143549)."""
+        with suppress(RuntimeError):  # the program has used the newer switch, and this torch needs no variable
+            return super().multiplies_in_tf32(convolution=convolution) and bool(torch.backends.cuda.matmul.allow_tf32)
+        return True
 
 
 class Xpu(Device):

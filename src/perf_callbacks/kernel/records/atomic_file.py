@@ -1,31 +1,29 @@
-"""Replace a file as a whole or not at all."""
+"""Replace a file as a whole or not at all. Each file of ours that is not appended to is written here."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from perf_callbacks.kernel.foreign_errors import suppress
 
-_AS_GIVEN = getattr(os, "O_BINARY", 0)  # otherwise Windows writes "\r\n" for "\n"
 
-
-def replace(path: Path, data: bytes, mode: int | None = None, owner: tuple[int, int] | None = None) -> None:
+def replace(
+    path: Path, data: bytes | Iterable[bytes], mode: int | None = None, owner: tuple[int, int] | None = None
+) -> None:
     """Replace a file. Raise `OSError` if writing fails.
 
+    Nobody can put a link to another file of the user in the way: the name of the new file is drawn at random.
+
     Args:
-        path: The file.
-        data: The new content.
+        path: The file. If it is a link, the link is replaced.
+        data: The new content, whole or in parts.
         mode: Permissions of the file, whatever the process's umask is. None: the usual permissions of a new file.
         owner: User and group of the file, if the system lets this process set them. None: those of this process.
     """
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)  # left by a killed run, or a link to a file of the user
+    part = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _AS_GIVEN, 0o666)
-        try:
-            while data:
-                data = data[os.write(file, data) :]
-        finally:
-            os.close(file)
+        with part.open("xb") as file:  # follows no link
+            file.writelines([data] if isinstance(data, bytes) else data)
         if owner is not None:
             with suppress(OSError, AttributeError):  # Windows has no owners
                 os.chown(part, *owner)

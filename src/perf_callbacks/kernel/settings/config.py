@@ -179,7 +179,7 @@ FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": 
 """Spellings of true and false in the environment."""
 
 _NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
-_DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|bfloat16|float(8|16|32|64)|tfloat32)"
+_DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|fp4|bfloat16|float(4|8|16|32|64)|tfloat32)"
 _ITEMS = r" *({0})?( *, *({0})?)* *".format("|".join(ITEMS))
 _PATTERNS = {
     "peak_tflops": (
