@@ -1,16 +1,20 @@
 """Read samples, tokens and shape of a batch from its tensors, without waiting for the device."""
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.batches.sample_counts import matching, samples
-from perf_callbacks.kernel.batches.tensors import Leaf, ShapeKey, is_array, leaves
+from perf_callbacks.kernel.batches.tensors import VALUES, Leaf, ShapeKey, digest, is_array, is_sized, leaves
 from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 _MOST_SHAPES = 1024
+
+_MOST_FORMS = 64
+"""At most this many sets of tensor names are searched for constants."""
 
 _MOST_NOTED = 256
 """In a step whose FLOPs are counted, at most this many batches are searched for token ids."""
@@ -22,6 +26,8 @@ ROWS = frozenset({tuple, list})
 """Types of batches whose tensors are found by index, not by name."""
 
 shape_of = attrgetter("shape")
+
+_Identity = tuple["weakref.ref[Any]", int]
 
 
 class Batch(NamedTuple):
@@ -35,7 +41,8 @@ class Batch(NamedTuple):
     """Number of tokens that the attention mask keeps. If the mask is on a device, the number is a tensor on the same
     device. None: there is no mask, or its elements can't be counted."""
     shape: ShapeKey
-    """Names and shapes of the tensors. Empty if the shapes can't be read."""
+    """Names and shapes of the tensors, and a digest of the values that say how much work the batch is. Empty if the
+    shapes can't be read."""
 
 
 class Lookup(NamedTuple):
@@ -58,6 +65,8 @@ class _Known(NamedTuple):
     masks: tuple[str, ...]
     full: Batch
     """Copy of `batch` in which all tokens count as useful, for batches whose masks keep all tokens."""
+    sized: tuple[str, ...] = ()
+    """Names of the tensors whose values are part of the key, after all shapes. Then `batch` is of other values."""
 
 
 class _Noted(NamedTuple):
@@ -123,6 +132,8 @@ class BatchReader:
         """True if a batch was read."""
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
+        self._before: dict[tuple[str, ...], list[_Identity | None]] = {}
+        self._constants: dict[tuple[str, ...], frozenset[str]] = {}  # by the names of all tensors too
         self._noted: list[_Noted] | None = None
 
     def read(self, batch: Any) -> Batch:
@@ -135,10 +146,12 @@ class BatchReader:
                 key = tuple(map(shape_of, batch))
             else:
                 key = (*batch.keys(), *map(shape_of, batch.values()))
-            known, masks, full = self._known[key]
+            known, masks, full, sized = self._known[key]
+            if sized:
+                known, masks, full, _ = self._known[(*key, *[digest(batch[name]) for name in sized])]
         except UNREADABLE as error:
             let_pass(error)
-            (known, masks, full), batch = self._look(batch, key)
+            (known, masks, full, _), batch = self._look(batch, key)
         if not masks:
             return known
         if len(masks) == 1 and hasattr(mask := batch[masks[0]], "is_cpu"):  # as `_kept`, without its frame
@@ -203,16 +216,20 @@ class BatchReader:
             unread = self._unread(batch, found or [])
             return _Known(unread, (), unread), {}
         tensors = {one.name: one.tensor for one in found}
-        seen, masks = self._learn(batch, found)
+        plain = key is not None and _plain(batch, found)
+        values = {one.name: digest(one.tensor) for one in found if is_sized(one)} if plain else {}
+        seen, masks = self._learn(batch, found, values, plain=plain)
         known = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
         if self._noted is not None:
             self._note(seen, found)
-        elif key is not None and _plain(batch, found):
+        elif key is not None and plain and tuple(tensors) not in self._before:
             if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
-            self._known[key] = known
-            if not masks and not is_array(batch):
+            if values:
+                self._known[key] = known._replace(sized=tuple(values))
+            elif not masks and not is_array(batch):
                 self.by_shapes[key] = seen
+            self._known[(*key, *values.values())] = known
         return known, tensors
 
     def _forget_all(self) -> None:
@@ -231,18 +248,44 @@ class BatchReader:
             samples(batch, several=self.several, time_first=self.time_first) if found else None, tokens, None, ()
         )
 
-    def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
+    def _learn(
+        self, batch: Any, found: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
+    ) -> tuple[Batch, tuple[str, ...]]:
         shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
         shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
-        if shape not in self.seen:
+        shape += tuple([(f"{name}{VALUES}", (value,)) for name, value in values.items()])
+        names = tuple([one.name for one in found])
+        new = shape not in self.seen
+        if new or names in self._before:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
             rows = samples(batch, several=self.several, time_first=self.time_first)
+            if rows is None and plain and not self.several:
+                fixed = self._find_constants(names, found)
+                constants = {id(one.tensor) for one in found if one.name in fixed}
+                rows = samples(batch, time_first=self.time_first, constants=constants)
             self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
-            if self._on_new_shape is not None:
+            if new and self._on_new_shape is not None:
                 whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
                 self._on_new_shape(shape, whole)
         return self.seen[shape]
+
+    def _find_constants(self, names: tuple[str, ...], found: Sequence[Leaf]) -> frozenset[str]:
+        """Return the names of the tensors that are the same objects, with the same values, in each batch.
+
+        The first two batches with these names decide. The result is empty before the second, and if all tensors are the
+        same, as in a loop that trains on one batch.
+        """
+        if names not in self._constants and len(self._constants) + len(self._before) < _MOST_FORMS:
+            now = [_identity(one.tensor) for one in found]
+            before = self._before.pop(names, None)
+            if before is None:
+                self._before[names] = now
+            else:
+                same = [_are_same(*both) for both in zip(before, now, strict=True)]
+                fixed = [name for name, constant in zip(names, same, strict=True) if constant and not all(same)]
+                self._constants[names] = frozenset(fixed)
+        return self._constants.get(names, frozenset())
 
     def _tokens(self, shape: ShapeKey) -> int | None:
         sizes = dict(shape)
@@ -253,9 +296,8 @@ class BatchReader:
         if self._noted is not None and len(self._noted) < _MOST_NOTED:
             rows = seen.samples
             integers = [one for one in found if "int" in str(one.tensor.dtype) and _has_several(one, rows)]
-            names = [one.name for one in found] + [f"{one.name}.lengths" for one in found if not one.whole]
             places = tuple((one.name, _address(one.tensor), prod(one.sizes)) for one in integers)
-            self._noted.append(_Noted(tuple(names), places))
+            self._noted.append(_Noted(tuple([name for name, _ in seen.shape]), places))
 
 
 def _has_several(one: Leaf, rows: int | None) -> bool:
@@ -299,6 +341,22 @@ def _address(tensor: Any) -> int | None:
     try:
         return int(tensor.data_ptr())
     except (AttributeError, RuntimeError) as error:
+        let_pass(error)
+        return None
+
+
+def _are_same(some: _Identity | None, other: _Identity | None) -> bool:
+    """Return True if a tensor is the same object as before, and was not written since. Values are not compared."""
+    if some is None or other is None or some[0]() is None:
+        return False
+    return some[0]() is other[0]() and some[1] == other[1]
+
+
+def _identity(tensor: Any) -> _Identity | None:
+    """Return a weak reference to a tensor and its number of writes, or None if it can't have both."""
+    try:
+        return weakref.ref(tensor), tensor._version  # noqa: SLF001 there is no public name
+    except (AttributeError, RuntimeError, TypeError) as error:  # an array, or a tensor of inference
         let_pass(error)
         return None
 
