@@ -148,7 +148,8 @@ class BatchReader:
                 key = (*batch.keys(), *map(shape_of, batch.values()))
             known, masks, full, sized = self._known[key]
             if sized:
-                known, masks, full, _ = self._known[(*key, *[digest(batch[name]) for name in sized])]
+                valued = (*key, *[digest(batch[name]) for name in sized])
+                known, masks, full, _ = self._known[valued]
         except UNREADABLE as error:
             let_pass(error)
             (known, masks, full, _), batch = self._look(batch, key)
@@ -229,7 +230,8 @@ class BatchReader:
                 self._known[key] = known._replace(sized=tuple(values))
             elif not masks and not is_array(batch):
                 self.by_shapes[key] = seen
-            self._known[(*key, *values.values())] = known
+            valued = (*key, *values.values())
+            self._known[valued] = known
         return known, tensors
 
     def _forget_all(self) -> None:
