@@ -26,7 +26,6 @@ ROWS = frozenset({tuple, list})
 """Types of batches whose tensors are found by index, not by name."""
 
 shape_of = attrgetter("shape")
-
 _Identity = tuple["weakref.ref[Any]", int]
 
 
@@ -41,8 +40,7 @@ class Batch(NamedTuple):
     """Number of tokens that the attention mask keeps. If the mask is on a device, the number is a tensor on the same
     device. None: there is no mask, or its elements can't be counted."""
     shape: ShapeKey
-    """Names and shapes of the tensors, and a digest of the values that say how much work the batch is. Empty if the
-    shapes can't be read."""
+    """Names and shapes of the tensors, and digests of some values. Empty if the shapes can't be read."""
 
 
 class Lookup(NamedTuple):
@@ -66,7 +64,7 @@ class _Known(NamedTuple):
     full: Batch
     """Copy of `batch` in which all tokens count as useful, for batches whose masks keep all tokens."""
     sized: tuple[str, ...] = ()
-    """Names of the tensors whose values are part of the key, after all shapes. Then `batch` is of other values."""
+    """Names of the tensors whose values follow the shapes in the key of a batch. Then `batch` may have other values."""
 
 
 class _Noted(NamedTuple):
@@ -149,7 +147,7 @@ class BatchReader:
             known, masks, full, sized = self._known[key]
             if sized:
                 valued = (*key, *[digest(batch[name]) for name in sized])
-                known, masks, full, _ = self._known[valued]
+                known, masks, full, _ = self._known.get(valued) or self._revalue(self._known[key], batch, valued)
         except UNREADABLE as error:
             let_pass(error)
             (known, masks, full, _), batch = self._look(batch, key)
@@ -226,13 +224,30 @@ class BatchReader:
         elif key is not None and plain and tuple(tensors) not in self._before:
             if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
-            if values:
-                self._known[key] = known._replace(sized=tuple(values))
-            elif not masks and not is_array(batch):
+            self._known[key] = known._replace(sized=tuple(values))
+            if not (values or masks or is_array(batch)):
                 self.by_shapes[key] = seen
-            valued = (*key, *values.values())
-            self._known[valued] = known
         return known, tensors
+
+    def _revalue(self, like: _Known, batch: Mapping[str, Any], key: tuple[Any, ...]) -> _Known:
+        """Return the facts of a batch that has the shapes of another batch, but maybe other values."""
+        count = len(like.sized)
+        values = [(f"{name}{VALUES}", (value,)) for name, value in zip(like.sized, key[-count:], strict=True)]
+        seen = like.batch._replace(shape=like.batch.shape[:-count] + tuple(values))
+        if len(self._known) >= _MOST_SHAPES:
+            self._forget_all()
+        known = self._known[key] = _Known(seen, like.masks, seen._replace(useful_tokens=seen.tokens))
+        self._see(seen, like.masks, {name: one for name, one in batch.items() if hasattr(one, "device")})
+        return known
+
+    def _see(self, batch: Batch, masks: tuple[str, ...], tensors: Mapping[str, Any]) -> None:
+        """Store a batch. If its shape is new, tell the observers."""
+        new = batch.shape not in self.seen
+        if new and len(self.seen) == _MOST_SHAPES:
+            del self.seen[next(iter(self.seen))]
+        self.seen[batch.shape] = batch, masks
+        if new and self._on_new_shape is not None:
+            self._on_new_shape(batch.shape, tensors)
 
     def _forget_all(self) -> None:
         self._known.clear()
@@ -246,9 +261,8 @@ class BatchReader:
             return Batch(len(batch), None, None, ())
         named = matching([one.name for one in found], "input_ids")
         tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
-        return Batch(
-            samples(batch, several=self.several, time_first=self.time_first) if found else None, tokens, None, ()
-        )
+        rows = samples(batch, several=self.several, time_first=self.time_first) if found else None
+        return Batch(rows, tokens, None, ())
 
     def _learn(
         self, batch: Any, found: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
@@ -257,28 +271,22 @@ class BatchReader:
         shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
         shape += tuple([(f"{name}{VALUES}", (value,)) for name, value in values.items()])
         names = tuple([one.name for one in found])
-        new = shape not in self.seen
-        if new or names in self._before:
-            if len(self.seen) == _MOST_SHAPES:
-                del self.seen[next(iter(self.seen))]
+        if shape not in self.seen or names in self._before:
             rows = samples(batch, several=self.several, time_first=self.time_first)
-            if rows is None and plain and not self.several:
+            if plain and not self.several and (rows is None or names in self._before):
                 fixed = self._find_constants(names, found)
                 constants = {id(one.tensor) for one in found if one.name in fixed}
-                rows = samples(batch, time_first=self.time_first, constants=constants)
-            self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
-            if new and self._on_new_shape is not None:
-                whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
-                self._on_new_shape(shape, whole)
+                rows = rows or samples(batch, time_first=self.time_first, constants=constants)
+            whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
+            self._see(Batch(rows, self._tokens(shape), None, shape), _masks(found), whole)
         return self.seen[shape]
 
     def _find_constants(self, names: tuple[str, ...], found: Sequence[Leaf]) -> frozenset[str]:
-        """Return the names of the tensors that are the same objects, with the same values, in each batch.
+        """Return the names of the tensors that are the same unwritten objects in the first two batches of these names.
 
-        The first two batches with these names decide. The result is empty before the second, and if all tensors are the
-        same, as in a loop that trains on one batch.
+        If all are the same, as in a loop that trains on one batch, there are no constants.
         """
-        if names not in self._constants and len(self._constants) + len(self._before) < _MOST_FORMS:
+        if names not in self._constants and len(self._constants) + len(self._before) <= _MOST_FORMS:
             now = [_identity(one.tensor) for one in found]
             before = self._before.pop(names, None)
             if before is None:

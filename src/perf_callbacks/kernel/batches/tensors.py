@@ -17,11 +17,11 @@ VALUES = ".values"
 MOST_PARTS = 4096
 """Maximum number of parts of a batch. The shapes of a larger batch are not read."""
 
-_SIZED = ("len", "size", "shape", "grid", "count", "offset", "num_", "position_ids")
+_SIZED = ("len", "size", "shape", "grid", "count", "offset", "position_ids")
 """Parts of names of integer tensors whose values say how much work a batch is, such as `cu_seqlens`,
-`image_grid_thw`, `spatial_shapes` and `num_frames`."""
+`image_grid_thw` and `spatial_shapes`."""
 
-_MOST_VALUES = 256
+_MOST_VALUES = 64
 """The values of a larger tensor are not read."""
 
 _DEEPEST = 8

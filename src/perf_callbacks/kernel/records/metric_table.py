@@ -183,7 +183,7 @@ METRICS = (
     Metric(
         "flops_counted_once",
         "flag",
-        "1 until a second count of equal work agrees with the first, else absent. Step 11 is counted again",
+        "1 while no second count of equal work has agreed with the first, else absent. Step 11 is counted again",
         needs=(FLOPS,),
     ),
     Metric("gc_pause", "s", "the longest garbage collection in the row's steps", needs=(GC,)),
