@@ -226,8 +226,9 @@ class Session:
 
 
 def _takes_time_first(module: nn.Module) -> bool:
-    """Return True if the first dimension of a module's input is time, and not the batch."""
-    return isinstance(module, nn.RNNBase) and not module.batch_first
+    """Return True if the first dimension of a module's input is time, and not the batch, or may be time."""
+    layer = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
+    return layer or isinstance(module, nn.RNNCellBase)
 
 
 class _Hinting(type):

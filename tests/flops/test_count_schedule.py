@@ -56,3 +56,17 @@ def test_an_expensive_first_count_is_made_and_costs_nothing():
 def test_ranks_of_a_job_count_the_same_steps_at_any_cost():
     quick, slow = [spent(0.01, seconds, new_shapes=False, live=False)[1][:6] for seconds in (0.001, 0.9)]
     assert quick == slow == [2, *RECOUNTS]
+
+
+def test_a_recount_that_had_no_time_is_made_up_later():
+    schedule = CountSchedule(KNOWN)
+    schedule.done, schedule.steps, schedule.elapsed_seconds = True, RECOUNTS[0] - 1, 1.0
+    schedule.took(0.6)
+    assert not schedule.wanted(schedule.steps)
+    schedule.steps, schedule.elapsed_seconds = 20, 30.0
+    assert schedule.wanted(20)
+    schedule.spend(new=True)  # the batch is of a new shape, so nothing was counted again
+    assert schedule.wanted(20)
+    schedule.spend()
+    assert not schedule.wanted(20)
+    assert schedule.counts == 1

@@ -310,7 +310,7 @@ def test_rows_that_go_to_other_experts_are_equal_work(tmp_path):
     assert fit.summary.flops.checked_step == 19
 
 
-@pytest.mark.parametrize(("steps", "told"), [(3, "counted once,"), (10, "counted, 100.0%")])
+@pytest.mark.parametrize(("steps", "told"), [(3, "counted once,"), (10, "counted once,"), (12, "counted, 100.0%")])
 def test_the_card_tells_that_flops_rest_on_one_count(tmp_path, monkeypatch, steps, told):
     monkeypatch.setattr(outline, "compiles", lambda: steps == 3)
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x), steps=steps)

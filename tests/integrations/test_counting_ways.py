@@ -132,7 +132,7 @@ def once(model, optimizer, batch):
     optimizer.zero_grad()
 
 
-NO_BATCH = "these steps trained on no new batch"
+NO_BATCH = "these steps trained on no new batch; batches that a loop keeps, as with itertools.cycle, are not seen"
 
 
 def test_an_echoed_batch_has_its_reason(tmp_path):

@@ -280,12 +280,7 @@ def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the test needs CUDA that refuses to start, and here CUDA starts")
 def test_facts_of_a_gpu_that_does_not_start_are_unknown():
     found = Cuda(torch.device("cuda:0"))
-    assert (found.features(), found.name, found.allocator(), found.peak_memory_share) == (
-        Features(),
-        "cuda",
-        None,
-        None,
-    )
+    assert (found.features(), found.name, found.allocator()) == (Features(), "cuda", None)
     assert found.timing().unstaged is not None
 
 
@@ -348,11 +343,8 @@ def broken(_):
     ],
 )
 def test_statistics_of_an_allocator_are_read_or_unknown(monkeypatch, module, expected):
-    found = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(total_memory=30), **module)
-    monkeypatch.setattr(Device, "module", found)
-    gpu = Cuda(torch.device("cuda:0"))
-    assert gpu.allocator() == expected
-    assert gpu.peak_memory_share == (None if expected is None else 0.1)
+    monkeypatch.setattr(Device, "module", SimpleNamespace(**module))
+    assert Cuda(torch.device("cuda:0")).allocator() == expected
 
 
 def a_model(*places):

@@ -119,7 +119,7 @@ def test_the_closing_table_leaves_out_what_is_unknown():
 
 
 UNKNOWN_AMOUNTS = """
-  samples/s unknown: some batches don't show how many samples they hold
+  samples/s unknown: some batches don't show their samples, or were not seen
   tokens/s unknown: no `input_ids`; a FLOP count would also look for embeddings"""
 
 

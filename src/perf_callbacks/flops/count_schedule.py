@@ -21,7 +21,7 @@ STEPS_PER_COUNT = 50
 MOST_PART = 0.05
 """Largest share of a fit's time that counts may take. The first count of a fit is free.
 
-If counts have used up this share, new work is counted later. Recounts are dropped.
+If counts have used up this share, new work is counted later, and so is a recount.
 """
 
 EARLY_SECONDS = 10.0
@@ -55,6 +55,7 @@ class CountSchedule:
 
         The method `spend_more` charges a useless count a second time.
         """
+        self._recounted = 0  # step of the last recount
         self.done = False
         """True if the first count is over."""
         self.elapsed_seconds = math.inf
@@ -76,9 +77,15 @@ class CountSchedule:
         spent = self._spent_seconds + self._last_seconds
         return not self.done or spent <= MOST_PART * max(EARLY_SECONDS, self.elapsed_seconds)
 
-    def spend(self) -> None:
-        """Charge the count of the next step to the budget. A recount costs nothing."""
-        self.counts += not self.done or self.steps + 1 != self.recount()
+    def spend(self, *, new: bool = False) -> None:
+        """Charge the count of the next step to the budget. A recount costs nothing.
+
+        If `new` is True, the shape of the step's batch is new. Then the count is no recount of known work.
+        """
+        if self.done and self._is_recount_due() and not new:
+            self._recounted = self.steps + 1
+        else:
+            self.counts += 1
 
     def spend_more(self) -> None:
         """Charge a useless count a second time. After two useless counts, no free count is left."""
@@ -86,13 +93,24 @@ class CountSchedule:
 
     def wanted(self, step: int) -> bool:
         """Return True if the next step is to be counted. `step` is the trainer's number of the last completed step."""
-        again = self.steps + 1 == self.recount() and self._in_time()
+        again = self._is_recount_due() and self._in_time()
         return not self.done or again or self.missing(step) == self.steps
 
+    def _is_recount_due(self) -> bool:
+        """Return True if the next step is counted again, or if there was no time for the last recount.
+
+        In a job of several ranks there always is time, so all ranks recount the same steps.
+        """
+        return self.steps + 1 >= self._recount_after(self._recounted)
+
     def recount(self) -> int:
-        """Return the number of the next step that is counted again. All ranks recount the same steps."""
-        following = next((step for step in RECOUNTS if step > self.steps), None)
-        return following or (self.steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
+        """Return the number of the next step that is counted again, if there is time."""
+        return self._recount_after(self.steps)
+
+    @staticmethod
+    def _recount_after(step: int) -> int:
+        following = next((recount for recount in RECOUNTS if recount > step), None)
+        return following or (step // RECOUNT_EVERY + 1) * RECOUNT_EVERY
 
     def missing(self, step: int) -> int:
         """Return the number of completed steps after which a step with uncounted work is expected.

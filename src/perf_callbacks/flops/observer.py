@@ -202,7 +202,7 @@ class Counting(Observer, Listener):
         self._look_at_clock()
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._schedule.done and self._counts and self._schedule.affordable():
-            self._open()
+            self._open(new=True)
         self._examples[shape] = example_of(tensors)
         if len(self._examples) > MOST_OWED:
             del self._examples[next(iter(self._examples))]
@@ -248,13 +248,13 @@ class Counting(Observer, Listener):
             self._recorder.reader.forget(shape)
         self._examples.clear()
 
-    def _open(self) -> None:
+    def _open(self, *, new: bool = False) -> None:
         self._looks.drop()
         self._await()
         self._before = len(self._recorder.engine.batches)
         self._recorder.reader.note()
         self._recorder.engine.exclude(RECOUNTED if self._schedule.done else COUNTED)
-        self._schedule.spend()
+        self._schedule.spend(new=new)
         now = self._recorder.clock()
         step_seconds = (now - self._began) / max(self._schedule.steps, 1)
         self._usual_until = now + step_seconds

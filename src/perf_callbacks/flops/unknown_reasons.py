@@ -79,8 +79,8 @@ the recount."""
 UNREAD = "the shapes of its batches can't be read"
 """Cause of unknown FLOPs: the shapes of a batch can't be read."""
 
-NO_BATCH = "these steps trained on no new batch"
-"""Cause of unknown FLOPs: a step used no batch, or only a batch that an earlier step had already used."""
+NO_BATCH = "these steps trained on no new batch; batches that a loop keeps, as with itertools.cycle, are not seen"
+"""Cause of unknown FLOPs: a step took no batch from the loader, or only a batch that an earlier step already used."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"
 """Cause of unknown FLOPs: the batches of a step had different shapes and different model calls. For example, one of the

@@ -246,7 +246,7 @@ def _throughput(summary: Summary) -> Iterable[str]:
     if rates:
         yield f"this process: {rates}"
     if seconds and summary.included_samples is None:
-        yield "samples/s unknown: some batches don't show how many samples they hold"
+        yield "samples/s unknown: some batches don't show their samples, or were not seen"
     if seconds and summary.included_tokens is None:
         counted = summary.flops is not None and summary.flops.source is not None
         unseen = "; a FLOP count would also look for embeddings"

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from perf_callbacks.flops.known_work.scaling import BatchSize, Scaling
 from perf_callbacks.flops.work import Work
-from perf_callbacks.kernel.batches.tensors import ShapeKey
+from perf_callbacks.kernel.batches.tensors import VALUES, ShapeKey
 
 MOST_COUNTS = 32
 """Largest number of counts for each family of batch shapes. Beyond this number, the oldest count is dropped."""
@@ -19,6 +19,10 @@ MOST_REFUTATIONS = 3
 
 SAME = 0.01
 """Largest relative difference at which two counts of equal batch shapes are treated as equal."""
+
+ENOUGH_VALUES = 3
+"""If this many batches of equal shapes but other values, such as other `cu_seqlens`, have equal FLOPs, the FLOPs of all
+such batches count as equal."""
 
 SCALED = "scaled"
 
@@ -62,10 +66,10 @@ class ShapeTable:
             keep(self._steps, alike(shapes), together(counts), MOST_COUNTS)
             return
         for shape, count in by_shape.items():
-            family, size = _fold(shape)
+            family, size, values = _fold(shape)
             if family not in self._families:
                 keep(self._families, family, _Family(), MOST_FAMILIES)
-            self._families[family].learn(size, count)
+            self._families[family].learn(size, values, count)
 
     def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
         """Return the FLOPs of a step, including the optimizer's FLOPs, or None if they are unknown."""
@@ -79,45 +83,55 @@ class ShapeTable:
 
     def one(self, shape: ShapeKey) -> Count | None:
         """Return the counted or scaled FLOPs of a batch of this shape, or None if they are unknown."""
-        family, size = _fold(shape)
-        return self._families[family].of(size) if family in self._families else None
+        family, size, values = _fold(shape)
+        return self._families[family].of(size, values) if family in self._families else None
 
     def room(self, shape: ShapeKey) -> bool:
         """Return True if another count can be stored for the family of this shape."""
-        family, _ = _fold(shape)
+        family, *_ = _fold(shape)
         return family not in self._families or len(self._families[family].counts) < MOST_COUNTS
 
 
 class _Family:
-    """Counts of batches that differ only in rows and lengths, and the scaled FLOPs of other sizes."""
+    """Counts of batches that differ only in rows, lengths and values, and the scaled FLOPs of other sizes."""
 
     def __init__(self) -> None:
-        self.counts: dict[BatchSize, Count] = {}
+        self.counts: dict[tuple[BatchSize, ShapeKey], Count] = {}
+        self._values_matter = False
         self._refuted = 0
         self._scaling: Scaling | None = None
         self._scaled: dict[BatchSize, Count | None] = {}
 
-    def learn(self, size: BatchSize, count: Count) -> None:
+    def learn(self, size: BatchSize, values: ShapeKey, count: Count) -> None:
         """Store the count of a batch size. If `MOST_REFUTATIONS` counts contradict the scaled FLOPs, scaling ends."""
-        scaled = self.of(size)
+        scaled = self.of(size, values)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
-        keep(self.counts, size, count, MOST_COUNTS)
+        alike = [other for other in self._alike(size) if other.work.cells != count.work.cells]
+        self._values_matter = self._values_matter or (bool(alike) and (size, values) not in self.counts)
+        keep(self.counts, (size, values), count, MOST_COUNTS)
         self._scaling = None
         self._scaled.clear()
 
-    def of(self, size: BatchSize) -> Count | None:
-        """Return the counted or scaled FLOPs of a batch of this size, or None if they are unknown."""
-        if size in self.counts:
-            return self.counts[size]
+    def of(self, size: BatchSize, values: ShapeKey) -> Count | None:
+        """Return the counted or scaled FLOPs of a batch, or None if they are unknown."""
+        if (size, values) in self.counts:
+            return self.counts[size, values]
+        if self._values_matter:
+            return None
         if size not in self._scaled:
-            keep(self._scaled, size, self._scale(size), MOST_COUNTS)
+            alike = self._alike(size)
+            found = self._scale(size) if not alike else alike[0] if len(alike) >= ENOUGH_VALUES else None
+            keep(self._scaled, size, found, MOST_COUNTS)
         return self._scaled[size]
+
+    def _alike(self, size: BatchSize) -> list[Count]:
+        return [count for (other, _), count in self.counts.items() if other == size]
 
     def _scale(self, size: BatchSize) -> Count | None:
         if self._refuted >= MOST_REFUTATIONS:
             return None
         if self._scaling is None:
-            self._scaling = Scaling({size: count.work for size, count in self.counts.items()})
+            self._scaling = Scaling({size: count.work for (size, _), count in self.counts.items()})
         work = self._scaling.predict(size)
         if work is None:
             return None
@@ -167,15 +181,17 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
     return {shapes[0]: total._replace(work=share)}
 
 
-def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
-    """Return the family and the size of a batch shape. Shapes of a family differ only in rows and lengths.
+def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize, ShapeKey]:
+    """Return the family, the size and the values of a batch shape. Shapes of a family differ only in size and values.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))
     """
     _, second = _guides(shape)
     size = BatchSize(*extent(shape), second[1][1] if second is not None else 0)
-    return tuple([(name, _template(name, sizes, size, second)) for name, sizes in shape]), size
+    values = tuple([entry for entry in shape if entry[0].endswith(VALUES)])
+    named = shape[: len(shape) - len(values)]
+    return tuple([(name, _template(name, sizes, size, second)) for name, sizes in named]), size, values
 
 
 def extent(shape: ShapeKey) -> tuple[int, int]:

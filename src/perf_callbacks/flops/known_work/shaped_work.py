@@ -85,8 +85,8 @@ class ShapedWork(WorkModel):
         """Step of the most recent check that found changed trained parameters. None means that no check found a
         change."""
         self.checked: int | None = None
-        """Most recent step whose work was found equal to the work of an earlier step. None means that no comparison
-        found equal work."""
+        """Most recent step whose work was found equal to the work of an earlier step. None means that no second count
+        has confirmed a count. An outline alone confirms none, because it leaves out attention."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
         """True if the trained parameters have changed, but the step of the change is unknown."""
@@ -117,7 +117,8 @@ class ShapedWork(WorkModel):
         if self.rating is None or self.varies or totals.effort_seconds <= 0:
             return {}
         metrics = self.rating.metrics(totals.effort, totals.effort_seconds)
-        return {**metrics, "flops_known": totals.effort_steps / totals.steps}
+        once = 1.0 if self.checked is None and self.source == COUNTED else None
+        return {**metrics, "flops_known": totals.effort_steps / totals.steps, "flops_counted_once": once}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary:
         """Return the FLOPs of all steps that the metrics include, for the `summary` record."""
@@ -233,14 +234,14 @@ class ShapedWork(WorkModel):
         """Compare the outlines of two steps that have equal shapes, model calls and trained parameters."""
         self.look(step)
         each = _each(calls, len(shapes))
-        if not products or not all(shapes) or self.varies or self.trainable_changed:
+        if not (products and shapes and all(shapes)) or self.varies or self.trainable_changed:
             return
         key = self._trained, each, alike(shapes)
         before, since = self._outlines.get(key, (products, 0))
         ratio = max(before, products) / min(before, products)
         if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
             self._vary(f"{ratio:.2f} times between the modules of steps {since} and {step}")
-        elif since:
+        elif since and self.checked is not None:
             self.checked = step
         keep(self._outlines, key, (products, step), MOST_COUNTS)
 

@@ -7,11 +7,26 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.batches.sample_counts import matching, samples
-from perf_callbacks.kernel.batches.tensors import Leaf, ShapeKey, is_array, leaves
+from perf_callbacks.kernel.batches.tensors import (
+    VALUES,
+    Identity,
+    Leaf,
+    ShapeKey,
+    address_of,
+    are_same,
+    digest,
+    identity,
+    is_array,
+    is_sized,
+    leaves,
+)
 from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 _MOST_SHAPES = 1024
+
+_MOST_FORMS = 64
+"""At most this many sets of tensor names are searched for constants."""
 
 _MOST_NOTED = 256
 """In a step whose FLOPs are counted, at most this many batches are searched for token ids."""
@@ -36,7 +51,7 @@ class Batch(NamedTuple):
     """Number of tokens that the attention mask keeps. If the mask is on a device, the number is a tensor on the same
     device. None: there is no mask, or its elements can't be counted."""
     shape: ShapeKey
-    """Names and shapes of the tensors. Empty if the shapes can't be read."""
+    """Names and shapes of the tensors, and digests of some values. Empty if the shapes can't be read."""
 
 
 class Lookup(NamedTuple):
@@ -59,6 +74,8 @@ class _Known(NamedTuple):
     masks: tuple[str, ...]
     full: Batch
     """Copy of `batch` in which all tokens count as useful, for batches whose masks keep all tokens."""
+    sized: tuple[str, ...] = ()
+    """Names of the tensors whose values follow the shapes in the key of a batch. Then `batch` may have other values."""
 
 
 class _Noted(NamedTuple):
@@ -124,6 +141,8 @@ class BatchReader:
         """True if a batch was read."""
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
+        self._before: dict[tuple[str, ...], list[Identity | None]] = {}
+        self._constants: dict[tuple[str, ...], frozenset[str]] = {}  # by the names of all tensors too
         self._noted: list[_Noted] | None = None
         self.modes: Callable[[], bool] = bool
         """Function that returns True while a mode of the program sees each read of a tensor's attribute."""
@@ -147,18 +166,20 @@ class BatchReader:
                 if type(batch) is not dict and isinstance(batch, Mapping):  # a lazy mapping makes its values each time
                     batch = dict(zip(batch.keys(), batch.values(), strict=False))
                 key = (*batch.keys(), *map(shape_of, batch.values()))
-            known, masks, full = self._known[key]
+            known, masks, full, sized = self._known[key]
+            if sized:
+                valued = (*key, *[digest(batch[name]) for name in sized])
+                known, masks, full, _ = self._known.get(valued) or self._revalue(self._known[key], batch, valued)
         except UNREADABLE as error:
             let_pass(error)
-            (known, masks, full), batch = self._look(batch, key)
+            (known, masks, full, _), batch = self._look(batch, key)
         if not masks:
             return known
         if len(masks) == 1 and hasattr(mask := batch[masks[0]], "is_cpu"):  # as `_kept`, without its frame
             useful = None if mask.is_floating_point() else mask.count_nonzero()
-            if mask.is_cpu and useful is not None:
-                useful = int(useful)
-                if useful == full.useful_tokens:
-                    return full
+            useful = int(useful) if mask.is_cpu and useful is not None else useful
+            if mask.is_cpu and useful == full.useful_tokens:
+                return full
         else:
             useful = plus(*[_kept(batch[name]) for name in masks])
         return Batch(known.samples, known.tokens, useful, known.shape)
@@ -215,17 +236,39 @@ class BatchReader:
             unread = self._unread(batch, found or [])
             return _Known(unread, (), unread), {}
         tensors = {one.name: one.tensor for one in found}
-        seen, masks = self._learn(batch, found)
+        plain = key is not None and _plain(batch, found)
+        values = {one.name: digest(one.tensor) for one in found if is_sized(one)} if plain else {}
+        seen, masks = self._learn(batch, found, values, plain=plain)
         known = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
         if self._noted is not None:
             self._note(seen, found)
-        elif key is not None and _plain(batch, found):
+        elif key is not None and plain and tuple(tensors) not in self._before:
             if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
-            self._known[key] = known
-            if not (masks or is_array(batch) or self._modes_seen):
+            self._known[key] = known._replace(sized=tuple(values))
+            if not (values or masks or is_array(batch) or self._modes_seen):
                 self.by_shapes[key] = seen
         return known, tensors
+
+    def _revalue(self, like: _Known, batch: Mapping[str, Any], key: tuple[Any, ...]) -> _Known:
+        """Return the facts of a batch that has the shapes of another batch, but maybe other values."""
+        count = len(like.sized)
+        values = [(f"{name}{VALUES}", (value,)) for name, value in zip(like.sized, key[-count:], strict=True)]
+        seen = like.batch._replace(shape=like.batch.shape[:-count] + tuple(values))
+        if len(self._known) >= _MOST_SHAPES:
+            self._forget_all()
+        known = self._known[key] = _Known(seen, like.masks, seen._replace(useful_tokens=seen.tokens))
+        self._see(seen, like.masks, {name: one for name, one in batch.items() if hasattr(one, "device")})
+        return known
+
+    def _see(self, batch: Batch, masks: tuple[str, ...], tensors: Mapping[str, Any]) -> None:
+        """Store a batch. If its shape is new, tell the observers."""
+        new = batch.shape not in self.seen
+        if new and len(self.seen) == _MOST_SHAPES:
+            del self.seen[next(iter(self.seen))]
+        self.seen[batch.shape] = batch, masks
+        if new and self._on_new_shape is not None:
+            self._on_new_shape(batch.shape, tensors)
 
     def _forget_all(self) -> None:
         self._known.clear()
@@ -239,22 +282,41 @@ class BatchReader:
             return Batch(len(batch), None, None, ())
         named = matching([one.name for one in found], "input_ids")
         tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
-        return Batch(
-            samples(batch, several=self.several, time_first=self.time_first) if found else None, tokens, None, ()
-        )
+        rows = samples(batch, several=self.several, time_first=self.time_first) if found else None
+        return Batch(rows, tokens, None, ())
 
-    def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
+    def _learn(
+        self, batch: Any, found: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
+    ) -> tuple[Batch, tuple[str, ...]]:
         shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
         shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
-        if shape not in self.seen:
-            if len(self.seen) == _MOST_SHAPES:
-                del self.seen[next(iter(self.seen))]
+        shape += tuple([(f"{name}{VALUES}", (value,)) for name, value in values.items()])
+        names = tuple([one.name for one in found])
+        if shape not in self.seen or names in self._before:
             rows = samples(batch, several=self.several, time_first=self.time_first)
-            self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
-            if self._on_new_shape is not None:
-                whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
-                self._on_new_shape(shape, whole)
+            if plain and not self.several and (rows is None or names in self._before):
+                fixed = self._find_constants(names, found)
+                constants = {id(one.tensor) for one in found if one.name in fixed}
+                rows = rows or samples(batch, time_first=self.time_first, constants=constants)
+            whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
+            self._see(Batch(rows, self._tokens(shape), None, shape), _masks(found), whole)
         return self.seen[shape]
+
+    def _find_constants(self, names: tuple[str, ...], found: Sequence[Leaf]) -> frozenset[str]:
+        """Return the names of the tensors that are the same unwritten objects in the first two batches of these names.
+
+        If all are the same, as in a loop that trains on one batch, there are no constants.
+        """
+        if names not in self._constants and len(self._constants) + len(self._before) <= _MOST_FORMS:
+            now = [identity(one.tensor) for one in found]
+            before = self._before.pop(names, None)
+            if before is None:
+                self._before[names] = now
+            else:
+                same = [are_same(*both) for both in zip(before, now, strict=True)]
+                fixed = [name for name, constant in zip(names, same, strict=True) if constant and not all(same)]
+                self._constants[names] = frozenset(fixed)
+        return self._constants.get(names, frozenset())
 
     def _tokens(self, shape: ShapeKey) -> int | None:
         sizes = dict(shape)
@@ -265,9 +327,8 @@ class BatchReader:
         if self._noted is not None and len(self._noted) < _MOST_NOTED:
             rows = seen.samples
             integers = [one for one in found if "int" in str(one.tensor.dtype) and _has_several(one, rows)]
-            names = [one.name for one in found] + [f"{one.name}.lengths" for one in found if not one.whole]
-            places = tuple((one.name, _address(one.tensor), prod(one.sizes)) for one in integers)
-            self._noted.append(_Noted(tuple(names), places))
+            places = tuple((one.name, address_of(one.tensor), prod(one.sizes)) for one in integers)
+            self._noted.append(_Noted(tuple([name for name, _ in seen.shape]), places))
 
 
 def _has_several(one: Leaf, rows: int | None) -> bool:
@@ -304,15 +365,6 @@ def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]
     sizes = {one.elements for one in tokens}
     return tokens if sizes.issuperset([one.elements for one in lookups]) else []
-
-
-def _address(tensor: Any) -> int | None:
-    """Return the memory address of a tensor, or None if the tensor has no values."""
-    try:
-        return int(tensor.data_ptr())
-    except (AttributeError, RuntimeError) as error:
-        let_pass(error)
-        return None
 
 
 def _plain(batch: Any, found: Sequence[Leaf]) -> bool:

@@ -1,7 +1,7 @@
 """Count the samples of a batch, from the first dimension of its tensors."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from perf_callbacks.kernel.batches.tensors import Leaf, is_array, is_packed, leaf, leaves, parts
@@ -19,19 +19,24 @@ _FEW = 3
 each tensor may be a sample."""
 
 
-def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:
+def samples(
+    batch: Any, *, several: bool = False, time_first: bool = False, constants: Collection[int] = ()
+) -> int | None:
     """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
     If the batch has token ids, the number of samples is the size of their first dimension. In a batch without token
-    ids, the number of samples is the size of the first dimension on which more than half of the elements agree. Without
-    such a size, the result is None. The result is also None if it is ambiguous whether the first or the second
-    dimension counts the samples. In a batch of graphs, each graph is a sample.
+    ids, the number of samples is the size of the first dimension on which more than half of the elements agree. Only a
+    vector may be in the minority, and only if a tensor of more dimensions is in the majority: constants, such as means
+    and class weights, are vectors too, and there may be more of them than data. The result is also None if it is
+    ambiguous whether the first or the second dimension counts the samples. In a batch of graphs, each graph is a
+    sample.
 
     Args:
         batch: A batch of any form.
         several: True if the batch contains one batch from each of several loaders. The samples of these batches add up.
         time_first: True if the first dimension of the model's sequences may be time. If `time_first` is True, the
             number of samples is unknown for a batch that has only sequences.
+        constants: The `id` of each tensor that is the same in all batches, and so has no rows of this batch.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
@@ -41,15 +46,19 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
     ids = matching([one.name for one in found], "input_ids")
     guides = [one for one in found if one.name in ids]
     agreed = {one.rows for one in guides}
-    if len(agreed) == 1 and not _holds_several(batch):
-        return None if all(map(_is_flat, guides)) or _is_packed_row(found, guides) else agreed.pop()
     if time_first and _are_sequences(found):
         return None
+    if len(agreed) == 1 and not _holds_several(batch):
+        unsure = all(map(_is_flat, guides)) or _is_packed_row(found, guides) or _have_time_first(found, guides)
+        return None if unsure else agreed.pop()
     marks = [one for one in found if _is_flat(one) and one.name.rpartition(".")[2] in _MARKS]
     if marks:
         starts = [one.sizes[0] for one in marks if one.name.endswith("ptr")]
         return starts[0] - 1 if len(starts) == 1 else None
-    return _common(batch)
+    arrays = [one for one in found if one.sizes]
+    if len(arrays) == 1 and _is_flat(arrays[0]) and not any([_is_list(part) for _, part in parts(batch)]):
+        return None  # a vector without company may be a single row
+    return _common(batch, constants)
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
@@ -80,6 +89,12 @@ def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
     return all([one.rows == 1 for one in guides]) and not names.isdisjoint(_ENDS)
 
 
+def _have_time_first(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
+    """Return True if the batch has labels for the second dimension of the token ids, and none for the first."""
+    vectors = {one.rows for one in found if _is_flat(one) and "position" not in one.name}
+    return not vectors.isdisjoint([one.sizes[1] for one in guides if one.sizes[1:]]) and guides[0].rows not in vectors
+
+
 def _are_sequences(found: Sequence[Leaf]) -> bool:
     """Return True if all tensors of a batch have the same first two sizes.
 
@@ -90,11 +105,11 @@ def _are_sequences(found: Sequence[Leaf]) -> bool:
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}
 
 
-def _common(batch: Any) -> int | None:
+def _common(batch: Any, constants: Collection[int]) -> int | None:
     """Return the size that the first dimension has in more than half of the parts, or None if there is no such size."""
     if is_array(batch) or is_packed(batch):
         return (leaves(batch) or [leaf("", batch)])[0].rows
-    inside = [part for _, part in parts(batch) if leaves(part)]
+    inside = [part for _, part in parts(batch) if id(part) not in constants and leaves(part)]
     tensors = [leaf("", part) for part in inside if is_array(part)]
     structures = [part for part in inside if not is_array(part)]
     if _is_list(batch) and len(batch) == len(inside) and not _are_columns(batch, inside):
@@ -109,7 +124,7 @@ def _common(batch: Any) -> int | None:
     for part in structures:
         agreed = {one.rows for one in leaves(part) or []}
         possible = [len(part), *(agreed if len(agreed) == 1 else ())] if _is_list(part) else []
-        votes.append(next((number for number in possible if number in confirmed), None) or _common(part))
+        votes.append(next((number for number in possible if number in confirmed), None) or _common(part, constants))
     return _most(votes, tensors)
 
 
@@ -136,10 +151,14 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
     """Return the number of rows on which more than half of the parts agree.
 
-    None means that no number of rows has a majority, or that the number may be the length of sequences.
+    None means that no number of rows has a majority, that the data may be in the minority, or that the number may be
+    the length of sequences.
     """
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
+        return None
+    data = [one for one in tensors if len(one.sizes) > 1 or not one.whole] or tensors
+    if {size, *[one.rows for one in data if one.sizes]} != {size}:
         return None
     winners = [one for one in tensors if one.rows == size]
     for other in {*votes} - {size, None}:

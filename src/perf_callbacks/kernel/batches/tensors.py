@@ -1,16 +1,37 @@
 """Find the tensors in a batch of any form. Attributes identify a tensor, because this module doesn't import torch."""
 
+import marshal
+import weakref
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple
 
+from perf_callbacks.kernel.foreign_errors import let_pass
+
 ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
-"""Names and shapes of the tensors in a batch."""
+"""Names and shapes of the tensors in a batch, then the lengths of ragged tensors, then digests of values."""
+
+VALUES = ".values"
+"""In a `ShapeKey`, the end of the name of an entry that holds a digest of a tensor's values."""
+
+Identity = tuple["weakref.ref[Any]", int]
+"""A tensor, and how often it was written."""
 
 MOST_PARTS = 4096
 """Maximum number of parts of a batch. The shapes of a larger batch are not read."""
 
+_SIZED = ("len", "size", "shape", "grid", "count", "offset", "position_ids")
+"""Parts of names of integer tensors whose values say how much work a batch is, such as `cu_seqlens`,
+`image_grid_thw` and `spatial_shapes`."""
+
+_MOST_VALUES = 64
+"""The values of a larger tensor are not read."""
+
 _DEEPEST = 8
+
+_HOST = frozenset({"torch", "numpy"})
+"""Modules of the classes whose values can be read without work of another device or process."""
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, type)
 
@@ -27,7 +48,7 @@ class Leaf(NamedTuple):
     """Size of the first dimension, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
     lengths: tuple[int, ...] | None = ()
     """Lengths of the rows of a ragged tensor. None means that the lengths are on a device. For a `PackedSequence`, the
-    only entry is the number of rows. For all other tensors, the tuple is empty."""
+    rows of each time step, from which the lengths follow. For all other tensors, the tuple is empty."""
 
     @property
     def whole(self) -> bool:
@@ -74,6 +95,48 @@ def is_array(value: Any) -> bool:
 @lru_cache(maxsize=256)
 def _is_kind_of_array(kind: type) -> bool:
     return hasattr(kind, "shape") and hasattr(kind, "dtype") and not hasattr(kind, "keys")
+
+
+def is_sized(one: Leaf) -> bool:
+    """Return True if the values of an array say how much work its batch is, and the array is small."""
+    small = "int" in str(one.tensor.dtype) and prod(one.sizes) <= _MOST_VALUES
+    return small and any([word in one.name.lower() for word in _SIZED])
+
+
+def digest(tensor: Any) -> int:
+    """Return a number for the values of an integer array on the host. The number is 0 on a device, and if unknown."""
+    if type(tensor).__module__ not in _HOST or not getattr(tensor, "is_cpu", True):
+        return 0
+    try:
+        return hash(marshal.dumps(tensor.tolist(), 2))  # from version 3 on, equal values may have different bytes
+    except (RuntimeError, ValueError) as error:  # a sparse or a wrapped tensor
+        let_pass(error)
+        return 0
+
+
+def address_of(tensor: Any) -> int | None:
+    """Return the memory address of a tensor, or None if the tensor has no values."""
+    try:
+        return int(tensor.data_ptr())
+    except (AttributeError, RuntimeError) as error:
+        let_pass(error)
+        return None
+
+
+def are_same(some: Identity | None, other: Identity | None) -> bool:
+    """Return True if a tensor is the same object as before, and was not written since. Values are not compared."""
+    if some is None or other is None or some[0]() is None:
+        return False
+    return some[0]() is other[0]() and some[1] == other[1]
+
+
+def identity(tensor: Any) -> Identity | None:
+    """Return a weak reference to a tensor and its number of writes, or None if it can't have both."""
+    try:
+        return weakref.ref(tensor), tensor._version  # noqa: SLF001 there is no public name
+    except (AttributeError, RuntimeError, TypeError) as error:  # an array, or a tensor of inference
+        let_pass(error)
+        return None
 
 
 def is_packed(value: Any) -> bool:
@@ -132,5 +195,5 @@ def _ragged(name: str, tensor: Any) -> Leaf:
 
 def _packed(name: str, packed: Any) -> Leaf:
     """Make the `Leaf` of a `PackedSequence`. The attribute `batch_sizes` is always on the host, largest size first."""
-    rows = int(packed.batch_sizes[0])
-    return Leaf(name, packed.data, tuple(packed.data.shape), rows, (rows,))
+    steps = tuple(packed.batch_sizes.tolist())
+    return Leaf(name, packed.data, tuple(packed.data.shape), steps[0], steps)

@@ -180,6 +180,12 @@ METRICS = (
         needs=(FLOPS, LOWER_BOUND),
         constant=True,
     ),
+    Metric(
+        "flops_counted_once",
+        "flag",
+        "1 while no second count of equal work has agreed with the first, else absent. Step 11 is counted again",
+        needs=(FLOPS,),
+    ),
     Metric("gc_pause", "s", "the longest garbage collection in the row's steps", needs=(GC,)),
     Metric(
         "gc_loss",
