@@ -49,6 +49,9 @@ T = TypeVar("T")
 class Recorder:
     """Measures one fit from `__init__` until `close`."""
 
+    autocast: Any = None
+    """Dtype to which `torch.autocast` around the model's call casts, or None without autocast."""
+
     def __init__(
         self,
         settings: Settings,
@@ -108,8 +111,6 @@ class Recorder:
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
-        self.autocast: Any = None
-        """Dtype to which `torch.autocast` around the model's call casts, or None without autocast."""
         self.tape = self.engine.tape
         """The engine's tape. Wrappers write marks directly on the tape, which is faster than a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)

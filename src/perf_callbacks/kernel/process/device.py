@@ -189,6 +189,7 @@ class Cpu(Device):
 
     @property
     def captures(self) -> bool:
+        """False: a CPU has no graphs."""
         return False
 
     def timing(self) -> Timing:
