@@ -19,10 +19,8 @@ ENOUGH = 0.98
 
 _HEAVIEST = 20
 
-COMPILED = "kernels that torch.compile generated"
-REST = "the rest of a step of very many operations"
 UPDATE = "operations outside of forward and backward after the first thousand without a product"
-"""Work that a count may not have seen."""
+"""Name of the work that a count leaves out, if there is any."""
 
 BY_MODULE = "FLOPs by module"
 """Beginning of the error message if the FLOPs of a count can't be divided among the modules."""
@@ -55,7 +53,8 @@ def counted(
     return replace(
         estimated(total, step, source=source),
         coverage=coverage,
-        uncounted=observed.unknown | dict.fromkeys([*missing, *([UPDATE] if counter.left_update else [])], 1),
+        uncounted=observed.unknown
+        | dict.fromkeys([*missing, *([UPDATE] if counter.limit and counter.limit.left_update else [])], 1),
         # a copy of the model runs one forward and one backward: all other work of a step is missing
         lower_bound=source != COUNTED
         or bool(observed.unknown or missing)

@@ -5,7 +5,6 @@ Some later steps are counted again as a check.
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
@@ -13,29 +12,27 @@ from typing import Any
 
 from torch import nn
 
-from perf_callbacks.flops import offline
-from perf_callbacks.flops.count_records import COMPILED, REST, CountRecords, counted, estimated
+from perf_callbacks.flops.count_records import CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
+from perf_callbacks.flops.counted_step import REST, CountedStep, why_useless
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.shape_counts import SAME, extent
+from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
+from perf_callbacks.flops.model_copy import ModelCopy
 from perf_callbacks.flops.offline import Example, example_of
 from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
-from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
-from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
+from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
 from perf_callbacks.kernel.engine.observer import Observer
-from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
-from perf_callbacks.kernel.failures import guard, logs
-from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
-from perf_callbacks.kernel.process.compiler import RUNS_UNDER_MODES, anything_compiled, compiles
+from perf_callbacks.kernel.process.compiler import RUNS_UNDER_MODES, compiles
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.weak_calls import weakly
 
@@ -87,6 +84,7 @@ class Counting(Observer, Listener):
         self._recorder = recorder
         self._model: nn.Module | None = model
         self._parameters = list(model.parameters())
+        self._copy = ModelCopy(recorder, model)
         self._live = live
         self._announced = recorder.run.door not in LOOPS
         self._thread = get_ident()
@@ -213,6 +211,7 @@ class Counting(Observer, Listener):
         """End counting, and release the model."""
         self.work.close()
         self._closed, self._model = True, None
+        self._copy.close()
         self._looks.drop()
         self._recorder.tape.unfollow()
         self._parameters = []
@@ -298,17 +297,9 @@ class Counting(Observer, Listener):
         used up.
         """
         self._recorder.look_up(counter.observed.lookups)
-        batches = self._recorder.engine.batches[self._before :]
-        calls = training.stage_tracker.calls
-        work, passes = self.work, [Work(cells) for cells in counter.passes]
-        missing = [COMPILED] if anything_compiled() else []
-        if counter.limited is not None and counter.limited != (calls, Stage.OPTIMIZER):
-            complete = _complete_passes(*counter.limited, calls, len(batches))
-            if complete:
-                passes, batches, calls = passes[:complete], batches[:complete], Calls(complete, complete)
-            else:
-                missing.append(REST)
-        total = Work.sum(passes)
+        work = self.work
+        found = CountedStep(counter, training.stage_tracker.calls, self._recorder.engine.batches[self._before :])
+        total, batches, calls = found.total, found.batches, found.calls
         nothing_announced = not calls.forwards and work.rating is None
         unannounced = self._announced and (nothing_announced or (training.unannounced and not calls.backwards))
         if unannounced and work.rating is None:
@@ -321,44 +312,28 @@ class Counting(Observer, Listener):
                 self._schedule.spend_more()
             self._schedule.done = self._schedule.done or not self._schedule.affordable()
             if not part:
-                work.unknowns.counting = work.unknowns.counting and _why_not(counter, total)
+                work.unknowns.counting = work.unknowns.counting and why_useless(counter, total)
             return
         self._schedule.done = self._schedule.done or "backward" in total.by_phase or not self._schedule.affordable()
         if self._model is not None:
             self._parameters = list(self._model.parameters())
             work.look(step)
-        copied = self._confirm(total, [batch.shape for batch in batches], missing) if missing else None
+        copied = self._copy.check(found, self._examples)
+        self._live = self._live and copied is None and REST not in found.missing  # a recount would differ
         if copied is not None:
             work.learn([batches[0].shape], [copied.work()], source=COPY)
         else:
-            work.learn([batch.shape for batch in batches], passes, calls, step=step)
+            work.learn([batch.shape for batch in batches], found.passes, calls, step=step)
         if not total.model_flops:
             return
         work.unknowns.counting = None
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
-        whole = not self._before and counter.limited is None
-        record = counted(counter, step, tokens, whole_step=whole, total=total, missing=missing)
         if copied is not None:
-            record = replace(counted(copied, step, None, source=COPY), uncounted=record.uncounted)
-        self._records.write(record)
-
-    def _confirm(self, total: Work, shapes: list[ShapeKey], missing: list[str]) -> FlopCounter | None:
-        """Compare an incomplete count with a copy of the model. Return the copy's count if it has more FLOPs.
-
-        If the two are equal, nothing is missing: the compiler left all products of the model to torch. After a count
-        with fewer FLOPs, no step is counted, because a recount would differ from the copy.
-        """
-        example = self._examples.get(shapes[0]) if len(set(shapes)) == 1 else None
-        copied = None if example is None else self._copy(example)
-        expected = 0 if copied is None else copied.work().model_flops * len(shapes)
-        if expected > total.model_flops * (1 + SAME):
-            self._live = False
-            return copied
-        if copied is not None and total.model_flops <= expected * (1 + SAME):
-            missing.clear()
-        self._live = self._live and REST not in missing
-        return None
+            self._records.write(counted(copied, step, tokens, source=COPY))
+        else:
+            whole = found.whole and not self._before
+            self._records.write(counted(counter, step, tokens, whole_step=whole, total=total, missing=found.missing))
 
     def _work_out(self) -> None:
         """Compute the FLOPs of a waiting batch shape without running a training step.
@@ -378,16 +353,16 @@ class Counting(Observer, Listener):
         if examples and self._model is not None:
             shape, example = examples.popitem()
             self._schedule.counts += 1
-            self._estimate(self._model, shape, example)
+            self._estimate(shape, example)
         self._examples = examples
 
-    def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
+    def _estimate(self, shape: ShapeKey, example: Example) -> None:
         work, (rows, length) = self.work, extent(shape)
-        counter = self._copy(example)
+        counter = self._copy.count(example)
         made = counter and (counted(counter, self._recorder.step, rows * length, source=COPY), counter.work())
         if made is None:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
-            found = offline.closed_form(model, example, self._recorder.autocast)
+            found = self._copy.closed_form(example)
             if found is None:
                 return
             made = estimated(found, self._recorder.step), found
@@ -397,34 +372,3 @@ class Counting(Observer, Listener):
         work.learn([shape], [total], source=record.source)
         work.unknowns.counting = None
         self._records.write(record)
-
-    def _copy(self, example: Example) -> FlopCounter | None:
-        """Count the FLOPs of a forward and a backward on a copy of the model. None: the copy can't run."""
-        with guard(
-            logs(log.info, "perf_callbacks could not count on fake tensors: %s.")
-        ):  # a forward may raise any error
-            if self._model is not None:
-                with self._recorder.tape.paused():
-                    return offline.count(self._model, example, self._recorder.autocast)
-        return None
-
-
-def _complete_passes(done: Calls, stage: Stage, calls: Calls, batches: int) -> int:
-    """Return how many forwards with their backwards were counted when a count ended early, if each is of one batch.
-
-    Args:
-        done: Forwards and backwards that had begun when the count ended.
-        stage: Stage in which the count ended.
-        calls: Forwards and backwards of the whole step.
-        batches: Number of batches of the step.
-    """
-    complete = done.backwards - (stage is Stage.BACKWARD)
-    return complete if calls.forwards == calls.backwards == batches else 0
-
-
-def _why_not(counter: FlopCounter, total: Work) -> str:
-    if counter.interrupted:
-        return "an exception interrupted the counted step"
-    if total.model_flops:
-        return "the counted steps trained on no new batch"
-    return "the counted steps had no matrix products in forward and backward"

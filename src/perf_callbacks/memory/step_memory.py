@@ -49,7 +49,7 @@ class StepMemory:
 
         Gradients of the previous step are tracked too, because Lightning frees them only after the forward. A hook
         measures the gradients when an optimizer steps. If the program compiles code, there is no hook, because a hook
-        would cause a recompilation.
+        would cause a recompilation, and only the allocator tells activations.
         """
         self.allocations.hold(_storages(_gradients(model), self._device))
         self.hooked = not anything_compiled()
@@ -87,11 +87,10 @@ class StepMemory:
         static = sum(weights.values()) + gradients + sum(state.values())
         followed, activations, temporary, peak = self.allocations, None, None, None
         source = None
-        if followed.seen:
+        if followed.seen and self.hooked:  # compiled code allocates past the dispatcher
             source, activations = OPERATIONS, followed.activation_bytes
-            temporary = followed.temporary_bytes() if self.hooked else None  # else gradients would count as temporary
-            apart = sum(weights.values()) + sum(self._unfollowed.values())
-            peak = apart + followed.peak_bytes() if self.hooked else None
+            temporary = followed.temporary_bytes()
+            peak = sum(weights.values()) + sum(self._unfollowed.values()) + followed.peak_bytes()
         if allocator is not None:
             peak = allocator.peak_bytes
             if activations is None:

@@ -39,7 +39,8 @@ class CountWindow:
 
         In a backward or a compiled call, `open` does nothing unless the counter is already on the stack of modes.
         """
-        if self._opened or self.counter.lost or self.counter.limited:
+        limit = self.counter.limit
+        if self._opened or self.counter.lost or (limit is not None and limit.ended is not None):
             return
         stays = self.counter.pushed and self.counter in dispatch_modes()
         if not stays and (self.counter.inert or _modes_are_lent()):

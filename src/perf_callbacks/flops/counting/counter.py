@@ -15,6 +15,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.flops.counting.count_limit import CountLimit
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
 from perf_callbacks.flops.counting.observed import Observed, Sort
@@ -24,8 +25,6 @@ from perf_callbacks.flops.counting.repeats import Repeats
 from perf_callbacks.flops.counting.stacked_mode import StackedMode
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Cell, Kind, Work
-from perf_callbacks.kernel.engine.marks import Calls
-from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import compiler
@@ -71,14 +70,8 @@ class FlopCounter(StackedMode):
         self.modules = ModuleShares(model)
         self.errors: Counter[str] = Counter()
         """Number of errors in the counter itself, for each operation and type of error."""
-        self.limited: tuple[Calls, Stage] | None = None
-        """Calls so far and the stage in which `spent` ended the count, or None if the count went on to its end."""
-        self.left_update = False
-        """True if a part of the work outside of forward and backward was left out, because it had so many operations
-        without a product."""
-        self._spent = spent
-        self._check_at = CHECK_EVERY
-        self._without_product = 0
+        self.limit = None if filtered is None or spent is None else CountLimit(filtered.stage_tracker, spent)
+        """Limit of the count's cost, or None."""
         self._model = None if model is None else ref(model)
         self._repeats = Repeats()
         self._filter = filtered
@@ -88,7 +81,6 @@ class FlopCounter(StackedMode):
 
         If a backward runs the autograd node, the FLOPs of the product are added to the count.
         """
-        self._calls_aside: Calls | None = None  # forwards and backwards before the counter left an optimizer's step
         self._broken = False
         self._hooked = True
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
@@ -128,7 +120,7 @@ class FlopCounter(StackedMode):
     def unhook(self) -> None:
         """Remove the hooks on modules. Drop the count if the counter missed a part of forward or backward."""
         self.end_profile()
-        if self.aside is not None and (self._calls_aside is None or self._calls_aside != self._calls()):
+        if self.aside is not None and (self.limit is None or self.limit.left_update != self.limit.calls):
             self.lose()
         self._remove_hooks()
         if not self._hooked:
@@ -153,17 +145,15 @@ class FlopCounter(StackedMode):
         for module in () if model is None else model.modules():
             self.weights.see(module, runs=id(module) in self.modules.ran)
 
-    def _calls(self) -> Calls | None:
-        return None if self._filter is None else self._filter.stage_tracker.calls
-
     def _come_back(self) -> None:
         """Return to the stack when a module is called. If this is impossible, drop the count."""
         if self.aside is None or self.aside[0] != get_ident() or in_backward():
             return
-        if self.limited is not None:
+        if self.limit is not None and self.limit.ended is not None:
             self.aside = None
         elif self.can_return():
-            self._without_product = 0
+            if self.limit is not None:
+                self.limit.begin_again()
             self.enter_stack()
         else:
             self.lose()
@@ -233,27 +223,11 @@ class FlopCounter(StackedMode):
                 _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
 
     def _is_too_long(self, sort: Sort) -> bool:
-        """Return True if the count must cost no more, either in this step or until the next call of a module.
-
-        An optimizer, a clipping or a metric that works row by row may issue more operations than the model, each of
-        them shorter than counting it takes.
-        """
-        if self._filter is None:
+        """Return True if the count must cost no more, now or in this step. The counter then leaves the stack."""
+        limit = self.limit
+        if limit is None or not limit.reached(sort, self.operations):
             return False
-        tracker = self._filter.stage_tracker
-        if self._spent is not None and self.operations >= self._check_at:
-            self._check_at = self.operations + CHECK_EVERY
-            if self._spent(self.operations):
-                self.limited, self.inert = (tracker.calls, tracker.stage), True
-                self.step_aside_soon()
-                return True
-        if sort.formula is not None or tracker.stage in _MODEL:
-            self._without_product = 0
-            return False
-        self._without_product += 1
-        if self._without_product <= MOST_WITHOUT_PRODUCT:
-            return False
-        self.left_update, self._calls_aside = True, tracker.calls
+        self.inert = limit.ended is not None
         self.step_aside_soon()
         return True
 
@@ -408,16 +382,5 @@ class FlopCounter(StackedMode):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 
-
-CHECK_EVERY = 64
-"""The counter asks once in so many operations whether the count has cost enough."""
-
-MOST_WITHOUT_PRODUCT = 1000
-"""Largest number of operations in a row outside of forward and backward that are watched although none is a product.
-
-An optimizer of torch issues some ten operations for all parameters, or for each parameter with `foreach=False`.
-"""
-
-_MODEL = (Stage.FORWARD, Stage.BACKWARD)
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`
