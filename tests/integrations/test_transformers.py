@@ -270,3 +270,26 @@ def test_a_batch_that_a_training_step_skips_has_no_samples(tmp_path, kind, accum
         if step["model_flops"]
     }
     assert len(flops) == 1
+
+
+class Renaming(Trainer):
+    """Renames the loss, as SetFit does, and logs a value of its own within each step."""
+
+    def log(self, logs, *rest, **more):
+        super().log({"embedding_loss" if name == "loss" else name: logs[name] for name in logs}, *rest, **more)
+
+    def compute_loss(self, *values, **more):
+        if self.model.training:
+            self.log({"margin": 0.5})
+        return super().compute_loss(*values, **more)
+
+
+@pytest.mark.parametrize("counts_tokens", ["no", "all"])  # with "all", each log has `train_runtime`
+def test_a_training_row_needs_no_loss_of_that_name(tmp_path, counts_tokens):
+    data = {"train_dataset": tiny.Tokens(32), "eval_dataset": tiny.Tokens(4)}
+    arguments = {"max_steps": 8, "include_num_input_tokens_seen": counts_tokens, "logging_steps": 2}
+    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=4, **arguments)
+    trainer = tiny.trainer(arguments, PerfCallback(), kind=Renaming, **data)
+    trainer.train()
+    shown = [(row["step"], perf(row).keys()) for row in trainer.state.log_history if perf(row)]
+    assert shown == [(4, LOGGED), (6, LOGGED), (8, LOGGED), (8, RUN)]
