@@ -56,3 +56,12 @@ def test_an_expensive_first_count_is_made_and_costs_nothing():
 def test_ranks_of_a_job_count_the_same_steps_at_any_cost():
     quick, slow = [spent(0.01, seconds, new_shapes=False, live=False)[1][:6] for seconds in (0.001, 0.9)]
     assert quick == slow == [2, *RECOUNTS]
+
+
+def test_short_counts_of_new_shapes_come_in_the_first_steps():
+    assert spent(0.2, 0.9, fit_seconds=4.2)[1] == [2, 3, 4, 5]
+    assert spent(0.2, 1.1, fit_seconds=4.2)[1] == [2]
+
+
+def test_short_recounts_keep_to_their_share_of_the_time():
+    assert spent(0.2, 0.9, fit_seconds=4.2, new_shapes=False)[1] == [2]
