@@ -30,7 +30,7 @@ EARLY_SECONDS = 10.0
 SHORT_SECONDS = 1.0
 """A free count is allowed whatever its share of the time if the most recent count took at most this many seconds.
 
-A short fit of padded batches would else have no FLOPs: each of its steps has new shapes. At most three seconds are spent.
+A short fit of padded batches would else have no FLOPs, because each of its steps has new shapes.
 """
 
 RECOUNTS = (11, 33, 84, 85, 304)

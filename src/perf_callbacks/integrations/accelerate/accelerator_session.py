@@ -182,7 +182,7 @@ class AcceleratorSession:
     def _conclude(self, failure: str | None = None) -> None:
         """End the fit. Unless it failed, show its card, and log its averages with the program's trackers."""
         accelerator, averages = self._accelerator(), None
-        if self.watch is not None and failure is None and getattr(accelerator, "trackers", ()):
+        if self.watch is not None and failure is None and getattr(accelerator, "trackers", None):
             averages = self.watch.recorder.whole(self.watch.steps)
         self._end(failure)
         if failure is None:
