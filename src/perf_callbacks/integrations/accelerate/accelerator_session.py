@@ -181,14 +181,17 @@ class AcceleratorSession:
 
     def _conclude(self, failure: str | None = None) -> None:
         """End the fit. Unless it failed, show its card, and log its averages with the program's trackers."""
-        accelerator, averages = self._accelerator(), None
-        if self.watch is not None and failure is None and getattr(accelerator, "trackers", None):
-            averages = self.watch.recorder.whole(self.watch.steps)
+        accelerator = self._accelerator()
+        trackers: list[Any] = []
+        averages: Mapping[str, float] | None = None
+        if self.watch is not None and failure is None and accelerator is not None and accelerator.is_main_process:
+            trackers = accelerator.trackers
+            averages = self.watch.recorder.whole(self.watch.steps) if trackers else None
         self._end(failure)
         if failure is None:
             self._show_card()
-        if averages:
-            accelerator.log(averages, step=self.logged_step)
+        for tracker in trackers if averages else ():  # the program may have replaced `log`
+            tracker.log(averages, step=self.logged_step)
 
     def _show_card(self) -> None:
         """Show the closing card of the last fit, unless it was already shown."""
