@@ -70,3 +70,12 @@ def test_a_recount_that_had_no_time_is_made_up_later():
     schedule.spend()
     assert not schedule.wanted(20)
     assert schedule.counts == 1
+
+
+def test_short_counts_of_new_shapes_come_in_the_first_steps():
+    assert spent(0.2, 0.9, fit_seconds=4.2)[1] == [2, 3, 4, 5]
+    assert spent(0.2, 1.1, fit_seconds=4.2)[1] == [2]
+
+
+def test_short_recounts_keep_to_their_share_of_the_time():
+    assert spent(0.2, 0.9, fit_seconds=4.2, new_shapes=False)[1] == [2]

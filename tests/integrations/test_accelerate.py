@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
 from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
+from metric_keys import LOGGED, of_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import Tokens, llama, records, steps
 from torch import nn
@@ -46,12 +47,39 @@ def test_an_unmodified_loop_reaches_tensorboard_beside_the_loss(tmp_path):
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [100 + number for number in range(1, 11)]
     included = [number for number in range(1, 11) if number not in excluded]
-    rows = {row.step: row.metrics for row in records(tmp_path, Row)}
+    rows = {row.step: row.metrics for row in records(tmp_path, Row) if "perf/step_time" in row.metrics}
     assert [*rows] == included
     for key in ("perf/step_time", "perf/samples_per_second", "perf/tokens_per_second", "perf/data_time"):
         logged = {event.step: event.value for event in events.Scalars(key)}
         assert logged == pytest.approx({100 + number: rows[number][key] for number in included}, rel=1e-4)
     assert perf.summary.failure is None
+
+
+ENDS = {
+    "end_training": lambda accelerator, _: accelerator.end_training(),
+    "free_memory": lambda accelerator, _: accelerator.free_memory(),
+    "close": lambda _, attachment: attachment.close(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_trackers_get_the_averages_of_a_fit_at_its_end(tmp_path, end):
+    accelerator = an_accelerator(tmp_path)
+    attachment = attach(accelerator)
+    train(accelerator, *prepared(accelerator, rows_of_tokens(12)))
+    end(accelerator, attachment)
+    accelerator.end_training()
+    (averages,) = [(step, row) for step, row in accelerator.trackers[0].rows if "perf/run/step_time" in row]
+    assert averages == (106, {key: averages[1][key] for key in of_run(LOGGED)})
+    assert averages[1]["perf/run/step_time"] == pytest.approx(attachment.summary.step_time, rel=1e-5)
+
+
+def test_a_tracker_of_a_failed_fit_gets_no_averages(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    attachment = attach(accelerator)
+    train(accelerator, *prepared(accelerator, rows_of_tokens(12)))
+    attachment.close("ZeroDivisionError")
+    assert not [row for _, row in accelerator.trackers[0].rows if "perf/run/step_time" in row]
 
 
 def test_the_keys_of_the_user_win_and_his_values_are_left_as_they_are(tmp_path):
@@ -64,7 +92,7 @@ def test_the_keys_of_the_user_win_and_his_values_are_left_as_they_are(tmp_path):
         optimizer.step()
         accelerator.log(values=mine, step=7)
     accelerator.end_training()
-    step, last = accelerator.trackers[0].rows[-1]
+    *_, (step, last), _averages = accelerator.trackers[0].rows
     assert mine == {"perf/step_time": "mine", "loss": 1.0}
     assert (step, last["perf/step_time"], last["loss"]) == (7, "mine", 1.0)
     assert "perf/forward_time" in last

@@ -11,7 +11,8 @@ import tiny_lightning
 import transformers.trainer
 from accelerate import Accelerator, accelerator as accelerate_module
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import DefaultFlowCallback, Trainer, TrainerCallback
+from transformers.trainer_callback import CallbackHandler
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -27,7 +28,8 @@ FACTORIES = {"lightning": autoload.lightning_callbacks, "pytorch_lightning": aut
 @pytest.fixture(autouse=True)
 def _armed(monkeypatch):
     """Arm this process, and disarm it again."""
-    monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", [*transformers.trainer.DEFAULT_CALLBACKS])
+    for event in ("on_init_end", "on_train_begin"):
+        monkeypatch.setattr(CallbackHandler, event, getattr(CallbackHandler, event))
     monkeypatch.setattr(Accelerator, "__init__", Accelerator.__init__)
     monkeypatch.setattr(autoload, "_complaints", set())
     monkeypatch.setenv("PERF_CALLBACKS", "1")
@@ -60,6 +62,37 @@ def test_a_trainer_gets_one_callback_before_others_its_accelerator_none(tmp_path
     assert attached(trainer.accelerator) is None
     assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, said()) == (1, 3, [])
     assert "perf/step_time" in trainer.state.log_history[2]
+
+
+class Replacing(Trainer):
+    """Replaces its callbacks after the constructor of `Trainer`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.callback_handler.callbacks = [DefaultFlowCallback()]
+
+
+class Handling(Trainer):
+    """Makes a handler of its own."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.callback_handler = CallbackHandler([DefaultFlowCallback()], self.model, None, None, None)
+
+
+@pytest.mark.parametrize("kind", [Trainer, Replacing, Handling])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_trainer_of_other_default_callbacks_gets_one_callback(tmp_path, monkeypatch, kind, explicit):
+    monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", [DefaultFlowCallback])
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), kind=kind)
+    ours = PerfCallback()
+    if explicit:
+        trainer.add_callback(ours)
+    for attempt in range(2):
+        trainer.train()
+        measuring, *others = [ours] * explicit + armed(trainer)
+        assert (measuring.summary.steps, [one.summary for one in others]) == (3, [None] * explicit)
+        assert tiny.records(tmp_path, Summary, attempt=attempt)[0].steps == 3
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "added later"])

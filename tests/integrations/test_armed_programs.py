@@ -53,7 +53,7 @@ if __name__ == "__main__":
 """
 ORDER = """
 import transformers.trainer, accelerate.accelerator
-print([kind.__name__ for kind in transformers.trainer.DEFAULT_CALLBACKS].count("ArmedCallback"))
+print(transformers.trainer.CallbackHandler.on_init_end.__wrapped__.__qualname__)
 print(accelerate.accelerator.Accelerator.__init__.__wrapped__.__qualname__)
 """
 
@@ -115,4 +115,4 @@ def test_a_command_that_trains_in_a_process_of_its_own(tmp_path):
 @pytest.mark.parametrize("first", ["from transformers import Trainer", "from accelerate import Accelerator"])
 def test_whatever_is_imported_first(tmp_path, first):
     (tmp_path / "order.py").write_text(first + ORDER + "import perf_callbacks.session")
-    assert program(tmp_path, *RUN, "order.py") == "1\nAccelerator.__init__\n"
+    assert program(tmp_path, *RUN, "order.py") == "CallbackHandler.on_init_end\nAccelerator.__init__\n"

@@ -271,6 +271,22 @@ def test_the_callback_can_be_pickled_before_and_during_a_fit(tmp_path, of):
     assert copies[1].summary.steps == 6
 
 
+@BOTH
+def test_an_upload_by_a_logger_is_part_of_the_checkpoint(tmp_path, clock, of):
+    kinds = tiny_lightning.tree(of)
+
+    class Uploads(kinds.CSVLogger):
+        def after_save_checkpoint(self, _checkpoint):
+            clock.sleep(8.0)
+
+    saving = kinds.callbacks.ModelCheckpoint(dirpath=tmp_path / "saved", every_n_train_steps=2, save_top_k=-1)
+    logger = Uploads(tmp_path)
+    ours, _ = fit(tmp_path, "Automatic", saving, of=of, logger=logger, enable_checkpointing=True)
+    assert [step["step_time"] for step in steps(tmp_path)] == [0.0] * 6
+    assert (ours.summary.span_seconds["checkpoint"], ours.summary.span_counts["checkpoint"]) == (24.0, 3)
+    assert "after_save_checkpoint" not in vars(logger)
+
+
 def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path, caplog):
     class Choosy(tiny_lightning.tree().CSVLogger):
         def log_metrics(self, metrics, step=None):

@@ -9,6 +9,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
+    Trainer,
     TrainerCallback,
 )
 from transformers.integrations import TensorBoardCallback
@@ -224,3 +225,71 @@ def test_cards_are_no_wider_than_the_terminal(tmp_path, monkeypatch, capsys):
     tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False))).train()
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]
     assert 40 < max(map(len, lines)) <= 48
+
+
+class Skipping(Trainer):
+    """Skips every third batch: its `training_step` calls neither the model nor a backward."""
+
+    seen = 0
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen += 1
+        if self.seen % 3 == 0:
+            return torch.tensor(0.0)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class SkippingByHand(Skipping):
+    """The same with forward and backward of its own."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen += 1
+        if self.seen % 3 == 0:
+            return torch.tensor(0.0)
+        loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("kind", [Skipping, SkippingByHand])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_batch_that_a_training_step_skips_has_no_samples(tmp_path, kind, accumulation):
+    ours = PerfCallback(PerfConfig(gc="off"))
+    arguments = tiny.training_arguments(tmp_path, max_steps=12, gradient_accumulation_steps=accumulation)
+    trainer = tiny.trainer(arguments, ours, kind=kind, train_dataset=tiny.Tokens(4 * 12 * accumulation))
+    before = torch.autograd.backward
+    trainer.train()
+    trained = [place % 3 != 0 for place in range(1, 12 * accumulation + 1)]
+    steps = [sum(trained[first : first + accumulation]) for first in range(0, len(trained), accumulation)]
+    assert [step["samples"] for step in tiny.steps(tmp_path)] == [4 * batches for batches in steps]
+    assert (ours.summary.samples, ours.summary.tokens) == (4 * sum(trained), 64 * sum(trained))
+    assert torch.autograd.backward is before
+    flops = {
+        step["model_flops"] / batches
+        for step, batches in zip(tiny.steps(tmp_path), steps, strict=True)
+        if step["model_flops"]
+    }
+    assert len(flops) == 1
+
+
+class Renaming(Trainer):
+    """Renames the loss, as SetFit does, and logs a value of its own within each step."""
+
+    def log(self, logs, *rest, **more):
+        super().log({"embedding_loss" if name == "loss" else name: logs[name] for name in logs}, *rest, **more)
+
+    def compute_loss(self, *values, **more):
+        if self.model.training:
+            self.log({"margin": 0.5})
+        return super().compute_loss(*values, **more)
+
+
+@pytest.mark.parametrize("counts_tokens", ["no", "all"])  # with "all", each log has `train_runtime`
+def test_a_training_row_needs_no_loss_of_that_name(tmp_path, counts_tokens):
+    data = {"train_dataset": tiny.Tokens(32), "eval_dataset": tiny.Tokens(4)}
+    arguments = {"max_steps": 8, "include_num_input_tokens_seen": counts_tokens, "logging_steps": 2}
+    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=4, **arguments)
+    trainer = tiny.trainer(arguments, PerfCallback(), kind=Renaming, **data)
+    trainer.train()
+    shown = [(row["step"], perf(row).keys()) for row in trainer.state.log_history if perf(row)]
+    assert shown == [(4, LOGGED), (6, LOGGED), (8, LOGGED), (8, RUN)]

@@ -63,3 +63,13 @@ def test_the_trainer_may_begin_before_the_callback_measures():
         "first_step": 2.0,
         "other": 0.5,
     }
+
+
+def test_checkpoints_of_the_same_moment_count_once():
+    fit = Fit()
+    for files in (2, 0, 1):
+        fit.step(**STEP)
+        for _ in range(files):
+            fit.span("checkpoint", 1)
+    summary = fit.engine.stop(fit.now)
+    assert (summary.span_counts, summary.span_seconds) == ({"checkpoint": 2}, {"checkpoint": 3.0})

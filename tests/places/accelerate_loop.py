@@ -234,5 +234,5 @@ class Training:
     @property
     def outcome(self):
         """Losses, weights and logged lines, to the last bit, and the next random number."""
-        logged = [values["loss"] for _, values in self.accelerator.trackers[0].rows]
+        logged = [values["loss"] for _, values in self.accelerator.trackers[0].rows if "loss" in values]
         return self.losses, bits(self.prepared[0]), logged, torch.rand(1).item()

@@ -123,7 +123,7 @@ class Training:
         "on_log": hook("on_log", "other"),
         "on_prediction_step": hook("on_prediction_step", "evaluation"),
         "on_evaluate": hook("on_evaluate", "evaluation"),
-        "on_save": hook("on_save", None),
+        "on_save": hook("on_save", "checkpoint"),
         "on_epoch_end": hook("on_epoch_end", None),
         "on_train_end": hook("on_train_end", None, "after the fit"),
         "the dataset": Place("data", item),

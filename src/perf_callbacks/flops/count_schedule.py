@@ -27,6 +27,12 @@ If counts have used up this share, new work is counted later, and so is a recoun
 EARLY_SECONDS = 10.0
 """Counts may take at least `MOST_PART` of ten seconds, even if the fit is shorter than ten seconds."""
 
+SHORT_SECONDS = 1.0
+"""A free count is allowed whatever its share of the time if the most recent count took at most this many seconds.
+
+A short fit of padded batches would else have no FLOPs, because each of its steps has new shapes.
+"""
+
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose FLOPs are counted again although they are known.
 
@@ -65,7 +71,8 @@ class CountSchedule:
 
     def affordable(self, free: int = FREE_COUNTS) -> bool:
         """Return True if the budgets of counts and of time allow another count."""
-        return (self.counts < free or self.counts * STEPS_PER_COUNT < self.steps) and self._in_time()
+        early = self.counts < FREE_COUNTS and self._last_seconds <= SHORT_SECONDS
+        return (self.counts < free or self.counts * STEPS_PER_COUNT < self.steps) and (early or self._in_time())
 
     def took(self, seconds: float) -> None:
         """Charge the extra seconds of a counted step to the time budget. The first count of a fit is free."""

@@ -147,24 +147,30 @@ def _say(sentence: str) -> None:
 
 
 def _arm_transformers(trainer: ModuleType) -> None:
-    """Add a callback to each Hugging Face trainer that the program makes.
+    """Add a callback to each Hugging Face trainer that is made, and to each that begins to train without one.
 
-    The list `DEFAULT_CALLBACKS` must stay the same object, because other packages import it by name.
+    The trainer's handler adds the callback: a program may replace `DEFAULT_CALLBACKS`, or the callbacks of a trainer.
     """
+    import functools  # noqa: PLC0415 transformers has imported it
 
-    class ArmedCallback:
-        """Entry of `DEFAULT_CALLBACKS`. A trainer that makes an instance of this class gets a measuring callback."""
+    def adding(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(self: Any, *args: object, **kwargs: object) -> Any:
+            _safely(_add_callback, self)
+            return inner(self, *args, **kwargs)
 
-        def __new__(cls) -> Any:
-            return _safely(_armed_callback, "integrations.transformers.callback") or trainer.TrainerCallback()
+        return call
 
-    trainer.DEFAULT_CALLBACKS.append(ArmedCallback)
+    handler = trainer.CallbackHandler
+    for event in ("on_init_end", "on_train_begin"):
+        setattr(handler, event, adding(getattr(handler, event)))
 
 
-def _armed_callback(module: str) -> Any:
-    from importlib import import_module  # noqa: PLC0415 the framework has imported it
+def _add_callback(handler: Any) -> None:
+    from perf_callbacks.integrations.transformers.callback import ArmedCallback  # noqa: PLC0415 transformers is imported
 
-    return import_module(f"perf_callbacks.{module}").ArmedCallback()
+    if not any(isinstance(callback, ArmedCallback) for callback in handler.callbacks):
+        handler.callbacks.insert(0, ArmedCallback())
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
@@ -245,7 +251,9 @@ def pytorch_lightning_callbacks() -> list[Any]:
 
 
 def _lightning_callbacks(integration: str) -> list[Any]:
-    return [_armed_callback(integration)] if asked() else []
+    from importlib import import_module  # noqa: PLC0415 Lightning has imported it
+
+    return [import_module(f"perf_callbacks.{integration}").ArmedCallback()] if asked() else []
 
 
 def _found_a_trainer(session: ModuleType) -> None:

@@ -79,6 +79,7 @@ def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...,
             return inner(accelerator, values, *args, **kwargs)
         enter = fits.watch.recorder.enter
         enter(BEGIN[Stage.OTHER])
+        fits.logged_step = args[0] if args else kwargs.get("step")
         try:
             metrics = fits.row() if isinstance(values, Mapping) else None
             return inner(accelerator, {**values, **metrics, **values} if metrics else values, *args, **kwargs)

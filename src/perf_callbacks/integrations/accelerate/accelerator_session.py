@@ -54,6 +54,8 @@ class AcceleratorSession:
         """Watch of the current fit, or None if no fit is running."""
         self.listener: AcceleratorSession | AcceleratedWatch = self
         """Object that receives the events of measured loaders: the watch during a fit, this session between fits."""
+        self.logged_step: int | None = None
+        """Step that the program gave in its most recent call of `log`."""
         self._shown = True
         """True means that the closing card of the last fit was already shown."""
         self.patches = Patches()
@@ -149,8 +151,7 @@ class AcceleratorSession:
     @fails_open
     def free(self) -> None:
         """End the fit and drop all prepared objects. Objects prepared later belong to a new fit."""
-        self._end()
-        self._show_card()
+        self._conclude()
         self._carried = self._before = None
         self._prepared.forget()
 
@@ -162,9 +163,7 @@ class AcceleratorSession:
                 "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
                 "prepare the model and its optimizer with that accelerator."
             )
-        self._end(failure)
-        if failure is None:
-            self._show_card()
+        self._conclude(failure)
         self._detach()
 
     def fail(self, error: Exception) -> None:
@@ -179,6 +178,20 @@ class AcceleratorSession:
         self._session.end(failure)
         if self._session.recorder is not None and self._session.recorder.failed:
             self._detach()
+
+    def _conclude(self, failure: str | BaseException | None = None) -> None:
+        """End the fit. Unless it failed, show its card, and log its averages with the program's trackers."""
+        accelerator = self._accelerator()
+        trackers: list[Any] = []
+        averages: Mapping[str, float] | None = None
+        if self.watch is not None and failure is None and accelerator is not None and accelerator.is_main_process:
+            trackers = accelerator.trackers
+            averages = self.watch.recorder.whole(self.watch.steps) if trackers else None
+        self._end(failure)
+        if failure is None:
+            self._show_card()
+        for tracker in trackers if averages else ():  # the program may have replaced `log`
+            tracker.log(averages, step=self.logged_step)
 
     def _show_card(self) -> None:
         """Show the closing card of the last fit, unless it was already shown."""
@@ -203,8 +216,12 @@ class AcceleratorSession:
             self._prepared.forget()
 
     def _close_at_exit(self) -> None:
-        """Close the measurement when the program exits, unless an exception ended the program."""
+        """Close the measurement when the program exits, unless an exception ended the program.
+
+        The averages are not logged: at the exit, a tracker may be closed.
+        """
         if not hasattr(sys, "last_value"):
+            self._end()
             self.close()
 
 

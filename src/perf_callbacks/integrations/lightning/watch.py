@@ -57,6 +57,9 @@ class TrainerWatch:
         self._watch_ends()
         methods.spans(recorder, loop.val_loop, "run", "evaluation")
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
+        for logger in trainer.loggers:  # `ModelCheckpoint` calls them after `save_checkpoint`: some upload the file
+            if getattr(logger.after_save_checkpoint, "__qualname__", None) != "Logger.after_save_checkpoint":
+                methods.spans(recorder, logger, "after_save_checkpoint", "checkpoint")
 
     def _watch_exits(self) -> None:
         """End the fit if an exception leaves the training loop, and end the last step of each epoch.

@@ -116,10 +116,12 @@ class PerfCallback(CallbackBase, TrainerCallback):
         recorder = self._session.recorder
         if recorder is None or logs is None:
             return
-        if "train_runtime" in logs:
-            metrics = recorder.whole(state.global_step)
-        elif "loss" in logs:
+        # Subclasses rename the loss (SetFit), and log values of their own within a step. Only the log of the training
+        # loop has the learning rate. With `include_num_input_tokens_seen`, that log has `train_runtime` too.
+        if "loss" in logs or any(name.endswith("learning_rate") for name in logs):
             metrics = recorder.row(state.global_step)
+        elif "train_runtime" in logs:
+            metrics = recorder.whole(state.global_step)
         else:
             return
         # The trainer has put a copy into its history already. The loggers after us get `logs`.

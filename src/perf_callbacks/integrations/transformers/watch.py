@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.integrations import methods, saved_counters
+from perf_callbacks.kernel.batches.waiting import untrained
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.engine.marks import END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.logged_metrics import hidden
 from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process.backward import BACKWARDS, Loop
 from perf_callbacks.kernel.process.stacks import callers
 
 T = TypeVar("T")
@@ -67,6 +69,8 @@ class TransformersWatch:
             methods.batches(recorder, trainer, "compute_loss", argument=2)
         else:
             methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
+            if _redefines(trainer, "training_step"):
+                self._watch_skips()
         methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
         # After the optimizer's step come `on_optimizer_step`, the scheduler and `zero_grad`.
@@ -81,10 +85,29 @@ class TransformersWatch:
         for name, part in TRL.items():
             if hasattr(trainer, name):
                 methods.others(recorder, trainer, name, part)
+        self._watch_spans()
+
+    def _watch_spans(self) -> None:
+        recorder, trainer, handler = self._recorder, self._trainer, self._trainer.callback_handler
         for name in ("evaluate", "predict"):
             methods.spans(recorder, trainer, name, "evaluation")
         methods.spans(recorder, trainer, "save_model", "checkpoint", after=self._carry)
         methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint")
+        if any(_overrides(callback, "on_save") for callback in handler.callbacks):  # called after `_save_checkpoint`
+            methods.spans(recorder, handler, "on_save", "checkpoint")
+
+    def _watch_skips(self) -> None:
+        """Remove a batch from its step if the program's own `training_step` runs neither `compute_loss` nor a backward.
+
+        A batch with `compute_loss` but without a backward keeps its FLOPs, and has no samples.
+        """
+        recorder, trainer, passes = self._recorder, self._trainer, _Passes(self._recorder)
+        recorder.patches.add(functools.partial(BACKWARDS.release, passes))
+        BACKWARDS.join(passes)
+        recorder.patches.method(trainer, "compute_loss", functools.partial(methods.around, before=passes.forward))
+        recorder.patches.method(
+            trainer, "training_step", functools.partial(methods.around, before=passes.begin, after=passes.end)
+        )
 
     def _end_steps(self, handler: Any) -> None:
         """End each step when the trainer is about to call `on_step_end` of its callbacks."""
@@ -121,6 +144,34 @@ class TransformersWatch:
                 saved_counters.write(path, 0, self._recorder.state)
 
 
+class _Passes(Loop):
+    """Notes whether a call of `training_step` ran `compute_loss` and a backward. It writes no marks."""
+
+    marks_backward = False
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder.tape, recorder.clock, recorder.fail)
+        self.engine, self._earlier = recorder.engine, 0
+
+    def begin(self) -> None:
+        self.ran, self.backed, self._earlier = False, False, len(self.engine.batches)
+
+    def forward(self) -> None:
+        self.ran = True
+
+    def begins_backward(self, root: object = None) -> None:  # noqa: ARG002 the loss doesn't matter
+        self.backed = True
+
+    def ends_backward(self) -> None: ...
+
+    def builds_graph(self) -> None: ...
+
+    def end(self, _loss: object) -> None:
+        batches = self.engine.batches
+        if len(batches) > self._earlier and not self.backed:
+            batches[-1:] = [untrained(batches[-1])] if self.ran else []
+
+
 def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..., T]:
     """Wrap `on_log` of a console callback, in order to remove the metrics that are not meant for the console."""
 
@@ -142,8 +193,13 @@ def _slices(trainer: object) -> bool:
     The loader of such a trainer yields the prompts of several micro-batches at once. The trainer passes one micro-batch
     to each call of `compute_loss`.
     """
-    owner = next((kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)), None)
-    return owner is not None and not owner.__module__.startswith("transformers.")
+    return _redefines(trainer, "_prepare_inputs")
+
+
+def _redefines(trainer: object, method: str) -> bool:
+    """Return True if a class outside of transformers defines this method of the trainer."""
+    owner = next((kind for kind in type(trainer).__mro__ if method in vars(kind)), Trainer)
+    return not owner.__module__.startswith("transformers.")
 
 
 def _overrides(callback: object, hook: str) -> bool:

@@ -41,10 +41,18 @@ class Account:
         """Seconds of each named part of the stage `OTHER`, in the included steps."""
         self.span_seconds: defaultdict[str, float] = defaultdict(float)
         self.span_counts: Counter[str] = Counter()
+        """Number of steps after which there was a span of each kind. Two checkpoints after the same step count once."""
+        self._span_steps: dict[str, int] = {}
 
     def started(self, now: float) -> None:
         """Store the time that has passed from the start of measuring until the callback was set up."""
         self.startup_seconds = now - self.began
+
+    def span(self, kind: str, step: int, seconds: float) -> None:
+        """Add a span that came after `step` steps."""
+        self.span_seconds[kind] += seconds
+        self.span_counts[kind] += self._span_steps.get(kind) != step
+        self._span_steps[kind] = step
 
     def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
         """Return the seconds of all steps so far, without stalls.

@@ -209,8 +209,7 @@ class Engine:
         self.plan()
         self.tape.listen()
         self.tape.write((BACK, now))
-        self.account.span_seconds[kind] += now - start
-        self.account.span_counts[kind] += 1
+        self.account.span(kind, self.step, now - start)
         self._emit(Span(kind=kind, step=self.step, start=start - self.account.began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
