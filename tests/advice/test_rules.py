@@ -104,6 +104,11 @@ def test_the_reason_of_repeated_compilations_decides_on_the_remedy(reason, named
     assert (named in finding.remedy, reason in finding.evidence) == (True, True)
 
 
+def test_a_forward_of_slow_code_alone_has_no_recomputation_to_save():
+    facts = Facts(workers=0, work=WORK, slow_code={"forward": SlowCode("train.py:31 `loss_of`", 9, 9, 30)})
+    assert [one.cause for one in findings(machine(), facts, summary())] == ["host"]
+
+
 @pytest.mark.parametrize("integration", ["transformers", "lightning"])
 def test_the_work_of_a_trainer_is_nothing_that_a_user_can_change(integration):
     facts = Facts(integration=integration)

@@ -1,5 +1,6 @@
 """The card at the end of training and its verdict, as text. `opening_card.py` renders the card at the start."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
@@ -25,6 +26,9 @@ WORTH_SAYING = 0.05
 
 STALL = "stall"
 """Cause of the finding about stalls."""
+
+FAILED = "failed"
+"""Cause of the finding that a rule of the advice failed, so that less than everything was looked for."""
 
 THREADS = "threads"
 """Cause of the finding about threads without a CPU. If this finding comes first, it is the verdict, although its share
@@ -112,13 +116,18 @@ def _sure(found: Finding) -> float:
 
 def _verdict(summary: Summary) -> Iterable[str]:
     """Yield the verdict, and then a line for each further finding."""
-    large = _large(summary)
-    yield verdict(summary) or _too_short(summary)
+    large, sentence = _large(summary), verdict(summary)
+    yield sentence or _too_short(summary)
+    label = "also" if sentence and (large or not _failed(summary)) else "found"
     for other in summary.findings[len(large) :]:
         if other.cause == STALL:
-            yield f"also: {_change(other)}"
+            yield f"{label}: {_change(other)}"
             continue
-        yield f"also: {other.evidence}; try {other.remedy}{_saves(other)}"
+        yield f"{label}: {other.evidence}; try {other.remedy}{_saves(other)}"
+
+
+def _failed(summary: Summary) -> bool:
+    return any([finding.cause == FAILED for finding in summary.findings])
 
 
 def _saves(found: Finding) -> str:
@@ -172,10 +181,12 @@ def promised(found: Finding) -> str:
 
 def _nothing_to_win(summary: Summary) -> str:
     """Render the verdict on a run without a large finding. Empty means that too little is known."""
+    if _failed(summary):
+        return "No verdict, because a rule of the advice failed."
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
-    if not summary.long_enough or not after_startup or not known:
+    if not summary.long_enough or not after_startup or not known or not summary.included_seconds:
         return ""
     share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
     little = "Little" if summary.findings else "Nothing"
@@ -184,10 +195,25 @@ def _nothing_to_win(summary: Summary) -> str:
 
 
 def _too_short(summary: Summary) -> str:
-    """Say why a short run gets no verdict. Empty if the run is long enough, or has no measured steps."""
+    """Say what a short run lacks for a verdict. Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
-    return f"No verdict: it needs {ENOUGH_STEPS} measured steps, and {ENOUGH_SECONDS:.0f} s of steps."
+    return f"No verdict: it needs {lacks(summary)}."
+
+
+def lacks(summary: Summary) -> str:
+    """Return what a verdict needs and the run has too little of, or an empty string.
+
+    >>> from types import SimpleNamespace
+    >>> lacks(SimpleNamespace(included_steps=4, wall_seconds={"steps": 7.85}))
+    '5 measured steps and has 4, and 10 s of steps and has 7.8 s'
+    """
+    seconds, parts = summary.wall_seconds.get("steps", 0.0), []
+    if summary.included_steps < ENOUGH_STEPS:
+        parts.append(f"{ENOUGH_STEPS} measured steps and has {summary.included_steps}")
+    if seconds < ENOUGH_SECONDS:
+        parts.append(f"{ENOUGH_SECONDS:.0f} s of steps and has {math.floor(10 * seconds) / 10:.1f} s")
+    return ", and ".join(parts)
 
 
 def _headline(summary: Summary) -> str:

@@ -202,7 +202,8 @@ class Finding:
 
     cause: str
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
-    evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
+    evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication, failed. "failed":
+    a rule of the advice failed, so its cause may be there too."""
     share: float | None
     """Share of the fit's wall time after the startup that the remedy could save, from 0 to 1. For the cause "startup":
     share of all wall time that passed before the callback was set up. None: unknown."""
