@@ -198,22 +198,21 @@ def _too_short(summary: Summary) -> str:
     """Say what a short run lacks for a verdict. Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
-    return f"No verdict: it needs {lacks(summary)}."
+    return too_short(summary.included_steps, summary.wall_seconds.get("steps", 0.0))
 
 
-def lacks(summary: Summary) -> str:
-    """Return what a verdict needs and the run has too little of, or an empty string.
+def too_short(steps: int, seconds: float) -> str:
+    """Say what a run with so many measured steps, and so many seconds of steps, lacks for a verdict.
 
-    >>> from types import SimpleNamespace
-    >>> lacks(SimpleNamespace(included_steps=4, wall_seconds={"steps": 7.85}))
-    '5 measured steps and has 4, and 10 s of steps and has 7.8 s'
+    >>> too_short(4, 7.85)
+    'No verdict: it needs 5 measured steps and has 4, and 10 s of steps and has 7.8 s.'
     """
-    seconds, parts = summary.wall_seconds.get("steps", 0.0), []
-    if summary.included_steps < ENOUGH_STEPS:
-        parts.append(f"{ENOUGH_STEPS} measured steps and has {summary.included_steps}")
+    missing = []
+    if steps < ENOUGH_STEPS:
+        missing.append(f"{ENOUGH_STEPS} measured steps and has {steps}")
     if seconds < ENOUGH_SECONDS:
-        parts.append(f"{ENOUGH_SECONDS:.0f} s of steps and has {math.floor(10 * seconds) / 10:.1f} s")
-    return ", and ".join(parts)
+        missing.append(f"{ENOUGH_SECONDS:.0f} s of steps and has {math.floor(10 * seconds) / 10:.1f} s")
+    return f"No verdict: it needs {', and '.join(missing)}."
 
 
 def _headline(summary: Summary) -> str:
