@@ -1,6 +1,6 @@
 """Split a fit's wall time into parts, so that each second is in one part. Also add up the fit's garbage collections."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from perf_callbacks.kernel.engine.ledger import Ledger
 from perf_callbacks.kernel.engine.marks import Pause
@@ -40,7 +40,8 @@ class Account:
         self.other_seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of each named part of the stage `OTHER`, in the included steps."""
         self.span_seconds: defaultdict[str, float] = defaultdict(float)
-        self.span_counts: Counter[str] = Counter()
+        self.span_steps: defaultdict[str, set[int]] = defaultdict(set)
+        """Steps after which there were spans, by kind."""
 
     def started(self, now: float) -> None:
         """Store the time that has passed from the start of measuring until the callback was set up."""

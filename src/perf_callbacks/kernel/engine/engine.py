@@ -210,7 +210,7 @@ class Engine:
         self.tape.listen()
         self.tape.write((BACK, now))
         self.account.span_seconds[kind] += now - start
-        self.account.span_counts[kind] += 1
+        self.account.span_steps[kind].add(self.step)
         self._emit(Span(kind=kind, step=self.step, start=start - self.account.began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
@@ -365,7 +365,7 @@ class Engine:
             stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
             other_seconds=dict(self.account.other_seconds),
             span_seconds=dict(self.account.span_seconds),
-            span_counts=dict(self.account.span_counts),
+            span_counts={kind: len(steps) for kind, steps in self.account.span_steps.items()},
             wall_seconds=self.account.parts(now, included, self._ledger),
             samples=done.samples,
             tokens=done.tokens,

@@ -287,7 +287,8 @@ class Summary:
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent outside of steps, by kind: evaluation, checkpoint."""
     span_counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of spans outside of steps, by kind: evaluation, checkpoint."""
+    """Number of steps after which there were spans, by kind: evaluation, checkpoint. Two files that are saved after one
+    step count once."""
     wall_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
     own_work, other. The parts sum to the wall time."""
