@@ -160,7 +160,9 @@ def test_an_interrupt_prints_what_is_known(tmp_path, scratch, number):
 
 @SLOW
 def test_a_probe_without_a_verdict_says_what_it_lacks(tmp_path, scratch):
-    (tmp_path / "train.py").write_text(AT_ONCE.replace("fit_records.ENOUGH_SECONDS = ", "") + LOOP + "train(steps=60)\n")
+    (tmp_path / "train.py").write_text(
+        AT_ONCE.replace("fit_records.ENOUGH_SECONDS = ", "") + LOOP + "train(steps=60)\n"
+    )
     process = subprocess.run(
         [sys.executable, "-m", "perf_callbacks", "try", "--steps", "5", "--seconds", "0.1", "train.py"],
         cwd=tmp_path,

@@ -131,7 +131,7 @@ def summaries(draw):
             step=included,
             steps=included + draw(st.integers(0, 2)),
             included_steps=included,
-            included_seconds=draw(st.sampled_from([0.0, sum(stages.values())])),
+            included_seconds=draw(st.sampled_from([1e-9, sum(stages.values()) or 1.0])),
             stage_seconds=stages,
             other_seconds=draw(st.dictionaries(st.sampled_from(["generation", "rewards"]), SECONDS)),
             wall_seconds=draw(st.dictionaries(st.sampled_from(names), SECONDS)) | {"steps": draw(SECONDS)},

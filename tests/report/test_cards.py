@@ -7,6 +7,7 @@ from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from summaries import a_summary_of
 from tiny import unwrapped
 
+from perf_callbacks.flops.work import beside_model
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 from perf_callbacks.report import cards, opening_card
@@ -143,6 +144,21 @@ def test_the_closing_table_has_units_that_can_be_read():
     closing = cards.closing(summary(**WORKED | small))
     assert "11.3 kFLOPS of the model, 11.3 kFLOPS including recomputation" in closing
     assert "MFU 0.034%, HFU 0.034% of measured peak 33.3 MFLOPS" in unwrapped(closing)
+
+
+def test_executed_flops_are_named_by_their_kind():
+    by_phase = {"forward": 1, "backward": 2}
+    kinds = {
+        "": {},
+        ", 2.00 TFLOPS including recomputation": {"attention_recompute": 1},
+        ", 2.00 TFLOPS including the optimizer's products": {"optimizer": 1},
+        ", 2.00 TFLOPS including recomputation and the optimizer's products": {"recompute": 1, "optimizer": 1},
+    }
+    known = summary(**WORKED | {"hardware_flops": 4 * 10**12, "model_flops": 2 * 10**12})
+    for kind, phases in kinds.items():
+        flops = replace(known.flops, beside_model=beside_model(by_phase | phases))
+        line = f"\n  1.00 TFLOPS of the model{kind}, counted"
+        assert line in unwrapped(cards.closing(replace(known, flops=flops)))
 
 
 @pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])

@@ -186,7 +186,7 @@ def _nothing_to_win(summary: Summary) -> str:
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
-    if not summary.long_enough or not after_startup or not known or not summary.included_seconds:
+    if not summary.long_enough or not after_startup or not known:
         return ""
     share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
     little = "Little" if summary.findings else "Nothing"
@@ -287,7 +287,10 @@ def _work(summary: Summary) -> Iterable[str]:
             yield f"TFLOPS and MFU unknown: {flops.unknown}"
         return
     model, hardware = [speed(amount / flops.seconds) for amount in (flops.model_flops, flops.hardware_flops)]
-    parts = [f"{at_least}{model} of the model, {at_least}{hardware} including recomputation"]
+    parts = [f"{at_least}{model} of the model"]
+    kind = "recomputation" if flops.beside_model is None else flops.beside_model
+    if kind:
+        parts.append(f"{at_least}{hardware} including {kind}")
     if flops.source is not None:
         parts.append(checked(flops.source, flops.checked_step, summary.step))
     if flops.coverage is not None:

@@ -174,7 +174,7 @@ if (steps) {
 }
 
 // ---- where the time went
-if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", "account", data.account, WALL_COLORS), bar("Peak", "peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", unused: "s7" })].filter(Boolean)));
+if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", "account", data.account, WALL_COLORS), bar("Peak", "peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", "the optimizer's products": "s0", "recomputation and the optimizer's products": "s0", unused: "s7" })].filter(Boolean)));
 
 if (data.goodput) section("Attempts", bar("Time since the first start", "goodput", data.goodput.all, GOODPUT_COLORS), el("div", { class: "two" }, ...data.goodput.attempts.map((one) => bar(one.name, null, one.bar, GOODPUT_COLORS))));
 
