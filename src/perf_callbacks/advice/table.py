@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     loading.data,
     loading.restarts,
     host.host,
+    host.waiting,
     slow_code.forward,
     slow_code.backward,
     slow_code.optimizer,

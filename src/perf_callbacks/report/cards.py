@@ -287,10 +287,8 @@ def _work(summary: Summary) -> Iterable[str]:
             yield f"TFLOPS and MFU unknown: {flops.unknown}"
         return
     model, hardware = [speed(amount / flops.seconds) for amount in (flops.model_flops, flops.hardware_flops)]
-    parts = [f"{at_least}{model} of the model"]
     kind = "recomputation" if flops.beside_model is None else flops.beside_model
-    if kind:
-        parts.append(f"{at_least}{hardware} including {kind}")
+    parts = [f"{at_least}{model} of the model", *[f"{at_least}{hardware} including {kind}"] * bool(kind)]
     if flops.source is not None:
         parts.append(checked(flops.source, flops.checked_step, summary.step))
     if flops.coverage is not None:
