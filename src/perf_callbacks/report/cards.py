@@ -61,6 +61,7 @@ _EXCLUDING = {
     "flop_counting": "FLOP counts",
     "evaluation": "evaluations",
     "checkpoint": "checkpoints",
+    "suspended": "suspensions",
 }
 """Parts of the wall time that rates exclude, with the name of each part on the card."""
 

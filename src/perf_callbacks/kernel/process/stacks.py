@@ -123,11 +123,10 @@ def position(thread: int, outer: Collection[int] = ()) -> Position | None:
 
 
 def around_trainer() -> frozenset[int]:
-    """Return the ids of the program's frames that have called the trainer whose hook runs now, directly or through
-    other libraries.
+    """Return the ids of the program's frames that have called the trainer whose hook runs now.
 
-    These frames live as long as the trainer trains, so no other frame gets their ids meanwhile. Frames of the program
-    within the trainer, such as an overridden hook, don't count.
+    Other libraries may stand between program and trainer. These frames live as long as the trainer trains, so no other
+    frame gets their ids meanwhile. Frames of the program within the trainer, such as an overridden hook, don't count.
     """
     files = ((id(frame), frame.f_code.co_filename) for frame in callers())
     outer = dropwhile(lambda item: item[1].startswith(_OURS) or _is_own(item[1]), files)
