@@ -1,7 +1,7 @@
 "use strict";
 // The page from top to bottom.
 const STAGE_COLORS = { data: "s0", forward: "s1", backward: "s2", optimizer: "s3", communication: "s6", gc: "s4", other: "s5" };
-const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", other: "s7" };
+const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", suspended: "second", other: "s7" };
 const GOODPUT_COLORS = { productive: "s2", data: "s0", communication: "s6", stragglers: "s1", "rolled back": "warn", stalls: "s4", startup: "s5", "first step": "s1", evaluation: "s3", checkpoint: "s4", downtime: "second", other: "s7" };
 const LANE_COLORS = { evaluation: "s3", checkpoint: "s6", restart: "warn", "FLOP count": "faint", profile: "s2", collection: "s4", straggler: "s0", stall: "warn" };
 
