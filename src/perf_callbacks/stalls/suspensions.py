@@ -40,7 +40,7 @@ class Suspensions(Observer):
         needed: Callable[[], float] = needed_seconds,
     ) -> None:
         self._watchdog, self._clock, self._needed = watchdog, clock, needed
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may end a step within a call
         self._before: float | None = None  # CPU seconds at the last tick
         self._judged = 0.0  # beginning of the last long wait
         self._found: tuple[float, float] | None = None  # end and seconds of a suspension whose step has not ended
