@@ -35,7 +35,7 @@ from perf_callbacks.notifications import observer as notifications
 from perf_callbacks.profiles import observer as profiles
 from perf_callbacks.ranks import exchange, ungrouped
 from perf_callbacks.report import cards, opening_card, report_file
-from perf_callbacks.stalls import observer as stalls
+from perf_callbacks.stalls import observer as stalls, suspensions
 from perf_callbacks.stragglers import observer as stragglers
 from perf_callbacks.trials import observer as trials
 
@@ -44,6 +44,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     counting.begin,
     profiles.begin,  # comes after the count, because no counted step is profiled
     stalls.begin,
+    suspensions.begin,
     stragglers.begin,
     goodput.begin,
     advising.begin,

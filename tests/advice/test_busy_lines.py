@@ -1,5 +1,6 @@
 """The lines of the program that keep the training thread busy."""
 
+import itertools
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel import clock
+from perf_callbacks.kernel.process import cpu_time
 from perf_callbacks.kernel.process.switches import SWITCHES
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.loop import measure
@@ -195,6 +197,26 @@ def test_a_wait_or_small_operations_in_a_forward_are_the_model():
 def test_a_thread_that_computes_is_not_slow(monkeypatch):
     monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: True)
     assert "`look`" not in evidence(train(loss=look), "host")
+
+
+def test_a_thread_that_waits_for_a_cpu_is_not_slow(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.kernel.process.cpu_time.runnable", lambda _: True)
+    assert "`look`" not in evidence(train(loss=look), "host")
+
+
+def test_a_wake_up_is_not_late_because_the_other_thread_had_no_cpu(sleeps, monkeypatch):
+    sleeps.late, queued = sys.getswitchinterval(), itertools.count()
+    without_cpu = {threading.get_native_id(): lambda: cpu_time.CpuTime(1.0, next(queued))}
+    monkeypatch.setattr(cpu_time, "read", lambda thread: without_cpu.get(thread, lambda: None)())
+    assert "`spin`" not in evidence(train(model=spin), "host")
+
+
+def test_a_wait_beside_a_read_of_a_value_is_named(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.advice.waits.reads_each_step", lambda _: True)
+    monkeypatch.setattr("perf_callbacks.advice.host.reads_each_step", lambda _: True)
+    said = evidence(train(after_step=look), "host")
+    assert re.match(rf"Waits outside of forward, backward and optimizer took .* {LOOK}", said)
+    assert "mostly" not in evidence(train(after_step=spin), "host")
 
 
 def test_the_switch_interval_of_the_program_stays():

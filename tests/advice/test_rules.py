@@ -104,6 +104,30 @@ def test_the_reason_of_repeated_compilations_decides_on_the_remedy(reason, named
     assert (named in finding.remedy, reason in finding.evidence) == (True, True)
 
 
+def test_a_forward_of_slow_code_alone_has_no_recomputation_to_save():
+    facts = Facts(workers=0, work=WORK, slow_code={"forward": SlowCode("train.py:31 `loss_of`", 9, 9, 30)})
+    assert [one.cause for one in findings(machine(), facts, summary())] == ["host"]
+
+
+def test_a_wait_beside_reads_of_values_has_its_own_line():
+    work = replace(PLAIN, values_read={"/home/a/train.py:7": 1}, reads={"/home/a/train.py:7": 1})
+    waits = SlowCode("train.py:8 `<module>`", 20, 20, 40)
+    (wait,) = findings(machine(), Facts(work=work, host_wait=waits), summary(other=1.0))
+    assert (wait.cause, wait.line, wait.share) == ("host", "train.py:8 `<module>`", 1.4 * 0.5)
+    half = replace(Facts(work=work), host_wait=waits._replace(looks=10))
+    assert {one.cause: one.share for one in findings(machine(), half, summary(other=1.0))} == {
+        "host": pytest.approx(1.4 * 0.25),
+        "sync": pytest.approx(2.4 * 0.25),
+    }
+
+
+def test_a_read_that_waits_for_the_device_is_no_wait_of_its_own():
+    work = replace(PLAIN, values_read={"/home/a/train.py:7": 1}, reads={"/home/a/train.py:7": 1})
+    facts = Facts(work=work, host_wait=SlowCode("train.py:7 `<module>`", 20, 20, 40))
+    assert found("host", facts, summary(other=1.0), CUDA) is None
+    assert found("sync", facts, summary(other=1.0), CUDA).share == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize("integration", ["transformers", "lightning"])
 def test_the_work_of_a_trainer_is_nothing_that_a_user_can_change(integration):
     facts = Facts(integration=integration)

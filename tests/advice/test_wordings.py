@@ -117,6 +117,8 @@ HUGE = Facts(workers=0, batch_bytes=10**9)
 BURSTS = Facts(workers=2, calm_share=0.8, burst_seconds=3.0)
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
 
+READ = replace(PLAIN, values_read={"/home/a/train.py:41": 2})
+WAIT = SlowCode("train.py:42 `train`", 18, 20, 40)
 SLOW_CODE = SlowCode("train.py:31 `loss_of`", 9, 20, 30)
 FIRST = summary(spans={"first_step": 50.0})
 
@@ -166,6 +168,7 @@ CASES = {
     "host": {
         "between stages": (Facts(), BETWEEN, CPU),
         "a line": (Facts(host_line="train.py:3 `score`"), BETWEEN, CPU),
+        "a wait beside values read": (Facts(host_wait=WAIT, work=READ), BETWEEN, CPU),
         "slow code in forward": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CPU),
         "slow code in backward": (Facts(slow_code={"backward": SLOW_CODE}), RUN, CPU),
         "slow code in optimizer": (
@@ -184,7 +187,7 @@ CASES = {
         "too few threads": (Facts(threads=1, free_cpus=6.8), RUN, CPU),
     },
     "sync": {
-        "values read": (Facts(work=replace(PLAIN, values_read={"/home/a/train.py:41": 2})), BETWEEN, CPU),
+        "values read": (Facts(work=READ), BETWEEN, CPU),
         "values logged, Trainer": (Facts(log_every=1, **TRAINER), BETWEEN, CPU),
         "values logged, Lightning": (Facts(log_every=1, **LIGHTNING), BETWEEN, CPU),
         "device read": (Facts(work=replace(PLAIN, reads=READS)), RUN, CUDA),

@@ -1,5 +1,6 @@
 """Slow code of the program within forward, backward and optimizer is named through each trainer."""
 
+import sys
 import threading
 
 import pytest
@@ -89,6 +90,43 @@ def optimizer_of(model, place):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: penalty() if place == "hook" else None)
     return optimizer
+
+
+LIBRARY = """
+class Forecaster(pl.LightningModule):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, batch_idx):
+        loss = self.model(**batch).loss
+        thread = Thread(target=tick)
+        thread.start()
+        thread.join()
+        return loss
+
+    def configure_optimizers(self):
+        return SGD(self.parameters(), lr=0.1)
+
+def fit(trainer, model, loader):
+    trainer.fit(Forecaster(model), loader)
+"""
+"""A library that makes its module itself, and waits for the watchdog in it."""
+
+
+@pytest.mark.usefixtures("accelerate_state")
+def test_a_call_of_a_library_with_a_trainer_is_no_slow_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: False)
+    kinds = tiny_lightning.tree("lightning")
+    library = {"__name__": "forecasts", "pl": kinds.pl, "SGD": torch.optim.SGD}
+    library |= {"Thread": threading.Thread, "tick": WATCHDOG.tick}
+    exec(compile(LIBRARY, f"{sys.prefix}/lib/site-packages/forecasts.py", "exec"), library)
+    callback = kinds.PerfCallback(PerfConfig(journal=False, flops="off", checklist="off"))
+    loader = DataLoader(Tokens(STEPS * BATCH), batch_size=BATCH)
+    library["fit"](tiny_lightning.trainer(tmp_path, callback, max_steps=STEPS), llama(), loader)
+    assert callback.summary.included_steps > 0
+    assert [one.evidence for one in callback.summary.findings if "test_slow_code" in one.evidence] == []
 
 
 STAGES = {"loss": "forward", "clipping": "optimizer", "hook": "optimizer"}

@@ -19,6 +19,7 @@ from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.process import cpu_time
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.loop import measure
+from perf_callbacks.report import cards
 from perf_callbacks.transformers import PerfCallback
 
 STEPS, BATCH = 12, 2
@@ -199,11 +200,22 @@ def test_a_cause_that_holds_is_told_while_training_goes_on(fit, capsys, monkeypa
     assert re.match(r"perf_callbacks: Waiting for data .* 4\d% of the last 1\d s: num_workers=0; try", line)
 
 
-def test_rules_that_fail_cost_the_advice_alone(fit, monkeypatch, caplog):
-    monkeypatch.setattr(advising.table, "RULES", (lambda *_: 1 / 0,))
+def test_a_rule_that_fails_costs_its_own_finding_alone(fit, monkeypatch, caplog):
+    def broken(*_):
+        return 1 / 0
+
+    monkeypatch.setattr(advising.table, "RULES", (broken, *advising.table.RULES))
     summary = through_loop(fit)
-    assert (summary.findings, summary.failure) == ((), None)
-    assert "perf_callbacks gives no advice: ZeroDivisionError" in caplog.text
+    assert (summary.findings[0].cause, summary.findings[-1].cause, summary.failure) == ("data", "failed", None)
+    assert "The rule `broken` of the advice failed: ZeroDivisionError" in summary.findings[-1].evidence
+    assert caplog.text.count("perf_callbacks: The rule `broken` of the advice failed: ZeroDivisionError") == 1
+
+
+def test_advice_that_fails_is_not_advice_in_vain(fit, monkeypatch):
+    monkeypatch.setattr(advising.compilations, "since", lambda _: 1 / 0)
+    summary = through_loop(fit)
+    assert ([finding.cause for finding in summary.findings], summary.failure) == (["failed"], None)
+    assert cards.verdict(summary) == "No verdict, because a rule of the advice failed."
 
 
 def test_facts_that_can_not_be_read_cost_the_advice_alone(fit):
@@ -214,7 +226,8 @@ def test_facts_that_can_not_be_read_cost_the_advice_alone(fit):
 
     fit.loader = Odd(fit.loader)
     summary = through_loop(fit)
-    assert (summary.findings, summary.failure, summary.steps) == ((), None, STEPS)
+    assert ([finding.cause for finding in summary.findings], summary.failure) == (["failed"], None)
+    assert (summary.findings[0].evidence, summary.steps) == ("The advice failed: RuntimeError: no", STEPS)
 
 
 def test_a_fit_is_accounted_for_while_it_lasts(fit):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from perf_callbacks.kernel.process.cpu_time import CpuTime, idle, read, throttled
+from perf_callbacks.kernel.process.cpu_time import CpuTime, idle, read, runnable, throttled
 
 
 @pytest.fixture
@@ -28,6 +28,14 @@ def test_a_thread_has_run_and_has_waited(root):
 @pytest.mark.parametrize("text", ["", "0 0 0\n", "3", "a b c"])
 def test_a_system_that_tells_nothing_makes_it_unknown(root, text):
     assert read(root=root(text)) is None
+
+
+@pytest.mark.parametrize(("state", "expected"), [("R", True), ("S", False), ("D", False), (None, False)])
+def test_a_runnable_thread_is_known_by_its_state(tmp_path, state, expected):
+    if state is not None:
+        (tmp_path / "proc/self/task/7").mkdir(parents=True)
+        (tmp_path / "proc/self/task/7/stat").write_text(f"7 (a) R (b) {state} 1 7 7 0\n")
+    assert runnable(7, tmp_path) is expected
 
 
 def test_nothing_is_known_of_a_thread_that_is_gone(tmp_path):

@@ -538,6 +538,17 @@ def test_a_resumed_fit_of_an_unknown_past_has_unknown_totals():
     assert (summary.samples, summary.total_samples, summary.total_tokens) == (4, None, None)
 
 
+def test_two_files_of_one_step_are_one_checkpoint():
+    fit = Fit()
+    for _ in range(2):
+        fit.step(**STEP)
+        fit.span("checkpoint", 1)
+        fit.span("checkpoint", 1)
+        fit.step(**STEP)
+    found = fit.engine.stop(fit.now)
+    assert (found.span_counts, found.span_seconds) == ({"checkpoint": 2}, {"checkpoint": 4.0})
+
+
 def test_a_summary_says_it_all():
     fit = Fit()
     for _ in range(3):

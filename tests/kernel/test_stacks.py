@@ -206,3 +206,36 @@ def test_a_line_that_calls_more_than_an_operation_is_in_torch(inner, in_torch):
 
 def test_a_framework_that_runs_is_no_position_of_the_program():
     assert positioned(None, "inner(begun, end)", inner="lightning.fabric") is None
+
+
+TRAINER = """
+def call(begun, end):
+    hook(begun, end)
+    step(begun, end)
+"""
+
+
+@pytest.mark.parametrize(("step", "position"), [("wait", None), ("forward", "test_stacks.py")])
+def test_a_line_that_calls_a_library_with_a_trainer_is_no_position(step, position):
+    """The program calls `fit` of a library, which makes the trainer itself."""
+    outer = []
+
+    def hook(_begun, _end):
+        outer.append(stacks.around_trainer())
+
+    def forward(begun, end):
+        begun.set()
+        while not end.is_set():
+            pass
+
+    wait = run_in("torch.autograd", INNER)
+    trainer = run_in("lightning.loops", TRAINER, hook=hook, step={"wait": wait, "forward": forward}[step])
+    library = run_in("neuralforecast", OUTER, inner=trainer)
+
+    def program(begun, end):
+        library(begun, end)
+
+    with a_thread(program) as thread:
+        found = stacks.position(thread.ident, outer[0])
+        assert (None if found is None else found.line.partition(":")[0]) == position
+        assert "`program`" in stacks.position(thread.ident).line or step == "forward"

@@ -156,3 +156,20 @@ def test_an_interrupt_prints_what_is_known(tmp_path, scratch, number):
     assert output.endswith("interrupted.\n")
     assert processes(scratch) == {}
     assert [*Path(scratch).iterdir()] == []
+
+
+@SLOW
+def test_a_probe_without_a_verdict_says_what_it_lacks(tmp_path, scratch):
+    (tmp_path / "train.py").write_text(
+        AT_ONCE.replace("fit_records.ENOUGH_SECONDS = ", "") + LOOP + "train(steps=60)\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-m", "perf_callbacks", "try", "--steps", "5", "--seconds", "0.1", "train.py"],
+        cwd=tmp_path,
+        env=program_environ(TMPDIR=scratch, XDG_CACHE_HOME=str(tmp_path / "cache")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "No verdict: it needs 10 s of steps and has 0." in process.stdout

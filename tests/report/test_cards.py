@@ -7,6 +7,7 @@ from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from summaries import a_summary_of
 from tiny import unwrapped
 
+from perf_callbacks.flops.work import beside_model
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 from perf_callbacks.report import cards, opening_card
@@ -145,6 +146,21 @@ def test_the_closing_table_has_units_that_can_be_read():
     assert "MFU 0.034%, HFU 0.034% of measured peak 33.3 MFLOPS" in unwrapped(closing)
 
 
+def test_executed_flops_are_named_by_their_kind():
+    by_phase = {"forward": 1, "backward": 2}
+    kinds = {
+        "": {},
+        ", 2.00 TFLOPS including recomputation": {"attention_recompute": 1},
+        ", 2.00 TFLOPS including the optimizer's products": {"optimizer": 1},
+        ", 2.00 TFLOPS including recomputation and the optimizer's products": {"recompute": 1, "optimizer": 1},
+    }
+    known = summary(**WORKED | {"hardware_flops": 4 * 10**12, "model_flops": 2 * 10**12})
+    for kind, phases in kinds.items():
+        flops = replace(known.flops, beside_model=beside_model(by_phase | phases))
+        line = f"\n  1.00 TFLOPS of the model{kind}, counted"
+        assert line in unwrapped(cards.closing(replace(known, flops=flops)))
+
+
 @pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_the_closing_table_of_nothing_to_speak_of(steps, count):
     expected = f"""\
@@ -281,11 +297,26 @@ def test_threads_without_a_cpu_are_the_verdict_of_a_run_with_nothing_else():
 
 
 @pytest.mark.verdict_after_ten_seconds
-def test_a_run_that_is_too_short_says_what_a_verdict_needs():
-    lines = cards.closing(summary(wall_seconds={"steps": 9.9}, findings=(BLOCKING,)))
-    assert lines.startswith(
-        "perf_callbacks: No verdict: it needs 5 measured steps, and 10 s of steps.\n  also: CUDA_LAUNCH"
-    )
+def test_a_run_that_is_too_short_says_what_a_verdict_lacks():
+    sentences = {
+        (100, 9.97): "it needs 10 s of steps and has 9.9 s.",
+        (4, 60.0): "it needs 5 measured steps and has 4.",
+        (4, 7.8): "it needs 5 measured steps and has 4, and 10 s of steps and has 7.8 s.",
+    }
+    for (steps, seconds), sentence in sentences.items():
+        run = summary(included_steps=steps, wall_seconds={"steps": seconds}, findings=(BLOCKING,))
+        assert cards.lines(run)[0] == f"No verdict: {sentence}"
+        assert cards.lines(run)[1].startswith("found: CUDA_LAUNCH")
+
+
+def test_a_rule_that_failed_leaves_the_verdict_to_a_large_finding():
+    failed = Finding(cause="failed", share=None, evidence="The rule `x` of the advice failed: E", remedy="reporting it")
+    run = {"wall_seconds": {"steps": 97.0, "other": 3.0}}
+    lines = unwrapped(cards.closing(summary(**run, findings=(failed,))))
+    assert lines.startswith("perf_callbacks: No verdict, because a rule of the advice failed.\n  found: The rule `x`")
+    lines = unwrapped(cards.closing(summary(**run, findings=(LOADER, failed))))
+    assert lines.startswith("perf_callbacks: Waiting for data")
+    assert "\n  also: The rule `x` of the advice failed: E; try reporting it\n" in lines
 
 
 def test_a_run_without_a_measured_step_says_nothing_of_a_verdict():

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perf_callbacks.advice.facts import SlowCode
+from perf_callbacks.advice.facts import TRAINERS, SlowCode
 from perf_callbacks.kernel.clock import cpu_seconds_of, perf_counter, sleep
 from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.marks import BEGIN, Pause
@@ -80,6 +80,8 @@ class Look(NamedTuple):
     position: stacks.Position | None
     computes: bool
     """True: the training thread used a CPU while the sampling thread held the GIL."""
+    cpu_seconds: float | None = None
+    """CPU time of the training thread at the end of the look; None if unknown."""
 
 
 class Sample(NamedTuple):
@@ -92,6 +94,8 @@ class Sample(NamedTuple):
     """True: the sampled line is slow code."""
     turned: float
     """Time at which the training thread entered the stage."""
+    waits: bool = False
+    """True: the training thread waited, for example in a sleep, and needed no CPU."""
 
 
 class BusyLines(Observer):
@@ -103,17 +107,19 @@ class BusyLines(Observer):
     def __init__(self, recorder: Recorder) -> None:
         self._engine, self._on_device = recorder.engine, recorder.device.type != "cpu"
         self._calls = recorder.collect_calls
-        self._thread = threading.get_ident()
+        self._thread, self._native_thread = threading.get_ident(), threading.get_native_id()
+        self._outer = stacks.around_trainer() if recorder.run.door in TRAINERS else frozenset()
         self._cpu_seconds = cpu_seconds_of(self._thread)
         self._lines: dict[Stage | None, Counter[str | None]] = {
             stage: Counter() for stage in (None, *FACTS, *COMPUTING)
         }
         self._slow: dict[Stage | None, Counter[str]] = {stage: Counter() for stage in COMPUTING}
+        self._waits: Counter[str] = Counter()
         self._step, self._seen = -1, list[Sample]()  # of the step that has not ended
         self._decided = dict[float, Stage | None]()  # stage after a backward, by the time of entry
         self._place = 0.0
         self._draw = random.Random(0)  # noqa: S311 samples are no secret
-        self._before: cpu_time.CpuTime | None = None
+        self._before: list[cpu_time.CpuTime | None] = []
         self._ended = False
         WATCHDOG.watch(self)
 
@@ -129,14 +135,14 @@ class BusyLines(Observer):
             if self._ended:
                 return False
             self._place = (self._place + GOLDEN) % 1
-            self._before = cpu_time.read(None)  # not between two looks: reading a file releases the interpreter
             with SWITCHES.soon():
                 sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
+                self._before = self._times()  # not between two looks: reading a file releases the interpreter
             look = self._look()
             if look is not None:
-                number = number + 1 if look.moment == last else 1
-                last = look.moment
-                self._note(look, number)
+                following = number + 1 if look.moment == last else 1
+                if self._note(look, following):
+                    number, last = following, look.moment
         return not self._ended
 
     def closed(self) -> None:
@@ -164,6 +170,7 @@ class BusyLines(Observer):
             **{name: _most(self._lines[stage]) for stage, name in FACTS.items()},
             "first_line": _most(self._lines[None]),
             "slow_code": {stage.name.lower(): code for stage in COMPUTING if (code := self._code(stage)) is not None},
+            "host_wait": self._wait(),
             "collect_line": max(calls, key=calls.__getitem__, default="") or None,
             "collect_seconds": sum(calls.values()),
         }
@@ -173,10 +180,12 @@ class BusyLines(Observer):
         engine, began = self._engine, perf_counter()
         if engine.excluded is not None and engine.excluded not in BEGINNING:
             return None
-        position, step, (stage, turned) = stacks.position(self._thread), engine.step, engine.tape.turned()
+        position, step = stacks.position(self._thread, self._outer), engine.step
+        stage, turned = engine.tape.turned()
         while perf_counter() - began < SETTLE_SECONDS:
             pass
-        return Look((step, turned), stage, position, self._runs())
+        computes, cpu_seconds = self._runs(), self._cpu_seconds
+        return Look((step, turned), stage, position, computes, None if cpu_seconds is None else cpu_seconds())
 
     def _runs(self) -> bool:
         """Return True if the training thread uses a CPU while the sampling thread holds the GIL."""
@@ -187,10 +196,22 @@ class BusyLines(Observer):
             pass
         return self._cpu_seconds() - before > held / 2
 
-    def _note(self, look: Look, number: int) -> None:
-        """Store a sample, or keep an earlier sample of the same stage.
+    def _times(self) -> list[cpu_time.CpuTime | None]:
+        """Return the times of this thread and of the training thread."""
+        return [cpu_time.read(thread) for thread in (None, self._native_thread)]
 
-        `number` is 1 for the first sample of a stage, 2 for the second sample, and so on.
+    def _idles(self, look: Look) -> bool:
+        """Return True if the training thread has used no CPU since a look, although it could have had the GIL."""
+        if look.computes or look.cpu_seconds is None or self._cpu_seconds is None:
+            return False
+        sleep(AGAIN_SECONDS)
+        return self._cpu_seconds() == look.cpu_seconds
+
+    def _note(self, look: Look, number: int) -> bool:
+        """Store a sample, or keep an earlier sample of the same stage. Return False if the look is no sample.
+
+        `number` is 1 for the first sample of a stage, 2 for the second sample, and so on. While the training thread
+        waits for a CPU, its line says nothing.
         """
         if look.moment[0] != self._step:
             self._count(look.moment[0])
@@ -198,14 +219,18 @@ class BusyLines(Observer):
         if stage is Stage.UNDECIDED:
             self._decided[look.moment[1]] = None
         elif stage not in self._lines:
-            return
+            return True
         slow = stage in {*COMPUTING, Stage.UNDECIDED} and self._is_slow(look)
+        waits = self._idles(look)
+        if waits and cpu_time.runnable(self._native_thread):
+            return False
         line = None if look.position is None else look.position.line
-        sample = Sample(stage, line, slow, look.moment[1])
+        sample = Sample(stage, line, slow, look.moment[1], waits)
         if number == 1 or not self._seen:
             self._seen.append(sample)
         elif self._draw.random() * number < 1:
             self._seen[-1] = sample
+        return True
 
     def _is_slow(self, look: Look) -> bool:
         """Return True if the program's code keeps the training thread longer than a few small operations would.
@@ -221,9 +246,10 @@ class BusyLines(Observer):
         asked = perf_counter()
         sleep(AGAIN_SECONDS)
         late = perf_counter() - asked - AGAIN_SECONDS
-        again, after = self._look(), cpu_time.read(None)
-        if self._before is not None and after is not None:
-            late -= after.since(self._before).queued  # this thread had no CPU
+        again = self._look()
+        for before, after in zip(self._before, self._times(), strict=True):
+            if before is not None and after is not None:
+                late -= after.since(before).queued  # this thread, or the thread with the GIL, had no CPU
         if late > LATE_SECONDS:
             return True
         if self._on_device or position.in_model or again is None or again.computes or again.moment != look.moment:
@@ -242,6 +268,8 @@ class BusyLines(Observer):
             self._lines[stage][sample.line] += 1
             if sample.slow and sample.line is not None and stage in self._slow:
                 self._slow[stage][function(sample.line)] += 1
+            if sample.waits and sample.line is not None and stage is Stage.OTHER:
+                self._waits[sample.line] += 1
         wanted = {sample.turned for sample in self._seen}
         self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
@@ -253,9 +281,19 @@ class BusyLines(Observer):
         if sum([slow[name] for name in found]) < FEWEST_LOOKS:
             return None
         most = max(found, key=found.__getitem__)
-        every = sum([counts.total() for stage, counts in self._lines.items() if stage is not None])
         in_loop = any([most in _by_function(seen) for other, seen in self._lines.items() if other not in {None, stage}])
-        return SlowCode(_busiest(lines, most), sum(found.values()), lines.total(), every, in_loop)
+        return SlowCode(_busiest(lines, most), sum(found.values()), lines.total(), self._every(), in_loop)
+
+    def _wait(self) -> SlowCode | None:
+        """Return the samples of waits in the stage other, and the line with most of them; None if there are few."""
+        waits = self._waits.total()
+        if waits < FEWEST_LOOKS:
+            return None
+        ((line, _),) = self._waits.most_common(1)
+        return SlowCode(line, waits, self._lines[Stage.OTHER].total(), self._every())
+
+    def _every(self) -> int:
+        return sum([counts.total() for stage, counts in self._lines.items() if stage is not None])
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])

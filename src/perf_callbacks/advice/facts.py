@@ -18,6 +18,9 @@ from perf_callbacks.memory.use import MemoryUse
 WAITING = frozenset({"data", "communication"})
 """Stages in which the training thread mostly waits, and needs no CPU."""
 
+TRAINERS = frozenset({"transformers", "lightning"})
+"""Integrations whose framework runs code of its own between the stages of a step."""
+
 WORTH = 0.01
 """A finding is reported only if its remedy could save at least this share of the run."""
 
@@ -129,6 +132,8 @@ class Facts:
     """Busiest line of the first step, found in the same way as `data_line`."""
     slow_code: Mapping[str, SlowCode] = field(default_factory=dict)
     """Slow code of the program in forward, backward and optimizer, by stage."""
+    host_wait: SlowCode | None = None
+    """Samples in the stage `other` in which the program waited and needed no CPU, with the line of most of them."""
     collect_line: str | None = None
     """Line of the program whose calls of `gc.collect()` took longest, or None if the program makes no such calls."""
     collect_seconds: float = 0.0

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from perf_callbacks.advice import cpu, drift
-from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
+from perf_callbacks.advice.facts import TRAINERS, Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
-from perf_callbacks.advice.waits import reads_each_step
+from perf_callbacks.advice.waits import reads_each_step, waits_part
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -18,10 +18,6 @@ LARGE = 0.1
 
 COMPUTING = 0.5
 """More threads are advised only if forward, backward and optimizer take this share of the run or more."""
-
-
-TRAINERS = frozenset({"transformers", "lightning"})
-"""Integrations whose framework runs code of its own between the stages of a step."""
 
 
 @timed
@@ -46,6 +42,20 @@ def host(facts: Facts, measured: Measured) -> Finding | None:
     remedy = "running it every 50 steps, or after training"
     low, won = interrupting(measured.with_cpu(share))
     return finding("host", won, evidence, remedy, low=measured.low(low, "other"), line=facts.host_line)
+
+
+@timed
+def waiting(facts: Facts, measured: Measured) -> Finding | None:
+    """Report waits of the program beside reads of values. Without such reads, the rule `host` names their line."""
+    part, wait = waits_part(facts), facts.host_wait
+    if wait is None or not part or not reads_each_step(facts):
+        return None
+    share = measured.share(part * (measured.unnamed - unknown_loading(facts, measured)))
+    evidence = f"Waits outside of forward, backward and optimizer took {share:.0%} of the run, mostly at {wait.line}"
+    remedy = "waiting in another thread, or every 50 steps"
+    low, won = interrupting(share)
+    low *= wait.interval[0] / part
+    return finding("host", won, evidence, remedy, low=measured.low(low, "other"), line=wait.line)
 
 
 @timed

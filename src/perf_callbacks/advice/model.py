@@ -126,7 +126,7 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
     if facts.integration == "transformers":
         remedy = "TrainingArguments(gradient_checkpointing=False)"
     share = measured.with_cpu(measured.share(seconds))
-    low = measured.low(RECOMPUTED[0] * share * estimate / seconds, "forward", "backward")
+    low = measured.low(RECOMPUTED[0] * measured.with_cpu(measured.share(estimate)), "forward", "backward")
     return finding("recompute", share, evidence, remedy, low=low)
 
 
@@ -241,7 +241,7 @@ def compiling(facts: Facts, measured: Measured) -> Finding | None:
 def precision(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise a 16-bit format, or TF32, if most FLOPs are float32 on a device that is faster in these formats."""
     work = facts.work
-    if facts.half is None or work is None or not work.by_dtype:
+    if facts.half is None or work is None or not sum(work.by_dtype.values()):
         return None
     single = work.by_dtype.get("float32", 0) + work.by_dtype.get("tfloat32", 0)
     share = single / sum(work.by_dtype.values())

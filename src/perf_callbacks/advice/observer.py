@@ -35,6 +35,8 @@ from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
 from perf_callbacks.trials.results import of_run, with_gains
 
+ADVICE = "The advice"
+
 EAGER = ("attn_logit_softcapping", "output_attentions")
 """Names of model settings. Only eager attention supports these settings."""
 
@@ -45,8 +47,8 @@ MOST_WANTED = 3.0
 """Upper limit for the CPU time that other programs need, divided by the CPU time that other programs get."""
 
 
-def begin(recorder: Recorder, training: Training) -> "Advice | None":
-    """Return the observer that gives advice on this fit, or None if the fit's facts can't be read."""
+def begin(recorder: Recorder, training: Training) -> Observer:
+    """Return the observer that gives advice on this fit, or one that says why the fit's facts can't be read."""
     try:
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
@@ -55,8 +57,8 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         updates = _updates(recorder, training.setup(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         let_pass(error)
-        log.info("perf_callbacks gives no advice: %s.", describe(error))
-        return None
+        log.info("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
+        return _Failed(table.failure(ADVICE, error))
     if facts.workers and not facts.persistent:
         recorder.observe(waits)
     for observer in (lines, StepBlocks(), LoadedBatches(facts.workers or 0)):
@@ -66,12 +68,23 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
     return Advice(recorder, facts, since)
 
 
+class _Failed(Observer):
+    """Says that a fit gets no advice, because its facts could not be read."""
+
+    def __init__(self, failure: Finding) -> None:
+        self._failure = failure
+
+    def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
+        """Return the failure after a run. Before a run, the log suffices."""
+        return () if summary is None else (self._failure,)
+
+
 class Advice(Observer):
     """Applies the rules to the facts that were read when the fit began, and to the facts of all observers."""
 
     def __init__(self, recorder: Recorder, facts: Facts, since: "_Since") -> None:
         self._recorder = recorder
-        self._failed = False
+        self._failures = set[str]()
         self._ranks, self._notes = exchange.of(recorder), FindingNotes()
         if self._ranks is not None:
             self._ranks.open(CHANNEL, self._notes)
@@ -87,10 +100,8 @@ class Advice(Observer):
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Apply all rules, and return their findings. Without a summary, only rules that need no run find something."""
-        if self._failed:
-            return ()
         recorder = self._recorder
-        with guard(logs(log.warning, "perf_callbacks gives no advice: %s.", trace=True)):
+        try:
             facts = replace(
                 self._facts,
                 work=recorder.engine.work.counted,
@@ -99,13 +110,21 @@ class Advice(Observer):
                 **self._since.facts(),
                 **recorder.observers.facts(),
             )
-            found = with_gains(table.findings(facts, summary), self._gains)
+            found = with_gains(table.findings(facts, summary, self._fail), self._gains)
             if summary is None or self._ranks is None:
                 return found
             self._notes.set(found, self._ranks)
             return verdict(found, self._notes.others, summary.stragglers)
-        self._failed = True
-        return ()
+        except Exception as error:  # noqa: BLE001 advice never ends the run
+            let_pass(error)
+            self._fail(ADVICE, error)
+            return (table.failure(ADVICE, error),)
+
+    def _fail(self, part: str, error: Exception) -> None:
+        """Log the first failure of a part of the advice."""
+        if part not in self._failures:
+            self._failures.add(part)
+            log.warning("perf_callbacks: %s failed: %s.", part, describe(error), exc_info=error)
 
     def summary(self) -> dict[str, CpuSummary | None]:
         """Return how busy the machine was during the fit."""

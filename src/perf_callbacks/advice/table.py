@@ -1,6 +1,6 @@
 """All rules of advice, and their findings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from perf_callbacks.advice import (
@@ -22,7 +22,10 @@ from perf_callbacks.advice import (
     waits,
 )
 from perf_callbacks.advice.facts import Facts, Measured, Rule
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
+from perf_callbacks.report import cards
 
 RULES: tuple[Rule, ...] = (
     stall.stall,
@@ -30,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     loading.data,
     loading.restarts,
     host.host,
+    host.waiting,
     slow_code.forward,
     slow_code.backward,
     slow_code.optimizer,
@@ -78,14 +82,34 @@ RULES: tuple[Rule, ...] = (
 """All rules. A rule depends only on its arguments. Before a run, only rules that need no times find something."""
 
 
-def findings(facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Apply all rules, and return their findings in the order of `ordered`."""
+def findings(
+    facts: Facts, summary: Summary | None = None, failed: Callable[[str, Exception], object] | None = None
+) -> tuple[Finding, ...]:
+    """Apply all rules, and return their findings in the order of `ordered`.
+
+    A rule that fails costs its own finding alone, and is itself a finding. `failed` hears of the error.
+    """
     on_cpu = facts if facts.accelerator is None else replace(facts, starved_share=None)
     measured = None if summary is None else Measured(summary, on_cpu)  # a device's times don't depend on CPUs
-    found = [one for one in [rule(facts, measured) for rule in RULES] if one is not None]
+    found: list[Finding] = []
+    for rule in RULES:
+        try:
+            found += filter(None, [rule(facts, measured)])
+        except Exception as error:  # noqa: BLE001 facts may be anything
+            let_pass(error)
+            name = f"The rule `{rule.__name__}` of the advice"
+            found.append(failure(name, error))
+            if failed is not None:
+                failed(name, error)
     said = {one.remedy for one in found if one.cause == cpu.CAUSE}
     found = [one for one in found if one.cause == cpu.CAUSE or one.remedy not in said]
     return ordered(found, hangs=summary is not None and summary.stalls is not None and summary.stalls.under_way)
+
+
+def failure(part: str, error: Exception) -> Finding:
+    """Return the finding that a part of the advice failed: nothing found there doesn't mean that nothing is wrong."""
+    remedy = "reporting this as a bug: the log has its traceback"
+    return Finding(cause=cards.FAILED, share=None, evidence=f"{part} failed: {describe(error)}", remedy=remedy)
 
 
 def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:

@@ -26,7 +26,8 @@ def logging(facts: Facts, measured: Measured) -> Finding | None:
         return None
     line = None if facts.log_every == 1 else _read_most(facts)
     reads = f"`.item()` or the like in {line}" if line else "the trainer logs every step"
-    share = measured.share(measured.unnamed - unknown_loading(facts, measured))
+    reading = (1 - waits_part(facts)) * (measured.unnamed - unknown_loading(facts, measured))
+    share = measured.share(reading)
     evidence = f"Reading values and logging them in each step took {share:.0%} of the run: {reads}"
     remedy = "logging every 50 steps"
     if facts.log_every == 1:
@@ -39,6 +40,16 @@ def logging(facts: Facts, measured: Measured) -> Finding | None:
 def reads_each_step(facts: Facts) -> bool:
     """Return True if each step reads values from tensors, so that the rule `logging` applies."""
     return facts.log_every == 1 or _read_most(facts) is not None
+
+
+def waits_part(facts: Facts) -> float:
+    """Return the part of the stage other in which the program waits, but not for the values that it reads."""
+    wait, work = facts.host_wait, facts.work
+    if wait is None:
+        return 0.0
+    device_reads = () if facts.accelerator is None or work is None else (*work.reads, *work.values_read)
+    place = wait.line.partition(" ")[0]
+    return 0.0 if place in [line.rpartition("/")[2] for line in device_reads] else wait.part
 
 
 def _read_most(facts: Facts) -> str | None:

@@ -25,7 +25,9 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 BAR = 20
 """Number of characters of the progress bar."""
 
-ALMOST_NOTHING = "Its verdict calls for nothing that can be tried from outside. --only names remedies to try anyway."
+NOTHING = "Its verdict calls for nothing that can be tried from outside."
+
+ANYWAY = "--only names remedies to try anyway."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,10 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shown(lines: Iterable[str], result: "TrialResults") -> Iterable[str]:
+    from perf_callbacks.report import cards  # noqa: PLC0415 only this command needs it
+
     if result.candidates or result.interrupted:
         yield from lines
     else:
-        yield ALMOST_NOTHING
+        yield f"{NOTHING if result.short is None else cards.too_short(*result.short)} {ANYWAY}"
     yield ""
     runs = f"{result.launches + 1} {'runs' if result.launches else 'run'}"
     yield f"{runs} in {result.seconds / 60:.1f} min{', interrupted' if result.interrupted else ''}."

@@ -5,7 +5,7 @@ matmuls, convolutions and attention count. Elementwise operations are not counte
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -69,6 +69,16 @@ class Work:
         for work in works:
             total.update(work.cells)
         return Work(total)
+
+
+def beside_model(phases: Collection[str]) -> str:
+    """Return words for the executed FLOPs that are no model FLOPs. Empty: all executed FLOPs are model FLOPs.
+
+    >>> beside_model(["forward", "recompute", "optimizer"])
+    "recomputation and the optimizer's products"
+    """
+    again = {"recompute", "attention_recompute"} & {*phases}
+    return " and ".join(["recomputation"] * bool(again) + ["the optimizer's products"] * ("optimizer" in phases))
 
 
 def _sums(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -109,6 +109,7 @@ class Tries:
         if outcome.why is not None:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
+        self.result.short = outcome.short
         found = self.result.candidates = candidates(outcome, self.only, self.cpus)
         if found:
             runs = self.rounds * (len(found) + 1 + (len(found) > 1))

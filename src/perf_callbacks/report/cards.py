@@ -1,5 +1,6 @@
 """The card at the end of training and its verdict, as text. `opening_card.py` renders the card at the start."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
@@ -25,6 +26,9 @@ WORTH_SAYING = 0.05
 
 STALL = "stall"
 """Cause of the finding about stalls."""
+
+FAILED = "failed"
+"""Cause of the finding that a rule of the advice failed, so that less than everything was looked for."""
 
 THREADS = "threads"
 """Cause of the finding about threads without a CPU. If this finding comes first, it is the verdict, although its share
@@ -57,6 +61,7 @@ _EXCLUDING = {
     "flop_counting": "FLOP counts",
     "evaluation": "evaluations",
     "checkpoint": "checkpoints",
+    "suspended": "suspensions",
 }
 """Parts of the wall time that rates exclude, with the name of each part on the card."""
 
@@ -112,13 +117,18 @@ def _sure(found: Finding) -> float:
 
 def _verdict(summary: Summary) -> Iterable[str]:
     """Yield the verdict, and then a line for each further finding."""
-    large = _large(summary)
-    yield verdict(summary) or _too_short(summary)
+    large, sentence = _large(summary), verdict(summary)
+    yield sentence or _too_short(summary)
+    label = "also" if sentence and (large or not _failed(summary)) else "found"
     for other in summary.findings[len(large) :]:
         if other.cause == STALL:
-            yield f"also: {_change(other)}"
+            yield f"{label}: {_change(other)}"
             continue
-        yield f"also: {other.evidence}; try {other.remedy}{_saves(other)}"
+        yield f"{label}: {other.evidence}; try {other.remedy}{_saves(other)}"
+
+
+def _failed(summary: Summary) -> bool:
+    return any([finding.cause == FAILED for finding in summary.findings])
 
 
 def _saves(found: Finding) -> str:
@@ -172,6 +182,8 @@ def promised(found: Finding) -> str:
 
 def _nothing_to_win(summary: Summary) -> str:
     """Render the verdict on a run without a large finding. Empty means that too little is known."""
+    if _failed(summary):
+        return "No verdict, because a rule of the advice failed."
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
@@ -184,10 +196,24 @@ def _nothing_to_win(summary: Summary) -> str:
 
 
 def _too_short(summary: Summary) -> str:
-    """Say why a short run gets no verdict. Empty if the run is long enough, or has no measured steps."""
+    """Say what a short run lacks for a verdict. Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
-    return f"No verdict: it needs {ENOUGH_STEPS} measured steps, and {ENOUGH_SECONDS:.0f} s of steps."
+    return too_short(summary.included_steps, summary.wall_seconds.get("steps", 0.0))
+
+
+def too_short(steps: int, seconds: float) -> str:
+    """Say what a run with so many measured steps, and so many seconds of steps, lacks for a verdict.
+
+    >>> too_short(4, 7.85)
+    'No verdict: it needs 5 measured steps and has 4, and 10 s of steps and has 7.8 s.'
+    """
+    missing = []
+    if steps < ENOUGH_STEPS:
+        missing.append(f"{ENOUGH_STEPS} measured steps and has {steps}")
+    if seconds < ENOUGH_SECONDS:
+        missing.append(f"{ENOUGH_SECONDS:.0f} s of steps and has {math.floor(10 * seconds) / 10:.1f} s")
+    return f"No verdict: it needs {', and '.join(missing)}."
 
 
 def _headline(summary: Summary) -> str:
@@ -262,7 +288,8 @@ def _work(summary: Summary) -> Iterable[str]:
             yield f"TFLOPS and MFU unknown: {flops.unknown}"
         return
     model, hardware = [speed(amount / flops.seconds) for amount in (flops.model_flops, flops.hardware_flops)]
-    parts = [f"{at_least}{model} of the model, {at_least}{hardware} including recomputation"]
+    kind = "recomputation" if flops.beside_model is None else flops.beside_model
+    parts = [f"{at_least}{model} of the model", *[f"{at_least}{hardware} including {kind}"] * bool(kind)]
     if flops.source is not None:
         parts.append(checked(flops.source, flops.checked_step, summary.step))
     if flops.coverage is not None:

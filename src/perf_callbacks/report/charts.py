@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perf_callbacks.flops.work import beside_model
 from perf_callbacks.goodput import job_time, text
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
@@ -63,7 +64,7 @@ def peak(work: WorkRate) -> dict[str, Any] | None:
     extra = max(0.0, mfu * (count.hardware_flops / count.model_flops - 1))
     parts = [("model FLOPs (MFU)", mfu, percent(mfu))]
     if extra:
-        parts.append(("recomputation", extra, percent(extra)))
+        parts.append((beside_model(count.by_phase) or "recomputation", extra, percent(extra)))
     parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
     return bar(f"HFU {percent(mfu + extra)} of {speed(work.peak)}", parts, max(1.0, mfu + extra))
 

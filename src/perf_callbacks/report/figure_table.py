@@ -133,8 +133,8 @@ FIGURES = (
     PageFigure(
         name="peak",
         title="Peak",
-        meaning="MFU; recomputation: MFU x (executed FLOPs / model FLOPs - 1), of the last counted step; and the rest "
-        "of the peak. MFU and recomputation are HFU",
+        meaning="MFU; recomputation and the optimizer's products: MFU x (executed FLOPs / model FLOPs - 1), of the "
+        "last counted step; and the rest of the peak. The first two are HFU",
         source=f"{_FLOPS_SOURCE}; `flops`: `hardware_flops`",
         left_out=BY_NAME["hardware_tflops"].left_out,
     ),

@@ -85,6 +85,8 @@ class TrialOutcome:
     """Line of the program that saves or resumes, or the text of an error."""
     findings: tuple[Finding, ...] = ()
     """Findings of the fit, if the trial is a probe."""
+    short: tuple[int, float] | None = None
+    """Measured steps, and seconds of all steps, of a probe that was too short for a verdict. None: long enough."""
     own_callback: bool = False
     """True: the program's code itself uses the callback, with its own settings."""
     identity: Identity | None = None

@@ -28,6 +28,8 @@ class TrialResults:
 
     program: str
     candidates: Sequence[Candidate] = ()
+    short: tuple[int, float] | None = None
+    """`TrialOutcome.short` of the probe."""
     rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
     """The complete rounds. Each round maps a setting to the outcome of its trial."""
     partial: dict[str, TrialOutcome] = field(default_factory=dict)

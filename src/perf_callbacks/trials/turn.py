@@ -155,12 +155,14 @@ class Turn:
     def _outcome(self, steps: int) -> TrialOutcome:
         recorder = self.recorder()
         summary = recorder.summary if self.plan.probe and recorder is not None else None
+        short = summary is not None and not summary.long_enough
         return TrialOutcome(
             steps=steps,
             seconds=max(0.0, self._last - self._began - (self._spans() - self._spans_before)),
             losses=tuple([float(loss) for loss in self._losses]),
             applied=tuple(sorted(self.applied)),
             findings=summary.findings if summary is not None else (),
+            short=(summary.included_steps, summary.wall_seconds.get("steps", 0.0)) if summary and short else None,
             own_callback=self.own_callback,
             identity=Identity.of(recorder.run) if recorder is not None else None,
         )

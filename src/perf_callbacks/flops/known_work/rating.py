@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
-from perf_callbacks.flops.work import Work
+from perf_callbacks.flops.work import Work, beside_model
 from perf_callbacks.kernel.engine.steps import StepFlops
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import heaviest
@@ -65,6 +65,7 @@ class Rating:
             "lower_bound": self.count.lower_bound,
             "uncounted": tuple(sorted(self.count.uncounted)),
             "heaviest_modules": heaviest(self.count.modules),
+            "beside_model": beside_model(self.count.by_phase),
             "dtype": self.dtype,
             "devices": self.devices,
             "unmasked_share": self.unmasked_share,

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 from perf_callbacks.kernel.engine.ledger import Ledger
 from perf_callbacks.kernel.engine.marks import Pause
-from perf_callbacks.kernel.engine.steps import COUNTED, PROFILED, RECOUNTED, Totals
+from perf_callbacks.kernel.engine.steps import COUNTED, PROFILED, RECOUNTED, SUSPENDED, Totals
 from perf_callbacks.kernel.records import fit_records
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 
@@ -76,7 +76,8 @@ class Account:
         """Return the seconds of each part of the wall time up to `now`. The result is empty if `now` is None.
 
         A step with FLOP counting adds the mean step time to `steps`, and its additional time to `flop_counting`. A step
-        with torch.profiler adds the mean step time to `steps`, and its additional time to `own_work`.
+        with torch.profiler adds the mean step time to `steps`, and its additional time to `own_work`. A step with a
+        suspension does the same for a part of its own.
         """
         if now is None:
             return {}
@@ -85,16 +86,18 @@ class Account:
         counts = ledger.excluded[COUNTED] + ledger.excluded[RECOUNTED]
         usual = included.step_seconds / included.steps if included.steps else 0.0
         counting = max(0.0, excluded.get(COUNTED, 0.0) + excluded.get(RECOUNTED, 0.0) - counts * usual)
+        suspended = max(0.0, excluded.get(SUSPENDED, 0.0) - ledger.excluded[SUSPENDED] * usual)
         profiling = max(0.0, excluded.get(PROFILED, 0.0) - ledger.excluded[PROFILED] * usual)
         parts = {
             STARTUP: self.before_seconds + self.startup_seconds,
             FIRST_STEP: max(0.0, first - self.startup_seconds),
             FLOP_COUNTING: counting,
-            STEPS: included.step_seconds + sum(excluded.values()) - first - counting - profiling,
+            STEPS: included.step_seconds + sum(excluded.values()) - first - counting - profiling - suspended,
             EVALUATION: 0.0,
             CHECKPOINT: 0.0,
             **self.span_seconds,
             OWN_WORK: self.own_seconds + profiling,
+            **({SUSPENDED: suspended} if suspended else {}),
         }
         return parts | {OTHER: max(0.0, self.before_seconds + now - self.began - sum(parts.values()))}
 

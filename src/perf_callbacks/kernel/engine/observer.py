@@ -133,6 +133,10 @@ class Observer:
         """Return findings. `summary` covers the fit so far. If `summary` is None, decide from the facts alone."""
         return ()
 
+    def suspended(self, seconds: float) -> bool:  # noqa: ARG002 as above
+        """Return True if the process was suspended in a step of so many seconds, which has just ended."""
+        return False
+
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """Handle a batch of a new shape, also in an evaluation, before the model gets the batch."""
 
@@ -257,6 +261,10 @@ class Observers:
             if observer.watching:
                 observer.steps_measured(steps, pauses)
         self.look_ahead()
+
+    def suspended(self, seconds: float) -> bool:
+        """Return True if an observer knows of a suspension in a step of so many seconds, which has just ended."""
+        return any([observer.suspended(seconds) for observer in self.overriding["suspended"]])
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Return the findings of all observers, in the order of the observers."""

@@ -15,7 +15,7 @@ from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.kernel.engine.marks import Calls, Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.steps import Columns, Step, StepFlops, plus
+from perf_callbacks.kernel.engine.steps import SUSPENDED, Columns, Step, StepFlops, plus
 from perf_callbacks.kernel.engine.tape import Past, Tape
 from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 from perf_callbacks.kernel.records.fit_records import Gc, Record
@@ -29,6 +29,10 @@ DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
 The wait ends after `DRAIN_SECONDS`, or after `DRAIN_STEPS` times the longest step of the fit, whichever is later. After
 a failure, the wait lasts at most `DRAIN_SECONDS`.
 """
+
+
+LONG_SECONDS = 5.0
+"""Only a step of at least this many seconds is looked at for a suspension of the process."""
 
 
 class DeviceTimeline(Protocol):
@@ -197,6 +201,8 @@ class StepReader:
 
     def _enter(self, steps: Columns | None) -> Columns | None:
         if steps is not None:
+            if max(filter(None, steps.step_seconds), default=0.0) >= LONG_SECONDS:
+                steps = steps._replace(excluded=[*map(self._reason, steps.excluded, steps.step_seconds)])
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
@@ -206,6 +212,11 @@ class StepReader:
             self.longest_step = max([self.longest_step, *times])
             self.longest_timed = max(self.longest_timed, self.longest_step)
         return steps
+
+    def _reason(self, reason: str | None, seconds: float | None) -> str | None:
+        """Return the reason for excluding a step. A long step without a reason may contain a suspension."""
+        long = reason is None and seconds is not None and seconds >= LONG_SECONDS
+        return SUSPENDED if long and self._observers.suspended(seconds or 0.0) else reason
 
     def _finish(self, past: Past) -> Columns:
         """Return the columns of the steps whose marks were read, and remove these steps from `ended`."""

@@ -38,6 +38,10 @@ PROFILED = "profiled"
 """Reason for excluding a step in which a rank runs torch.profiler. All ranks exclude the same steps."""
 
 
+SUSPENDED = "suspended"
+"""Reason for excluding a step during which the whole process was suspended, for example by SIGSTOP."""
+
+
 class StepFlops(NamedTuple):
     """FLOPs of an optimizer step, and the seconds that the device would need at its peak speed."""
 

@@ -39,6 +39,14 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
     return None
 
 
+def runnable(thread: int, root: Path = Path("/")) -> bool:
+    """Return True if the thread with this native id runs or waits for a CPU. False also stands for unknown."""
+    with suppress(OSError, IndexError):
+        text = (root / f"proc/self/task/{thread}/stat").read_text(encoding="ascii", errors="replace")
+        return text.rpartition(")")[2].split()[0] == "R"  # a thread's name may hold spaces and parentheses
+    return False
+
+
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
     """Return the sum of the idle seconds of these CPUs since boot; None if unavailable."""
     found = []

@@ -3,9 +3,9 @@
 import dis
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -114,9 +114,23 @@ class Position(NamedTuple):
     """True: the line is part of a module's forward or of an optimizer's own update."""
 
 
-def position(thread: int) -> Position | None:
-    """Return the position of a thread in the program; None if the innermost line called a framework of `_LOOPS`."""
-    return _position(sys._current_frames().get(thread))  # noqa: SLF001 as above
+def position(thread: int, outer: Collection[int] = ()) -> Position | None:
+    """Return the position of a thread in the program; None if the innermost line called a framework of `_LOOPS`.
+
+    `outer` are ids of frames that hold no position, such as those of `around_trainer`.
+    """
+    return _position(sys._current_frames().get(thread), outer)  # noqa: SLF001 as above
+
+
+def around_trainer() -> frozenset[int]:
+    """Return the ids of the program's frames that have called the trainer whose hook runs now.
+
+    Other libraries may stand between program and trainer. These frames live as long as the trainer trains, so no other
+    frame gets their ids meanwhile. Frames of the program within the trainer, such as an overridden hook, don't count.
+    """
+    files = ((id(frame), frame.f_code.co_filename) for frame in callers())
+    outer = dropwhile(lambda item: item[1].startswith(_OURS) or _is_own(item[1]), files)
+    return frozenset([frame for frame, file in outer if _is_own(file)])
 
 
 def calling_line() -> str | None:
@@ -125,11 +139,13 @@ def calling_line() -> str | None:
     return None if found is None else found.line
 
 
-def _position(frame: FrameType | None) -> Position | None:
+def _position(frame: FrameType | None, outer: Collection[int] = ()) -> Position | None:
     called = ""
     for one in islice(outward(frame), DEEPEST):
         if one.f_code.co_filename.startswith(_OURS):
             continue
+        if id(one) in outer:
+            return None
         if _is_own(one.f_code.co_filename):
             if called.startswith(_LOOPS):
                 return None

@@ -43,6 +43,8 @@ class Watchdog:
     def __init__(self, clock: Callable[[], float] = monotonic, *, threaded: bool = True) -> None:
         self._clock = clock
         self._threaded = threaded
+        self.wait: tuple[float, float | None] = clock(), clock()
+        """Begin and end of the thread's last wait for a tick. The end is None while the thread waits."""
         self._reset()
         if threaded:
             atexit.register(self.stop)
@@ -117,7 +119,9 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._ended:
+            self.wait = self._clock(), None
             self._wake.wait(PERIOD_SECONDS)
+            self.wait = self.wait[0], self._clock()
             self._wake.clear()
             if not self._ended and not self.tick():
                 with self._lock:

@@ -154,7 +154,8 @@ class Steps:
     """Reason why no row of metrics includes a step. "first" and "restart": first step of a new fit or of a resumed
     attempt. "counted" and "recounted": FLOPs were counted in the step. "evaluation", "checkpoint" and "profiled": the
     step contains an evaluation, a checkpoint or a profile. "lost": the device gave no time. "captured": a CUDA graph
-    was captured. "interrupted": an interrupt may have spoiled the step's times. None if a row includes the step."""
+    was captured. "interrupted": an interrupt may have spoiled the step's times. "suspended": the whole process was
+    suspended. None if a row includes the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +203,8 @@ class Finding:
 
     cause: str
     """One of stall, cpu, threads, data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, drift,
-    evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication."""
+    evaluation, checkpoint, startup, memory, precision, compile, shape, throttle, copy, communication, failed. "failed":
+    a rule of the advice failed, so its cause may be there too."""
     share: float | None
     """Share of the fit's wall time after the startup that the remedy could save, from 0 to 1. For the cause "startup":
     share of all wall time that passed before the callback was set up. None: unknown."""
@@ -286,10 +288,11 @@ class Summary:
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent outside of steps, by kind: evaluation, checkpoint."""
     span_counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of spans outside of steps, by kind: evaluation, checkpoint."""
+    """Number of steps after which there were spans, by kind: evaluation, checkpoint. Two files that are saved after one
+    step count once."""
     wall_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
-    own_work, other. The parts sum to the wall time."""
+    own_work, other, and "suspended" if the process was suspended. The parts sum to the wall time."""
     samples: int | None
     """Number of samples in all steps of this attempt. `tokens` covers the same steps as `samples`."""
     tokens: int | None

@@ -35,6 +35,9 @@ class FlopsSummary:
     heaviest_modules: tuple[tuple[str, float], ...] = ()
     """Modules with the most executed FLOPs in the last count, each with its path and its share of all executed FLOPs.
     Empty: unknown."""
+    beside_model: str | None = None
+    """Words for the executed FLOPs of the last count that are no model FLOPs, such as "recomputation". Empty: all are
+    model FLOPs. None: unknown, or an older version wrote the journal."""
     dtype: str | None = None
     """Number format with the most model FLOPs. `peak_flops_per_second` is the peak of one device in this format."""
     peak_flops_per_second: float | None = None

@@ -36,7 +36,7 @@ TERMS = (
     Term(
         "excluded step",
         "a step that counts in no mean and no rate: the first step, and steps with a FLOP count, an evaluation, a "
-        "checkpoint or a restart",
+        "checkpoint, a restart or a suspension",
         forms=("excluded steps",),
     ),
     Term("rank", "one of the processes that train together, by its number from 0", forms=("ranks",)),
@@ -101,6 +101,10 @@ TERMS = (
     ),
     Term(
         "own work", "the checklist's first full garbage collection and similar work of the callback that is in no step"
+    ),
+    Term(
+        "suspended",
+        "the extra time of steps during which the whole process was suspended, compared with the mean step",
     ),
     Term("weights", "parameters and buffers"),
     Term("gradients", "gradients of trained parameters, when an optimizer is about to step"),

@@ -1,7 +1,7 @@
 "use strict";
 // The page from top to bottom.
 const STAGE_COLORS = { data: "s0", forward: "s1", backward: "s2", optimizer: "s3", communication: "s6", gc: "s4", other: "s5" };
-const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", other: "s7" };
+const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", suspended: "second", other: "s7" };
 const GOODPUT_COLORS = { productive: "s2", data: "s0", communication: "s6", stragglers: "s1", "rolled back": "warn", stalls: "s4", startup: "s5", "first step": "s1", evaluation: "s3", checkpoint: "s4", downtime: "second", other: "s7" };
 const LANE_COLORS = { evaluation: "s3", checkpoint: "s6", restart: "warn", "FLOP count": "faint", profile: "s2", collection: "s4", straggler: "s0", stall: "warn" };
 
@@ -174,7 +174,7 @@ if (steps) {
 }
 
 // ---- where the time went
-if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", "account", data.account, WALL_COLORS), bar("Peak", "peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", unused: "s7" })].filter(Boolean)));
+if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", "account", data.account, WALL_COLORS), bar("Peak", "peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", "the optimizer's products": "s0", "recomputation and the optimizer's products": "s0", unused: "s7" })].filter(Boolean)));
 
 if (data.goodput) section("Attempts", bar("Time since the first start", "goodput", data.goodput.all, GOODPUT_COLORS), el("div", { class: "two" }, ...data.goodput.attempts.map((one) => bar(one.name, null, one.bar, GOODPUT_COLORS))));
 
