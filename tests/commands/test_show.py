@@ -3,14 +3,15 @@
 import json
 import os
 import re
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from fakes import a_run
-from journals import a_summary, write
-from recorded import NOW, a_recorded, stand_still
+from journals import a_fit, a_summary, write
+from recorded import LASTS, NO_PROCESS, NOW, a_recorded, process, stand_still
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry
@@ -90,6 +91,78 @@ def test_json_has_the_state_the_run_and_the_summary_with_findings(tmp_path, caps
     assert [one["cause"] for one in found["summary"]["findings"]] == ["data"]
     assert found["mfu"] == pytest.approx(0.4)
     assert [one["state"] for one in json.loads(told(capsys, tmp_path, "--json", "--all").out)] == ["hangs"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
+def test_a_process_of_this_machine_decides_about_life(tmp_path, capsys):
+    here, gone = process(os.getpid()), process(NO_PROCESS)
+    began_later = {**here, "uptime_seconds": 0.0}  # this process has the id of the run's process, which is gone
+    elsewhere = [{**gone, "boot_id": "b"}, {**gone, "pid_namespace": 1}, {**gone, "pid": None}, {**gone, "pid": -1}]
+    expected = [(here, "hangs"), (gone, "silent"), (began_later, "silent"), *[(one, "hangs") for one in elsewhere]]
+    for about, state in expected:
+        a_recorded(tmp_path, ended=False, hangs=True, **about)
+        shown = [told(capsys, tmp_path).out]
+        for command in ("runs", "watch"):
+            assert main([command, str(tmp_path)]) == 0
+            shown.append(capsys.readouterr().out)
+        assert json.loads(told(capsys, tmp_path, "--json").out)["state"] == state, about
+        sentences = [" ".join(text.split()) for text in shown]
+        expected_words = [(state == "hangs", state == "silent")] * 3
+        assert [("Not killed" in text, " is gone: " in text) for text in sentences] == expected_words, about
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
+def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
+    about = {"started_unix": NOW - 5.0 - LASTS, "world_size": 2, "host": "node7"}
+    dead = a_fit(0, summary=False, **about, **process(NO_PROCESS))
+    failed = [*a_fit(1, summary=False, **about), Entry(LASTS, a_summary(failure="RuntimeError: Broken pipe"))]
+    for ranks, begins in (
+        ((dead, failed), f"no sign of life since 1970-01-24 03:33 UTC (5.00 s ago): process {NO_PROCESS} is gone: "),
+        ((failed, dead), "stopped early 5.00 s ago, after step 20 and 14.0 s: RuntimeError: Broken pipe"),
+    ):
+        journals = [
+            [replace(one[0], record=replace(one[0].record, rank=rank)), *one[1:]] for rank, one in enumerate(ranks)
+        ]
+        write(tmp_path, *journals)
+        for path in (tmp_path / "perf_callbacks").iterdir():
+            os.utime(path, (NOW - 5.0, NOW - 5.0))
+        shown = " ".join(told(capsys, tmp_path).out.split())
+        assert shown.startswith(begins)
+        assert "RuntimeError: Broken pipe" in shown
+
+
+LOST, OUT_OF_MEMORY = "RuntimeError: Connection closed by peer [127.0.0.1]", "RuntimeError: DataLoader worker is killed"
+
+
+def test_the_first_failure_heads_a_run_and_not_its_victims(tmp_path, capsys):
+    cases = [  # host, seconds and reason of each rank, and the rank that failed first
+        ([("a", 19.0, LOST), ("a", 15.0, OUT_OF_MEMORY)], 1),
+        ([("a", 14.0, OUT_OF_MEMORY), ("a", 15.0, LOST)], 0),
+        ([("a", 15.0, LOST), ("a", 19.0, OUT_OF_MEMORY)], 0),
+        ([("a", 14.0, LOST), ("b", 99.0, OUT_OF_MEMORY)], 1),
+        ([("a", 14.0, OUT_OF_MEMORY), ("b", 14.5, OUT_OF_MEMORY)], 0),
+        ([("a", 14.0, LOST), ("b", 15.0, LOST), ("b", 14.5, OUT_OF_MEMORY)], 2),
+        ([(None, 19.0, LOST), (None, 15.0, OUT_OF_MEMORY)], 1),
+    ]
+    for ranks, first in cases:
+        about = {"started_unix": NOW - 120.0, "world_size": len(ranks)}
+        ends = [Entry(seconds, a_summary(failure=reason)) for _, seconds, reason in ranks]
+        fits = [a_fit(rank, summary=False, host=host, **about) for rank, (host, *_) in enumerate(ranks)]
+        write(
+            tmp_path,
+            *[[*(replace(one, t=min(one.t, 10.0)) for one in fit), end] for fit, end in zip(fits, ends, strict=True)],
+        )
+        who = f"rank {first}: " if first else ""
+        shown = [told(capsys, tmp_path).out]
+        assert main(["watch", str(tmp_path)]) == 0
+        shown.append(capsys.readouterr().out)
+        for text in shown:
+            head = " ".join(text.split()).partition(": ")[2]
+            assert head.startswith(f"{who}{ranks[first][2]}."), ranks
+        assert main(["report", str(tmp_path)]) == 0
+        capsys.readouterr()
+        page = (tmp_path / "perf_callbacks/report.html").read_text()
+        assert f"Measuring stopped early: {who}{ranks[first][2]}." in page
 
 
 def keys(value, name=""):

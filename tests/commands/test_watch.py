@@ -198,7 +198,9 @@ def test_a_process_that_goes_is_said_before_it_counts_as_silent(tmp_path, monkey
     monkeypatch.setattr(run_reader, "read_locks", lambda: dict(locks))
     frames = shown(tmp_path, locks.clear, "")
     assert frames[0][0].startswith(f"running as process {NO_PROCESS}: step 20")
-    assert f"process {NO_PROCESS} is gone, killed or crashed" in " ".join(" ".join(frames[1][:2]).split())
+    assert f"process {NO_PROCESS} is gone: it was killed, crashed, or ended while its disk was full" in " ".join(
+        " ".join(frames[1][:2]).split()
+    )
 
 
 def test_searches_take_a_hundredth_of_the_time(tmp_path):

@@ -46,7 +46,7 @@ def test_the_first_lines_say_what_matters(case, columns):
         "healthy": ["running as process 4711: step 1,000", "Nothing to win here"],
         "straggler": ["running: step 1,000", "Rank 3 is slow: waiting for data. The job lost 7.50 s in 100 steps."],
         "hang": ["hangs for 60.0 s after step 1,000: Rank 2 is in data: loader.py:41 `fetch`."],
-        "kill": ["no sign of life since", "killed, or its machine or its disk is gone"],
+        "kill": ["no sign of life since", "killed, or its machine is gone, or its disk is gone or full"],
         "ended": ["ended 1.50 s ago", "Waiting for data took 25% of the run"],
     }[case]
     for sentence in wanted:
@@ -100,7 +100,7 @@ def test_of_many_ranks_the_worst_are_shown():
 def test_a_gone_process_is_said_at_once():
     run = RecordedRun((replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711)),), BEGAN + LASTS + 1.0)
     assert run.state == "silent"
-    assert "process 4711 is gone, killed or crashed" in " ".join(
+    assert "process 4711 is gone: it was killed, crashed, or ended while its disk was full" in " ".join(
         plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=200))
     )
 

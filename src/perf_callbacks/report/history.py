@@ -1,5 +1,6 @@
 """The history of a job, read from its journals: fits, attempts and ranks. Steps are stored in compact columns."""
 
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,11 @@ STEP_COLUMNS = (*TIMES, "samples", "tokens")
 
 LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
+
+LOST_CONNECTION = re.compile(
+    r"connection|by peer|broken pipe|remote ?(process|error)|collective operation timeout|socket", re.IGNORECASE
+)
+"""Part of the errors that a rank raises because another rank is gone."""
 
 MOST = 1e30
 """A time or size above this limit counts as unknown, so that sums stay finite."""
@@ -155,6 +161,13 @@ class FitHistory:
         return self.first[-1].summary
 
     @property
+    def failure(self) -> str | None:
+        """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason."""
+        ends = [(one, one.last(Summary)) for one in self.last]
+        failures = [(one.run, one.seconds, end.failure) for one, end in ends if end is not None and end.failure]
+        return first_failure(failures, self.run.rank)
+
+    @property
     def hang(self) -> Summary | None:
         """Interim summary of a hanging rank, or of a rank that was killed while it hung. None means that no rank hangs.
 
@@ -176,6 +189,26 @@ class FitHistory:
             found.append((attempt, bisect_right(attempt.step, limit)))
             limit = min(limit, attempt.run.step)
         return found[::-1]
+
+
+def first_failure(failures: Iterable[tuple[Run, float, str]], lead: int) -> str | None:
+    """Return the reason that came first, with its rank unless this is `lead`. None means that there is no failure.
+
+    Clocks are compared only within a host. Of the first failures of several hosts, an error about a lost connection
+    counts last: it names the victim and not the culprit.
+
+    Args:
+        failures: `run` record of each rank that failed, seconds from the record to the failure, and the reason.
+        lead: Rank that needs no name.
+    """
+    hosts: dict[str | int, tuple[float, Run, str]] = {}
+    for run, seconds, reason in failures:
+        failure, host = (run.started_unix + seconds, run, reason), run.host or run.rank
+        hosts[host] = min(failure, hosts.get(host, failure), key=lambda one: (one[0], one[1].rank))
+    first = min(hosts.values(), key=lambda one: (LOST_CONNECTION.search(one[2]) is not None, one[1].rank), default=None)
+    if first is None:
+        return None
+    return first[2] if first[1].rank == lead else f"rank {first[1].rank}: {first[2]}"
 
 
 def possible(value: float) -> bool:

@@ -130,8 +130,8 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
             "" if fit.summary is None else f" The summary here covers the first {long_duration(fit.first[-1].seconds)}."
         )
         yield f"Rank 0 wrote no summary at its end: the run was killed, or is still going on.{so_far}"
-    elif fit.summary.failure:
-        yield f"Measuring stopped early: {fit.summary.failure}."
+    if fit.failure is not None:
+        yield f"Measuring stopped early: {fit.failure}."
 
 
 def _verdict(fit: FitHistory, drawn: StepSeries) -> str:

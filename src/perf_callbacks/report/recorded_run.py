@@ -13,6 +13,7 @@ from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.kernel.records.rank_records import Stall
+from perf_callbacks.report.history import first_failure
 
 FRESH_SECONDS = 30.0
 """A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
@@ -65,12 +66,9 @@ class RecordedRun:
 
     @property
     def failure(self) -> str | None:
-        """Reason why the measuring of a rank stopped early. None means that no rank gives a reason."""
-        found = [(ends.run.rank, ends.final.failure) for ends in self.ranks if ends.final and ends.final.failure]
-        if not found:
-            return None
-        rank, reason = found[0]
-        return reason if rank == self.lead.run.rank else f"rank {rank}: {reason}"
+        """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason."""
+        failures = [(one.run, one.seconds, one.final.failure) for one in self.ranks if one.final and one.final.failure]
+        return first_failure(failures, self.lead.run.rank)
 
     @cached_property
     def hang(self) -> FitEnds | None:

@@ -75,12 +75,13 @@ def _silence(run: RecordedRun) -> str:
     elif signs.pid is not None:
         why = f"process {signs.pid} is alive: it is stopped, runs C code that holds the GIL, or can't write to its disk"
     elif signs.gone is not None:
-        why = f"process {signs.gone} is gone, killed or crashed"
+        why = f"process {signs.gone} is gone: it was killed, crashed, or ended while its disk was full"
     else:
-        why = "killed, or its machine or its disk is gone"
+        why = "killed, or its machine is gone, or its disk is gone or full"
     if run.hang is not None:
         return f"{why}. The run hung {_hang(run)}"
-    return f"{why}, at step {run.lead.last_step:,} after {long_duration(finite(run.lead.seconds))}"
+    others = f". Measuring stopped early: {_text(run.failure)}" if run.failure is not None else ""
+    return f"{why}, at step {run.lead.last_step:,} after {long_duration(finite(run.lead.seconds))}{others}"
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
