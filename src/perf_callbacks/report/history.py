@@ -70,6 +70,11 @@ class Attempt:
         return found
 
     @property
+    def unseen_steps(self) -> int:
+        """Number of steps that the summary counts but the journal lacks."""
+        return 0 if self.summary is None else max(0, self.summary.steps - len(self.step))
+
+    @property
     def peak_flops_per_second(self) -> float | None:
         """Peak of one device, from the summary or else from the last logged row. None means unknown."""
         flops = None if self.summary is None else self.summary.flops
