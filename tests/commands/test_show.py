@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from random import Random
 
 import pytest
 from fakes import a_run
-from journals import a_fit, a_summary, write
+from journals import Outline, a_fit, a_summary, write
 from recorded import LASTS, NO_PROCESS, NOW, a_recorded, process, stand_still
 
 from perf_callbacks.commands import main
+from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Summary
 from perf_callbacks.kernel.records.summary_parts import StallSummary
@@ -129,6 +131,30 @@ def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
         shown = " ".join(told(capsys, tmp_path).out.split())
         assert shown.startswith(begins)
         assert "RuntimeError: Broken pipe" in shown
+
+
+def test_steps_and_a_stall_after_the_last_summary_win(tmp_path, capsys):
+    early = {"steps": 0, "included_steps": 0, "included_seconds": 0.0, "stage_seconds": {}, "findings": ()}
+    cases = [
+        (a_summary(step=15, **early), "no step is in the summary on disk. The last steps took 250 ms each."),
+        (a_summary(step=15), "so far, up to step 15. The last steps took 250 ms each."),
+        (a_summary(step=20), "so far, up to step 20"),
+    ]
+    for summary, words in cases:
+        shutil.rmtree(tmp_path / "perf_callbacks", ignore_errors=True)
+        a_recorded(tmp_path, ended=False, hangs=True, so_far=summary)
+        interim.write(tmp_path / "perf_callbacks/rank0.jsonl", Entry(LASTS - 1.0, summary))
+        shown = " ".join(told(capsys, tmp_path).out.split())
+        assert shown.endswith(words), summary
+        assert "hangs for 61.0 s after step 20: rank 0 is in data" in shown
+        assert main(["runs", str(tmp_path)]) == 0
+        assert "hangs 20 250 ms" in " ".join(capsys.readouterr().out.split())
+        assert main(["report", str(tmp_path)]) == 0
+        page = Outline((tmp_path / "perf_callbacks/report.html").read_text()).data
+        hangs = "The training hangs after step 20: rank 0 in data at loader.py:41 next, for 61.0 s."
+        assert json.loads(page)["verdict"] == hangs
+        assert "The summary here covers the first 13.0 s." in page
+        capsys.readouterr()
 
 
 LOST, OUT_OF_MEMORY = "RuntimeError: Connection closed by peer [127.0.0.1]", "RuntimeError: DataLoader worker is killed"

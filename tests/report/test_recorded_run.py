@@ -180,7 +180,8 @@ def test_without_a_summary_the_last_steps_give_the_pace():
 def test_a_summary_so_far_says_up_to_which_step():
     run = at(ends(so_far=a_summary(step=15)))
     assert run.lead.last_step == 20
-    assert render(run).endswith("\n  so far, up to step 15")
+    assert render(run).endswith("\n  so far, up to step 15. The last steps took 250 ms each.")
+    assert render(at(ends(so_far=a_summary()))).endswith("\n  so far, up to step 20")
 
 
 def test_values_that_contradict_each_other_make_no_table():

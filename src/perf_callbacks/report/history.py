@@ -13,6 +13,7 @@ from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Row, Run, Steps, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
+from perf_callbacks.kernel.records.rank_records import Stall
 
 TIMES = (
     "step_time",
@@ -62,6 +63,8 @@ class Attempt:
     """Unix time of the last write to the journal before the next attempt began. None means unknown."""
     interim: Summary | None = None
     """Last interim summary, if the attempt has no final summary because it was killed, hangs, or is still running."""
+    interim_seconds: float = -1.0
+    """Seconds from the start of the attempt to its interim summary. Negative: there is none."""
 
     @property
     def summary(self) -> Summary | None:
@@ -186,6 +189,20 @@ class FitHistory:
         hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
         return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
 
+    @property
+    def last_stalls(self) -> list[Stall]:
+        """Stalls of the ranks since their last step, unless a newer summary shows that a stall is over."""
+        return [
+            entry.record
+            for one in self.last
+            for entry in one.entries
+            if isinstance(entry.record, Stall)
+            and entry.record.rank == one.run.rank
+            and entry.record.step >= max([one.run.step, *one.step[-1:]])
+            and one.last(Summary) is None
+            and entry.t > one.interim_seconds
+        ]
+
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
         """Return pairs: an attempt of the rank, and the number of steps that no later attempt repeated."""
         limit = LARGEST
@@ -248,7 +265,8 @@ def gather(
         if current is not None and so_far is not None and current.last(Summary) is None:
             beside = so_far(current.run)
             if beside is not None and isinstance(beside.record, Summary):
-                current.interim, current.seconds = beside.record, max(current.seconds, beside.t)
+                current.interim, current.interim_seconds = beside.record, beside.t
+                current.seconds = max(current.seconds, beside.t)
     return sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix)
 
 

@@ -114,6 +114,11 @@ class RecordedRun:
         """Seconds per step from the summary, or else from the last recorded steps. None means unknown."""
         if self.summary is not None and self.summary.step_time is not None:
             return self.summary.step_time
+        return self.last_seconds
+
+    @property
+    def last_seconds(self) -> float | None:
+        """Seconds per step of the last recorded steps. None means unknown."""
         steps = self.lead.last(Steps)
         known = [] if steps is None else [seconds for seconds in steps.step_time if seconds is not None]
         return sum(known) / len(known) if known else None

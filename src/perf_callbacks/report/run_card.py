@@ -127,17 +127,19 @@ def notes(run: RecordedRun) -> Iterator[str]:
 
 def _table(run: RecordedRun, columns: int) -> str:
     """Render the table of the summary, or the reason why there is no table."""
-    summary = run.summary
-    if summary is None:
-        pace = "" if run.step_seconds is None else f" The last steps took {duration(finite(run.step_seconds))} each."
-        return f"{cards.OURS}no summary on disk.{pace}"
+    summary, final = run.summary, run.lead.final is not None
+    took = None if final else run.last_seconds
+    pace = "" if took is None else f" The last steps took {duration(finite(took))} each."
+    if summary is None or not (summary.steps or final):
+        return f"{cards.OURS}no {'summary' if summary is None else 'step is in the summary'} on disk.{pace}"
     try:
         table = cards.closing(cleaned(summary), cleaned(run.lead.checklist), columns)
     except (ArithmeticError, LookupError, ValueError):
         return f"{cards.OURS}no table: values of the summary contradict each other."
-    if run.lead.final is not None:
+    if final:
         return table
-    return f"{table}\n  so far, up to step {summary.step:,}"
+    newer = run.lead.last_step > summary.step
+    return f"{table}\n  so far, up to step {summary.step:,}" + (f".{pace}" if newer and pace else "")
 
 
 def verdict(run: RecordedRun) -> str:
