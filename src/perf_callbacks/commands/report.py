@@ -54,6 +54,9 @@ def last(directory: Path) -> list[Attempt]:
     fit = report_file.fits(directory)[-1]
     if fit.missing:
         print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
+    full = next((attempt.full for attempt in fit.last if attempt.full), "")
+    if full:
+        print(f"{directory}: {full}", file=sys.stderr)
     return fit.last
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from perf_callbacks.goodput import time_kinds
 from perf_callbacks.goodput.job_time import SECONDS_PER_HOUR, AttemptTime, JobTime
+from perf_callbacks.report.history import FEW
 
 LOSSES = {
     time_kinds.DATA: "the loader",
@@ -20,10 +21,6 @@ LOSSES = {
     time_kinds.OTHER: "other work",
 }
 """Maps each kind of unproductive time to the words that describe the kind in `sentence`."""
-
-FEW = 256
-"""Number of steps in a block of the journal. If an attempt fails, its last block of steps may be missing in the
-journal."""
 
 
 def sentence(job: JobTime) -> str:

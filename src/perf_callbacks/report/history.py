@@ -31,6 +31,10 @@ TIMES = (
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Names of the columns that a history keeps of each step. Values are floats, and NaN means unknown."""
 
+FEW = 256
+"""Number of steps in a block of the journal. If an attempt fails, its last block of steps may be missing in the
+journal."""
+
 LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
 
@@ -83,6 +87,18 @@ class Attempt:
         flops = None if self.summary is None else self.summary.flops
         known = (flops.peak_flops_per_second if flops is not None else None, (self.peak_tflops or 0.0) * TERA)
         return next((peak for peak in known if peak is not None and peak > 0), None)
+
+    @property
+    def full(self) -> str:
+        """Say which steps the journal has. Empty if it has all steps, except perhaps the last ones before a kill."""
+        if (
+            self.summary is None
+            or self.unseen_steps <= FEW
+            or self.summary.step <= (last := max(self.step, default=0)) + FEW
+        ):
+            return ""
+        has = f"{len(self.step):,} of {self.summary.steps:,} steps, up to step {last:,}"
+        return f"rank {self.run.rank}'s journal was full (max_journal_mb): it has {has}"
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""

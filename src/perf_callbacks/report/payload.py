@@ -117,6 +117,9 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     if fit.missing:
         missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
         yield f"Ranks without a journal here: {missing}. No figure on this page includes them."
+    full = next((attempt.full for _, attempt in fit.attempts if attempt.full), "")
+    if full:
+        yield f"R{full[1:]}. The charts show no other steps."
     schema = max(attempt.run.schema for _, attempt in fit.attempts)
     if schema > SCHEMA:
         yield f"A newer version wrote the journal (schema {schema}): this page doesn't show what that version added."

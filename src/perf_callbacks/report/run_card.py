@@ -117,6 +117,8 @@ def notes(run: RecordedRun) -> Iterator[str]:
     damaged = [ends for ends in run.ranks if ends.damaged_summary]
     if damaged:
         yield f"{path_of(damaged[0].journal).name} can't be read, {len(damaged):,} of {len(run.ranks):,} such files"
+    if run.lead.full:
+        yield run.lead.full
     lines = sum(ends.unreadable for ends in run.ranks)
     if lines:
         yield f"lines of the journals that can't be read: {lines:,}"

@@ -35,14 +35,17 @@ class Signs:
     gone: int | None = None
     """Id of the process on this machine that wrote the journal, and has ended. None: unknown, or there is no such
     process."""
+    size: int = 0
+    """Bytes of the journal."""
 
 
 def signs(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
     """Return the signs of life of a journal's writer, from the status of the journal and of its summary file."""
     written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
     if not locks or not hasattr(os, "major"):  # Windows
-        return Signs(written, None)
-    return Signs(written, locks.get((os.major(journal.st_dev), os.minor(journal.st_dev), journal.st_ino)))
+        return Signs(written, None, size=journal.st_size)
+    pid = locks.get((os.major(journal.st_dev), os.minor(journal.st_dev), journal.st_ino))
+    return Signs(written, pid, size=journal.st_size)
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
