@@ -16,8 +16,9 @@ from recorded import LASTS, NO_PROCESS, NOW, a_recorded, process, stand_still
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records import interim
-from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Summary
+from perf_callbacks.kernel.records.journal_file import LONGEST_LINE
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 
 
@@ -155,6 +156,18 @@ def test_steps_and_a_stall_after_the_last_summary_win(tmp_path, capsys):
         assert json.loads(page)["verdict"] == hangs
         assert "The summary here covers the first 13.0 s." in page
         capsys.readouterr()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
+def test_a_line_that_is_too_long_hides_only_itself(tmp_path, capsys):
+    for letters in (2 * LONGEST_LINE, 4 * LONGEST_LINE + 9):
+        a_recorded(tmp_path, ended=False, **process(NO_PROCESS))
+        with (tmp_path / "perf_callbacks/rank0.jsonl").open("a") as file:
+            file.write(encode(Entry(LASTS, a_summary(failure="x" * letters))) + "\n")
+        shown = " ".join(told(capsys, tmp_path).out.split())
+        assert f"process {NO_PROCESS} is gone" in shown
+        assert ", at step 20 after 14.0 s." in shown
+        assert "Note: lines of the journals that can't be read: 1." in shown
 
 
 LOST, OUT_OF_MEMORY = "RuntimeError: Connection closed by peer [127.0.0.1]", "RuntimeError: DataLoader worker is killed"

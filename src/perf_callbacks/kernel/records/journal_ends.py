@@ -193,6 +193,9 @@ class EndReader:
         if near > start and not any([line.entry for line in tail]):  # all bytes belong to a longer line
             near = max(start, end - LONGEST_LINE - END_BYTES)
             tail = self._lines(near, end)
+        while near > start and not any([line.entry for line in tail]):  # the line is too long to be read
+            end, near = near, max(start, near - LONGEST_LINE)
+            tail = [*self._lines(near, end), Line(end, None, blank=True)]
         head: Iterable[Entry | None]
         if near == start:
             head = [line.entry for line in tail]
