@@ -9,16 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import FakeClock, a_run
-from journals import a_summary, write
+from fakes import FakeClock
+from journals import a_summary
 from recorded import NO_PROCESS, NOW, a_recorded, stand_still
 
 import perf_callbacks
 from perf_callbacks.commands import main, watch
 from perf_callbacks.commands.watch import keep, live
 from perf_callbacks.commands.watched_run import WatchedRun
-from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import Gc, Span
 from perf_callbacks.kernel.records.followed_journal import FollowedJournals
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report import run_reader
@@ -177,27 +175,6 @@ def test_the_textfile_can_be_read_by_all(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "run.prom").stat().st_mode) == 0o644
-
-
-@pytest.mark.usefixtures("still")
-def test_events_of_all_ranks_are_in_the_order_in_which_they_happened(tmp_path, capsys):
-    about, late = {"world_size": 2}, NOW - 40.0  # rank 1 began 60 s after rank 0
-    collected = {"generation": 2, "seconds": 1.0, "collected": 7, "automatic": True}
-    first = [
-        Entry(0.0, a_run(started_unix=NOW - 100.0, **about)),
-        Entry(71.0, Span(kind="evaluation", step=70, start=69.0, seconds=2.0)),
-        Entry(75.0, Gc(step=65, stage="other", start=64.0, **collected)),  # written with a later step
-    ]
-    second = [
-        Entry(0.0, a_run(rank=1, started_unix=late, **about)),
-        Entry(13.0, Gc(step=71, stage="other", start=12.0, **collected)),
-    ]
-    write(tmp_path, first, second)
-    assert main(["watch", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out.split("last events\n")[1].splitlines()
-    assert [line.split()[:5] for line in shown] == [
-        ["27.0", "s", "ago", "step", "71"], ["29.0", "s", "ago", "step", "70"], ["35.0", "s", "ago", "step", "65"],
-    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("still")

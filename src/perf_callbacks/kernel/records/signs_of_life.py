@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.fit_records import Run
@@ -53,7 +54,7 @@ def boot_id(path: Path = BOOT_ID) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-def own_process() -> dict[str, int]:
+def own_process() -> dict[str, Any]:
     """Return the fields of `Run` about this process. Return no fields if the system shows no PID namespaces."""
     with suppress(OSError):
         return {"pid": os.getpid(), "pid_namespace": _PID_NAMESPACE.stat().st_ino}
