@@ -118,10 +118,19 @@ def test_a_process_of_this_machine_decides_about_life(tmp_path, capsys):
 def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
     about = {"started_unix": NOW - 5.0 - LASTS, "world_size": 2, "host": "node7"}
     dead = a_fit(0, summary=False, **about, **process(NO_PROCESS))
-    failed = [*a_fit(1, summary=False, **about), Entry(LASTS, a_summary(failure="RuntimeError: Broken pipe"))]
-    for ranks, begins in (
-        ((dead, failed), f"no sign of life since 1970-01-24 03:33 UTC (5.00 s ago): process {NO_PROCESS} is gone: "),
-        ((failed, dead), "stopped early 5.00 s ago, after step 20 and 14.0 s: RuntimeError: Broken pipe"),
+    victim, culprit = [
+        [*a_fit(1, summary=False, **about), Entry(LASTS, a_summary(failure=reason))]
+        for reason in ("RuntimeError: Broken pipe", "ValueError: no")
+    ]
+    early = "stopped early 5.00 s ago, after step 20 and 14.0 s: "
+    for ranks, begins, words in (
+        (
+            (dead, victim),
+            "no sign of life since 1970-01-24 03:33 UTC (5.00 s ago): process",
+            "RuntimeError: Broken pipe",
+        ),
+        ((victim, dead), early, f"{early}rank 1: process {NO_PROCESS} is gone, killed or crashed. "),
+        ((culprit, dead), early, f"{early}ValueError: no. "),
     ):
         journals = [
             [replace(one[0], record=replace(one[0].record, rank=rank)), *one[1:]] for rank, one in enumerate(ranks)
@@ -131,7 +140,7 @@ def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
             os.utime(path, (NOW - 5.0, NOW - 5.0))
         shown = " ".join(told(capsys, tmp_path).out.split())
         assert shown.startswith(begins)
-        assert "RuntimeError: Broken pipe" in shown
+        assert words in shown
 
 
 def test_steps_and_a_stall_after_the_last_summary_win(tmp_path, capsys):

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.kernel.records.rank_records import Stall
-from perf_callbacks.report.history import first_failure
+from perf_callbacks.report.history import LOST_CONNECTION, first_failure
 
 FRESH_SECONDS = 30.0
 """A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
@@ -66,9 +66,16 @@ class RecordedRun:
 
     @property
     def failure(self) -> str | None:
-        """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason."""
+        """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason.
+
+        A rank whose process is gone is the reason why another rank lost its connection.
+        """
         failures = [(one.run, one.seconds, one.final.failure) for one in self.ranks if one.final and one.final.failure]
-        return first_failure(failures, self.lead.run.rank)
+        first = first_failure(failures, self.lead.run.rank)
+        gone = [(one.run.rank, one.signs.gone) for one in self.ranks[1:] if one.signs and one.signs.gone]
+        if first is None or not gone or LOST_CONNECTION.search(first) is None:
+            return first
+        return "rank {}: process {} is gone, killed or crashed".format(*gone[0])
 
     @cached_property
     def hang(self) -> FitEnds | None:
