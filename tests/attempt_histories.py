@@ -9,11 +9,12 @@ from perf_callbacks.report.history import gather
 
 
 def a_journal(
-    *, run_id="a1", started, first=1, times=(), others=(), ended=False, tail=0.0, block=256, steps=None, **run
+    *, run_id="a1", started, first=1, times=(), others=(), ended=False, tail=0.0, block=256, steps=None, unseen=0, **run
 ):
     """The entries of one attempt: `times` are the seconds of its steps, `others` records with their seconds.
 
-    Each other record lies after the steps, in order. `tail`: seconds of nothing before the last record.
+    Each other record lies after the steps, in order. `tail`: seconds of nothing before the last record. `unseen`:
+    steps that the summary counts but the journal lacks.
     """
     steps = steps or {}
     opened = a_run(run_id=run_id, started_unix=started, step=first - 1, **run)
@@ -29,7 +30,8 @@ def a_journal(
         entries.append(Entry(now, record))
     if ended:
         reason = None if ended is True else ended
-        end = a_summary(run_id=run_id, attempt=opened.attempt, step=first - 1 + len(times), failure=reason)
+        at = {"attempt": opened.attempt, "step": first - 1 + len(times), "steps": len(times) + unseen}
+        end = a_summary(run_id=run_id, failure=reason, **at)
         entries.append(Entry(now + tail, end))
     elif tail:
         entries.append(Entry(now + tail, Steps(step=(), step_time=())))

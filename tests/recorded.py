@@ -1,9 +1,11 @@
 """Recorded runs on disk, looked at by a clock that stands still."""
 
 import os
+from pathlib import Path
 
 from journals import FINDING, a_fit, a_summary, write
 
+from perf_callbacks.kernel.fit import chain
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.machine_records import Use
@@ -11,6 +13,17 @@ from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import run_reader
 
 NOW, LASTS = 2_000_000.0, 14.0
+
+
+NO_PROCESS = 2**22 + 1
+"""Larger than all ids of processes on Linux."""
+
+
+def process(pid):
+    """The fields of `run` about a process of this machine, which began before this moment."""
+    about = chain.uptime() | {"pid": pid, "pid_namespace": Path("/proc/self/ns/pid").stat().st_ino}
+    assert about["boot_id"]
+    return about
 
 
 def stand_still(monkeypatch):

@@ -52,8 +52,8 @@ def so_far(**changes):
 def healthy():
     calm = so_far(stage_seconds={"forward_time": 100.0, "backward_time": 110.0, "optimizer_time": 30.0}, findings=())
     events = [
-        Entry(280.0, Span(kind="evaluation", step=900, start=250.0, seconds=12.0)),
-        Entry(290.0, Gc(step=940, stage="other", generation=2, start=1.0, seconds=0.2, collected=5, automatic=True)),
+        Entry(280.0, Span(kind="evaluation", step=900, start=268.0, seconds=12.0)),
+        Entry(290.0, Gc(step=940, stage="other", generation=2, start=289.8, seconds=0.2, collected=5, automatic=True)),
     ]
     return [ends(*events, so_far=calm, pid=4711)]
 

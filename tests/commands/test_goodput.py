@@ -59,7 +59,7 @@ def test_text(tmp_path, capsys, monkeypatch):
     write(tmp_path, *two_attempts())
     assert told(capsys, tmp_path, "--price", "2.5") == (
         "20.7% of 29.0 s bought progress; 12.0 s were downtime.\n"
-        "ETTR 0.276 over 2 attempts: 8 steps survive, 2 were rolled back.\n"
+        "ETTR 0.276 over 2 attempts: 8 steps survive, at least 2 were rolled back.\n"
         "Money: 0.02 at 2.5 per device-hour, 2.52 per million tokens.\n"
         "Energy of rank 0's device: 1.20 kJ, 150 mJ per token.\n"
         "\n"
@@ -72,10 +72,12 @@ def test_text(tmp_path, capsys, monkeypatch):
         "  downtime     12.0 s  41.4%\n"
         "\n"
         "  attempt  from step  devices  down before  lasted  steps  rolled back  end\n"
-        "        1          0        1                9.0 s      4            2  killed\n"
+        "        1          0        1                9.0 s      4          ≥ 2  killed\n"
         "        2          2        1       12.0 s   8.0 s      6               ended\n"
         "\n"
-        "Rolled back after a crash or a kill: 2 steps.\n"
+        "Rolled back after a crash or a kill: at least 2 steps.\n"
+        "At least: the last seconds before a kill, and steps after a journal was full,\n"
+        "  are not on disk.\n"
     )
 
 
@@ -87,6 +89,20 @@ def test_json(tmp_path, capsys):
     assert found["seconds"]["communication"] is None
     assert [one["resumed_from"] for one in found["attempts"]] == [None, 0]
     assert (found["money"], found["tokens"]) == (None, 8000.0)
+
+
+def test_steps_rolled_back_by_an_attempt_without_an_end_are_at_least_so_many(tmp_path, capsys):
+    again = a_journal(started=20.0, first=3, times=(1.0,) * 6, attempt=2)
+    for first, ended, least in (
+        (a_journal(started=0.0, times=(1.0,) * 4), None, True),  # steps 5 to 14 were done, but not written
+        (a_journal(started=0.0, times=(1.0,) * 4, ended="SystemExit"), False, False),
+        (a_journal(started=0.0, times=(1.0,) * 4, ended=True), True, False),
+    ):
+        write(tmp_path, first, again)
+        found, text = facts(capsys, tmp_path), told(capsys, tmp_path)
+        assert (found["attempts"][0]["ended"], found["rolled_back_steps"]) == (ended, 2)
+        assert found["rolled_back_is_lower_bound"] is least
+        assert [f"{words}2 " in text for words in ("at least ", "≥ ")] == [least, least], text
 
 
 def test_the_newest_job_is_shown_and_all_on_request(tmp_path, capsys):

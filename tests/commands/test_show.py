@@ -3,18 +3,22 @@
 import json
 import os
 import re
+import shutil
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from fakes import a_run
-from journals import a_summary, write
-from recorded import NOW, a_recorded, stand_still
+from journals import Outline, a_fit, a_summary, write
+from recorded import LASTS, NO_PROCESS, NOW, a_recorded, process, stand_still
 
 from perf_callbacks.commands import main
-from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Summary
+from perf_callbacks.kernel.records.journal_file import LONGEST_LINE
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 
 
@@ -90,6 +94,123 @@ def test_json_has_the_state_the_run_and_the_summary_with_findings(tmp_path, caps
     assert [one["cause"] for one in found["summary"]["findings"]] == ["data"]
     assert found["mfu"] == pytest.approx(0.4)
     assert [one["state"] for one in json.loads(told(capsys, tmp_path, "--json", "--all").out)] == ["hangs"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
+def test_a_process_of_this_machine_decides_about_life(tmp_path, capsys):
+    here, gone = process(os.getpid()), process(NO_PROCESS)
+    began_later = {**here, "uptime_seconds": 0.0}  # this process has the id of the run's process, which is gone
+    elsewhere = [{**gone, "boot_id": "b"}, {**gone, "pid_namespace": 1}, {**gone, "pid": None}, {**gone, "pid": -1}]
+    expected = [(here, "hangs"), (gone, "silent"), (began_later, "silent"), *[(one, "hangs") for one in elsewhere]]
+    for about, state in expected:
+        a_recorded(tmp_path, ended=False, hangs=True, **about)
+        shown = [told(capsys, tmp_path).out]
+        for command in ("runs", "watch"):
+            assert main([command, str(tmp_path)]) == 0
+            shown.append(capsys.readouterr().out)
+        assert json.loads(told(capsys, tmp_path, "--json").out)["state"] == state, about
+        sentences = [" ".join(text.split()) for text in shown]
+        expected_words = [(state == "hangs", state == "silent")] * 3
+        assert [("Not killed" in text, " is gone: " in text) for text in sentences] == expected_words, about
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
+def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
+    about = {"started_unix": NOW - 5.0 - LASTS, "world_size": 2, "host": "node7"}
+    dead = a_fit(0, summary=False, **about, **process(NO_PROCESS))
+    victim, culprit = [
+        [*a_fit(1, summary=False, **about), Entry(LASTS, a_summary(failure=reason))]
+        for reason in ("RuntimeError: Broken pipe", "ValueError: no")
+    ]
+    early = "stopped early 5.00 s ago, after step 20 and 14.0 s: "
+    for ranks, begins, words in (
+        (
+            (dead, victim),
+            "no sign of life since 1970-01-24 03:33 UTC (5.00 s ago): process",
+            "RuntimeError: Broken pipe",
+        ),
+        ((victim, dead), early, f"{early}rank 1: process {NO_PROCESS} is gone, killed or crashed. "),
+        ((culprit, dead), early, f"{early}ValueError: no. "),
+    ):
+        journals = [
+            [replace(one[0], record=replace(one[0].record, rank=rank)), *one[1:]] for rank, one in enumerate(ranks)
+        ]
+        write(tmp_path, *journals)
+        for path in (tmp_path / "perf_callbacks").iterdir():
+            os.utime(path, (NOW - 5.0, NOW - 5.0))
+        shown = " ".join(told(capsys, tmp_path).out.split())
+        assert shown.startswith(begins)
+        assert words in shown
+
+
+def test_steps_and_a_stall_after_the_last_summary_win(tmp_path, capsys):
+    early = {"steps": 0, "included_steps": 0, "included_seconds": 0.0, "stage_seconds": {}, "findings": ()}
+    cases = [
+        (a_summary(step=15, **early), "no step is in the summary on disk. The last steps took 250 ms each."),
+        (a_summary(step=15), "so far, up to step 15. The last steps took 250 ms each."),
+        (a_summary(step=20), "so far, up to step 20"),
+    ]
+    for summary, words in cases:
+        shutil.rmtree(tmp_path / "perf_callbacks", ignore_errors=True)
+        a_recorded(tmp_path, ended=False, hangs=True, so_far=summary)
+        interim.write(tmp_path / "perf_callbacks/rank0.jsonl", Entry(LASTS - 1.0, summary))
+        shown = " ".join(told(capsys, tmp_path).out.split())
+        assert shown.endswith(words), summary
+        assert "hangs for 61.0 s after step 20: rank 0 is in data" in shown
+        assert main(["runs", str(tmp_path)]) == 0
+        assert "hangs 20 250 ms" in " ".join(capsys.readouterr().out.split())
+        assert main(["report", str(tmp_path)]) == 0
+        page = Outline((tmp_path / "perf_callbacks/report.html").read_text()).data
+        hangs = "The training hangs after step 20: rank 0 in data at loader.py:41 next, for 61.0 s."
+        assert json.loads(page)["verdict"] == hangs
+        assert "The summary here covers the first 13.0 s." in page
+        capsys.readouterr()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
+def test_a_line_that_is_too_long_hides_only_itself(tmp_path, capsys):
+    for letters in (2 * LONGEST_LINE, 4 * LONGEST_LINE + 9):
+        a_recorded(tmp_path, ended=False, **process(NO_PROCESS))
+        with (tmp_path / "perf_callbacks/rank0.jsonl").open("a") as file:
+            file.write(encode(Entry(LASTS, a_summary(failure="x" * letters))) + "\n")
+        shown = " ".join(told(capsys, tmp_path).out.split())
+        assert f"process {NO_PROCESS} is gone" in shown
+        assert ", at step 20 after 14.0 s." in shown
+        assert "Note: lines of the journals that can't be read: 1." in shown
+
+
+LOST, OUT_OF_MEMORY = "RuntimeError: Connection closed by peer [127.0.0.1]", "RuntimeError: DataLoader worker is killed"
+
+
+def test_the_first_failure_heads_a_run_and_not_its_victims(tmp_path, capsys):
+    cases = [  # host, seconds and reason of each rank, and the rank that failed first
+        ([("a", 19.0, LOST), ("a", 15.0, OUT_OF_MEMORY)], 1),
+        ([("a", 14.0, OUT_OF_MEMORY), ("a", 15.0, LOST)], 0),
+        ([("a", 15.0, LOST), ("a", 19.0, OUT_OF_MEMORY)], 0),
+        ([("a", 14.0, LOST), ("b", 99.0, OUT_OF_MEMORY)], 1),
+        ([("a", 14.0, OUT_OF_MEMORY), ("b", 14.5, OUT_OF_MEMORY)], 0),
+        ([("a", 14.0, LOST), ("b", 15.0, LOST), ("b", 14.5, OUT_OF_MEMORY)], 2),
+        ([(None, 19.0, LOST), (None, 15.0, OUT_OF_MEMORY)], 1),
+    ]
+    for ranks, first in cases:
+        about = {"started_unix": NOW - 120.0, "world_size": len(ranks)}
+        ends = [Entry(seconds, a_summary(failure=reason)) for _, seconds, reason in ranks]
+        fits = [a_fit(rank, summary=False, host=host, **about) for rank, (host, *_) in enumerate(ranks)]
+        write(
+            tmp_path,
+            *[[*(replace(one, t=min(one.t, 10.0)) for one in fit), end] for fit, end in zip(fits, ends, strict=True)],
+        )
+        who = f"rank {first}: " if first else ""
+        shown = [told(capsys, tmp_path).out]
+        assert main(["watch", str(tmp_path)]) == 0
+        shown.append(capsys.readouterr().out)
+        for text in shown:
+            head = " ".join(text.split()).partition(": ")[2]
+            assert head.startswith(f"{who}{ranks[first][2]}."), ranks
+        assert main(["report", str(tmp_path)]) == 0
+        capsys.readouterr()
+        page = (tmp_path / "perf_callbacks/report.html").read_text()
+        assert f"Measuring stopped early: {who}{ranks[first][2]}." in page
 
 
 def keys(value, name=""):

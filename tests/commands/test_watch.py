@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeClock
 from journals import a_summary
-from recorded import NOW, a_recorded, stand_still
+from recorded import NO_PROCESS, NOW, a_recorded, stand_still
 
 import perf_callbacks
 from perf_callbacks.commands import main, watch
@@ -24,9 +24,6 @@ from perf_callbacks.report.rank_pace import Paces
 from perf_callbacks.report.run_reader import RunReader
 from perf_callbacks.report.styled_lines import plain
 from perf_callbacks.report.watch_frame import TerminalSize
-
-NO_PROCESS = 2**22 + 1
-"""Larger than all numbers of processes on Linux."""
 
 SOURCE = Path(perf_callbacks.__file__).parents[1]
 
@@ -198,7 +195,9 @@ def test_a_process_that_goes_is_said_before_it_counts_as_silent(tmp_path, monkey
     monkeypatch.setattr(run_reader, "read_locks", lambda: dict(locks))
     frames = shown(tmp_path, locks.clear, "")
     assert frames[0][0].startswith(f"running as process {NO_PROCESS}: step 20")
-    assert f"process {NO_PROCESS} is gone, killed or crashed" in " ".join(" ".join(frames[1][:2]).split())
+    assert f"process {NO_PROCESS} is gone: it was killed, crashed, or ended while its disk was full" in " ".join(
+        " ".join(frames[1][:2]).split()
+    )
 
 
 def test_searches_take_a_hundredth_of_the_time(tmp_path):

@@ -41,7 +41,7 @@ def test_attempts_say_how_they_ended():
     head, *rows = text.attempts(job)
     assert [row[-1] for row in rows] == ["failed: ValueError", "killed", "ended"]
     assert rows[0] == ("1", "0", "1", "", "4.0 s", "4", "2", "failed: ValueError")
-    assert rows[1] == ("2", "2", "1", "6.0 s", "2.0 s", "2", "", "killed")
+    assert rows[1] == ("2", "2", "1", "6.0 s", "2.0 s", "2", "≥ 0", "killed")
     assert len(head) == len(rows[0])
     assert [text.end(one, last=True) for one in job.attempts][1] == "killed, or goes on"
 
@@ -54,15 +54,16 @@ def test_notes_tell_choice_from_crash_and_what_is_unknown():
     )
     assert [*text.notes(job)] == [
         "Rolled back by choice: the attempts had ended in order: 30 steps.",
-        "Rolled back after a crash or a kill: 5 steps.",
+        "Rolled back after a crash or a kill: at least 5 steps.",
+        "At least: the last seconds before a kill, and steps after a journal was full, are not on disk.",
         "Attempts ran at the same time for 10.0 s, or a clock was changed. This time counts for each of them.",
         "Not measured, and so part of other kinds: data, communication, restore.",
     ]
 
 
 def test_a_full_journal_is_noted():
-    (attempt,) = of(a_journal(started=0.0, times=(1.0,) * 4, ended=True)).attempts
-    assert attempt.unseen_steps == 16  # the summary of these tests counts 20
+    (attempt,) = of(a_journal(started=0.0, times=(1.0,) * 4, ended=True, unseen=16)).attempts
+    assert attempt.unseen_steps == 16
     full = JobTime(attempts=(replace(attempt, unseen_steps=1000),), overlap_seconds=0.0)
     assert "1,000 steps are in no journal, which was full (max_journal_mb): their time is part of other." in [
         *text.notes(full)

@@ -51,7 +51,7 @@ def in_stall(where=None, **changes):
 SAID = "The training is in data: loader.py:41."
 SINCE = "no sign of life since 1970-01-12 13:47 UTC"
 LATELY = "last sign of life 5.00 s ago"
-KILLED = "killed, or its machine or its disk is gone"
+KILLED = "killed, or its machine is gone, or its disk is gone or full"
 ALIVE = "process 7 is alive: it is stopped, runs C code that holds the GIL, or can't write to its disk"
 FOLLOWED = "ended without a summary, and a later fit writes the same journal"
 AT = "at step 20 after 20.0 s"
@@ -180,7 +180,8 @@ def test_without_a_summary_the_last_steps_give_the_pace():
 def test_a_summary_so_far_says_up_to_which_step():
     run = at(ends(so_far=a_summary(step=15)))
     assert run.lead.last_step == 20
-    assert render(run).endswith("\n  so far, up to step 15")
+    assert render(run).endswith("\n  so far, up to step 15. The last steps took 250 ms each.")
+    assert render(at(ends(so_far=a_summary()))).endswith("\n  so far, up to step 20")
 
 
 def test_values_that_contradict_each_other_make_no_table():

@@ -7,10 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import a_run
+from journals import write
+from recorded import NOW, stand_still
 from snapshots import matches
 from watched import BEGAN, CASES, LASTS, ends, healthy, so_far, straggler
 
+from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Gc, Span
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.records.signs_of_life import Signs
 from perf_callbacks.report import watch_frame
@@ -46,7 +51,7 @@ def test_the_first_lines_say_what_matters(case, columns):
         "healthy": ["running as process 4711: step 1,000", "Nothing to win here"],
         "straggler": ["running: step 1,000", "Rank 3 is slow: waiting for data. The job lost 7.50 s in 100 steps."],
         "hang": ["hangs for 60.0 s after step 1,000: Rank 2 is in data: loader.py:41 `fetch`."],
-        "kill": ["no sign of life since", "killed, or its machine or its disk is gone"],
+        "kill": ["no sign of life since", "killed, or its machine is gone, or its disk is gone or full"],
         "ended": ["ended 1.50 s ago", "Waiting for data took 25% of the run"],
     }[case]
     for sentence in wanted:
@@ -100,7 +105,7 @@ def test_of_many_ranks_the_worst_are_shown():
 def test_a_gone_process_is_said_at_once():
     run = RecordedRun((replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711)),), BEGAN + LASTS + 1.0)
     assert run.state == "silent"
-    assert "process 4711 is gone, killed or crashed" in " ".join(
+    assert "process 4711 is gone: it was killed, crashed, or ended while its disk was full" in " ".join(
         plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=200))
     )
 
@@ -128,6 +133,27 @@ def test_the_pace_of_an_unchanged_rank_is_kept():
     later = RecordedRun((replace(run.ranks[0], signs=Signs(BEGAN, 5)), *run.ranks[1:3], straggler()[3]), BEGAN + LASTS)
     after = paces.of(later)
     assert [new is old for new, old in zip(after, before, strict=True)] == [True, True, True, False]
+
+
+def test_events_of_all_ranks_are_in_the_order_in_which_they_happened(tmp_path, capsys, monkeypatch):
+    stand_still(monkeypatch)
+    about, late = {"world_size": 2}, NOW - 40.0  # rank 1 began 60 s after rank 0
+    collected = {"generation": 2, "seconds": 1.0, "collected": 7, "automatic": True}
+    first = [
+        Entry(0.0, a_run(started_unix=NOW - 100.0, **about)),
+        Entry(71.0, Span(kind="evaluation", step=70, start=69.0, seconds=2.0)),
+        Entry(75.0, Gc(step=65, stage="other", start=64.0, **collected)),  # written with a later step
+    ]
+    second = [
+        Entry(0.0, a_run(rank=1, started_unix=late, **about)),
+        Entry(13.0, Gc(step=71, stage="other", start=12.0, **collected)),
+    ]
+    write(tmp_path, first, second)
+    assert main(["watch", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.split("last events\n")[1].splitlines()
+    assert [line.split()[:5] for line in shown] == [
+        ["27.0", "s", "ago", "step", "71"], ["29.0", "s", "ago", "step", "70"], ["35.0", "s", "ago", "step", "65"],
+    ]  # fmt: skip
 
 
 def test_a_full_journal_has_no_last_steps():

@@ -1,10 +1,13 @@
 """The seconds of a stall, on clocks that the test moves."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.commands import main
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import stacks
@@ -15,9 +18,9 @@ from perf_callbacks.stalls.observer import StallWatch
 class Fit:
     """A fit of seconds: steps end at quarters of a second, and the watch ticks at whole ones."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, *, journal=False):
         self.clock = FakeClock(1000.0)
-        settings = resolve(PerfConfig(stall_after="5", journal=False), {})
+        settings = resolve(PerfConfig(stall_after="5", journal=journal), {})
         place = Place(integration="loop", directory=directory, device=torch.device("cpu"))
         self.recorder = Recorder(settings, place, clock=self.clock)
         self.watch = StallWatch(self.recorder)
@@ -55,6 +58,23 @@ def test_a_stall_of_seven_seconds_has_seven_seconds(fit, caplog):
     fit.until(12)
     assert caplog.messages[-1] == "perf_callbacks: training goes on after 7 s without a step."
     assert fit.watch.summary()["stalls"].seconds == 7.0
+
+
+def test_a_stall_told_after_an_evaluation_of_another_rank_has_all_its_seconds(tmp_path, capsys):
+    fit = Fit(tmp_path, journal=True)
+    fit.recorder.ranks = SimpleNamespace(job_settings=None, close=lambda: None)  # the ranks exchange their positions
+    for second in (0.25, 1.25, 2.25, 3.25):
+        fit.end_step(second)
+    fit.watch._notes.answered_at = 1031.0
+    fit.until(31)
+    assert fit.watch.summary()["stalls"].count == 0
+    fit.watch._notes.told = True  # rank 0 evaluated until now, and has told the stall
+    fit.until(32)
+    assert main(["show", str(tmp_path)]) == 0
+    fit.recorder.close()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("hangs ")
+    assert " for 28.8 s after step 4: rank 0 is in other. Not killed" in shown
 
 
 def test_a_place_has_no_commands_to_a_terminal(fit, caplog, monkeypatch):

@@ -115,8 +115,8 @@ def _text(job: JobTime, price: float | None, columns: int) -> str:
     ettr = "unknown" if job.ettr is None else f"{job.ettr:.3f}"
     kept = sum([one.kept_steps for one in job.attempts])
     lost = sum([one.rolled_back_steps for one in job.attempts])
-    attempts = plural(len(job.attempts), "attempt")
-    lines.append(f"ETTR {ettr} over {attempts}: {kept:,} steps survive, {lost:,} were rolled back.")
+    attempts, least = plural(len(job.attempts), "attempt"), "at least " if job.lower_bound else ""
+    lines.append(f"ETTR {ettr} over {attempts}: {kept:,} steps survive, {least}{lost:,} were rolled back.")
     facts = job_time.facts(job, price)
     per_token, per_million = job.joules_per_token, facts["money_per_million_tokens"]
     if price is not None:

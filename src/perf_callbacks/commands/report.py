@@ -51,11 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def last(directory: Path) -> list[Attempt]:
     """Return each rank's newest attempt of the newest fit. Print which ranks have no journal."""
-    fit = report_file.fits(directory)[-1]
+    fit, name = report_file.fits(directory)[-1], printable(str(directory))
     if fit.missing:
-        print(
-            f"{printable(str(directory))}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr
-        )
+        print(f"{name}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
+    full = next((attempt.full for attempt in fit.last if attempt.full), "")
+    if full:
+        print(f"{name}: {full}", file=sys.stderr)
     return fit.last
 
 

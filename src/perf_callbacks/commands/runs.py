@@ -15,7 +15,7 @@ SUMMARY: str = "list the runs below a directory, with state, step time, MFU and 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "State: ended; failed, with a reason; running; hangs; or silent, without a summary at the end and without a "
+        "State: ended; failed, with a reason; running; hangs; or silent: no summary at the end, and no process or no "
         "sign of life for 30 seconds. A terminal cuts lines at its width, a pipe gets whole lines. Reads only the "
         "lowest rank, and only both ends of its journal."
     )

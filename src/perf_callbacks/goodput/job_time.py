@@ -54,6 +54,11 @@ class AttemptTime:
         return self.steps - self.kept_steps
 
     @property
+    def lacks_steps(self) -> bool:
+        """True if the journal may lack steps: the last steps before a kill, or steps after the journal was full."""
+        return self.ended is None or self.unseen_steps > 0
+
+    @property
     def all_seconds(self) -> float:
         """Seconds of all kinds of time together."""
         return sum(self.seconds.values())
@@ -100,6 +105,11 @@ class JobTime:
     def device_hours(self) -> float:
         """Sum of the hours of all devices, including downtime."""
         return sum(self.device_seconds.values()) / SECONDS_PER_HOUR
+
+    @property
+    def lower_bound(self) -> bool:
+        """True if more steps may have been rolled back, because the journal of an earlier attempt lacks steps."""
+        return any([one.lacks_steps for one in self.attempts[:-1]])
 
     @property
     def tokens(self) -> float | None:
@@ -168,7 +178,7 @@ def _attempt(one: Attempt, kept: int, origin: int | None, parts: Mapping[str, fl
         seconds={kind: parts[kind] for kind in time_kinds.KINDS if kind in parts},
         steps=len(one.step),
         kept_steps=kept,
-        unseen_steps=0 if end is None else max(0, end.steps - len(one.step)),
+        unseen_steps=one.unseen_steps,
         ended=None if end is None else end.failure is None,
         failure=None if end is None else end.failure,
         tokens=job_tokens,
@@ -245,6 +255,7 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
         "device_hours": job.device_hours,
         "kept_steps": sum([one.kept_steps for one in job.attempts]),
         "rolled_back_steps": sum([one.rolled_back_steps for one in job.attempts]),
+        "rolled_back_is_lower_bound": job.lower_bound,
         "money": money,
         "money_by_kind": None
         if price is None

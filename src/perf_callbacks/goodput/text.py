@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from perf_callbacks.goodput import time_kinds
 from perf_callbacks.goodput.job_time import SECONDS_PER_HOUR, AttemptTime, JobTime
+from perf_callbacks.report.history import FEW
 
 LOSSES = {
     time_kinds.DATA: "the loader",
@@ -20,10 +21,6 @@ LOSSES = {
     time_kinds.OTHER: "other work",
 }
 """Maps each kind of unproductive time to the words that describe the kind in `sentence`."""
-
-FEW = 256
-"""Number of steps in a block of the journal. If an attempt fails, its last block of steps may be missing in the
-journal."""
 
 
 def sentence(job: JobTime) -> str:
@@ -82,9 +79,16 @@ def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
             hours(down) if place > 1 else "",
             hours(one.all_seconds - down),
             f"{one.steps:,}",
-            f"{one.rolled_back_steps:,}" if one.rolled_back_steps else "",
+            rolled_back(one, last=place == len(job.attempts)),
             end(one, last=place == len(job.attempts)),
         )
+
+
+def rolled_back(one: AttemptTime, *, last: bool) -> str:
+    """Return the number of steps that were rolled back, with "≥" if the journal may lack steps."""
+    if one.lacks_steps and not last:
+        return f"≥ {one.rolled_back_steps:,}"
+    return f"{one.rolled_back_steps:,}" if one.rolled_back_steps else ""
 
 
 def end(one: AttemptTime, *, last: bool) -> str:
@@ -96,11 +100,13 @@ def end(one: AttemptTime, *, last: bool) -> str:
 
 def notes(job: JobTime) -> Iterable[str]:
     """Yield sentences that explain the figures of a job."""
-    lost = [one for one in job.attempts if one.rolled_back_steps]
     for ended, why in ((True, "by choice: the attempts had ended in order"), (False, "after a crash or a kill")):
-        steps = sum([one.rolled_back_steps for one in lost if bool(one.ended) is ended])
+        steps = sum([one.rolled_back_steps for one in job.attempts if bool(one.ended) is ended])
+        least = "at least " if job.lower_bound and not ended else ""
         if steps:
-            yield f"Rolled back {why}: {steps:,} steps."
+            yield f"Rolled back {why}: {least}{steps:,} steps."
+    if job.lower_bound:
+        yield "At least: the last seconds before a kill, and steps after a journal was full, are not on disk."
     if job.overlap_seconds > 1:
         yield (
             f"Attempts ran at the same time for {hours(job.overlap_seconds)}, or a clock was changed. This time counts "

@@ -83,8 +83,9 @@ def attempts(fit: FitHistory) -> dict[str, Any] | None:
     whole = job.all_seconds
     made = []
     for place, one in numbered:
-        lost = f", {one.rolled_back_steps:,} rolled back" if one.rolled_back_steps else ""
-        end = text.end(one, last=place == len(job.attempts))
+        last = place == len(job.attempts)
+        lost, end = text.rolled_back(one, last=last), text.end(one, last=last)
+        lost = f", {lost} rolled back" if lost else ""
         about = f"from step {one.run.step:,}, {one.steps:,} steps{lost}, {end}"
         made.append({"name": f"Attempt {place}", "bar": bar(about, _parts(one.seconds), longest)})
     return {"all": bar(title.removesuffix("."), _parts(job.seconds), whole), "attempts": made}

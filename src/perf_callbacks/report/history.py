@@ -1,5 +1,6 @@
 """The history of a job, read from its journals: fits, attempts and ranks. Steps are stored in compact columns."""
 
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Row, Run, Steps, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
+from perf_callbacks.kernel.records.rank_records import Stall
 
 TIMES = (
     "step_time",
@@ -29,8 +31,17 @@ TIMES = (
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Names of the columns that a history keeps of each step. Values are floats, and NaN means unknown."""
 
+FEW = 256
+"""Number of steps in a block of the journal. If an attempt fails, its last block of steps may be missing in the
+journal."""
+
 LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
+
+LOST_CONNECTION = re.compile(
+    r"connection|by peer|broken pipe|remote ?(process|error)|collective operation timeout|socket", re.IGNORECASE
+)
+"""Part of the errors that a rank raises because another rank is gone."""
 
 MOST = 1e30
 """A time or size above this limit counts as unknown, so that sums stay finite."""
@@ -56,6 +67,8 @@ class Attempt:
     """Unix time of the last write to the journal before the next attempt began. None means unknown."""
     interim: Summary | None = None
     """Last interim summary, if the attempt has no final summary because it was killed, hangs, or is still running."""
+    interim_seconds: float = -1.0
+    """Seconds from the start of the attempt to its interim summary. Negative: there is none."""
 
     @property
     def summary(self) -> Summary | None:
@@ -64,11 +77,28 @@ class Attempt:
         return found
 
     @property
+    def unseen_steps(self) -> int:
+        """Number of steps that the summary counts but the journal lacks."""
+        return 0 if self.summary is None else max(0, self.summary.steps - len(self.step))
+
+    @property
     def peak_flops_per_second(self) -> float | None:
         """Peak of one device, from the summary or else from the last logged row. None means unknown."""
         flops = None if self.summary is None else self.summary.flops
         known = (flops.peak_flops_per_second if flops is not None else None, (self.peak_tflops or 0.0) * TERA)
         return next((peak for peak in known if peak is not None and peak > 0), None)
+
+    @property
+    def full(self) -> str:
+        """Say which steps the journal has. Empty if it has all steps, except perhaps the last ones before a kill."""
+        if (
+            self.summary is None
+            or self.unseen_steps <= FEW
+            or self.summary.step <= (last := max(self.step, default=0)) + FEW
+        ):
+            return ""
+        has = f"{len(self.step):,} of {self.summary.steps:,} steps, up to step {last:,}"
+        return f"rank {self.run.rank}'s journal was full (max_journal_mb): it has {has}"
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
@@ -155,6 +185,13 @@ class FitHistory:
         return self.first[-1].summary
 
     @property
+    def failure(self) -> str | None:
+        """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason."""
+        ends = [(one, one.last(Summary)) for one in self.last]
+        failures = [(one.run, one.seconds, end.failure) for one, end in ends if end is not None and end.failure]
+        return first_failure(failures, self.run.rank)
+
+    @property
     def hang(self) -> Summary | None:
         """Interim summary of a hanging rank, or of a rank that was killed while it hung. None means that no rank hangs.
 
@@ -168,6 +205,20 @@ class FitHistory:
         hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
         return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
 
+    @property
+    def last_stalls(self) -> list[Stall]:
+        """Stalls of the ranks since their last step, unless a newer summary shows that a stall is over."""
+        return [
+            entry.record
+            for one in self.last
+            for entry in one.entries
+            if isinstance(entry.record, Stall)
+            and entry.record.rank == one.run.rank
+            and entry.record.step >= max([one.run.step, *one.step[-1:]])
+            and one.last(Summary) is None
+            and entry.t > one.interim_seconds
+        ]
+
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
         """Return pairs: an attempt of the rank, and the number of steps that no later attempt repeated."""
         limit = LARGEST
@@ -176,6 +227,26 @@ class FitHistory:
             found.append((attempt, bisect_right(attempt.step, limit)))
             limit = min(limit, attempt.run.step)
         return found[::-1]
+
+
+def first_failure(failures: Iterable[tuple[Run, float, str]], lead: int) -> str | None:
+    """Return the reason that came first, with its rank unless this is `lead`. None means that there is no failure.
+
+    Clocks are compared only within a host. Of the first failures of several hosts, an error about a lost connection
+    counts last: it names the victim and not the culprit.
+
+    Args:
+        failures: `run` record of each rank that failed, seconds from the record to the failure, and the reason.
+        lead: Rank that needs no name.
+    """
+    hosts: dict[str | int, tuple[float, Run, str]] = {}
+    for run, seconds, reason in failures:
+        failure, host = (run.started_unix + seconds, run, reason), run.host or run.rank
+        hosts[host] = min(failure, hosts.get(host, failure), key=lambda one: (one[0], one[1].rank))
+    first = min(hosts.values(), key=lambda one: (LOST_CONNECTION.search(one[2]) is not None, one[1].rank), default=None)
+    if first is None:
+        return None
+    return first[2] if first[1].rank == lead else f"rank {first[1].rank}: {first[2]}"
 
 
 def possible(value: float) -> bool:
@@ -210,7 +281,8 @@ def gather(
         if current is not None and so_far is not None and current.last(Summary) is None:
             beside = so_far(current.run)
             if beside is not None and isinstance(beside.record, Summary):
-                current.interim, current.seconds = beside.record, max(current.seconds, beside.t)
+                current.interim, current.interim_seconds = beside.record, beside.t
+                current.seconds = max(current.seconds, beside.t)
     return sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix)
 
 

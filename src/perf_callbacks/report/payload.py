@@ -29,7 +29,7 @@ from perf_callbacks.report.series import (
     series,
     short,
 )
-from perf_callbacks.report.tables import Table, distinct_stalls, stalled_seconds
+from perf_callbacks.report.tables import Table, stalled_seconds
 from perf_callbacks.report.tiles import tiles
 from perf_callbacks.report.units import duration, long_duration, percent, speed
 from perf_callbacks.report.work_rate import WorkRate
@@ -117,6 +117,9 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     if fit.missing:
         missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
         yield f"Ranks without a journal here: {missing}. No figure on this page includes them."
+    full = next((attempt.full for _, attempt in fit.attempts if attempt.full), "")
+    if full:
+        yield f"R{full[1:]}. The charts show no other steps."
     schema = max(attempt.run.schema for _, attempt in fit.attempts)
     if schema > SCHEMA:
         yield f"A newer version wrote the journal (schema {schema}): this page doesn't show what that version added."
@@ -127,17 +130,19 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
         )
     if fit.summary is None or fit.summary is fit.first[-1].interim:
         so_far = (
-            "" if fit.summary is None else f" The summary here covers the first {long_duration(fit.first[-1].seconds)}."
+            ""
+            if fit.summary is None
+            else f" The summary here covers the first {long_duration(fit.first[-1].interim_seconds)}."
         )
         yield f"Rank 0 wrote no summary at its end: the run was killed, or is still going on.{so_far}"
-    elif fit.summary.failure:
-        yield f"Measuring stopped early: {fit.summary.failure}."
+    if fit.failure is not None:
+        yield f"Measuring stopped early: {fit.failure}."
 
 
 def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
-    summary = fit.hang or fit.summary
-    said = "" if summary is None else verdict(summary)
-    said = said or _last_stall(fit, drawn)
+    said = verdict(fit.hang) if fit.hang is not None else _last_stall(fit)
+    if not said and fit.summary is not None:
+        said = verdict(fit.summary)
     if said:
         return said
     if not drawn.steps:
@@ -149,15 +154,11 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
     return f"{pace}, of which {largest[0].removesuffix('_time')} took {largest[1] / drawn.seconds:.0%}."
 
 
-def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
-    """Describe the stall that began after the most recent step.
-
-    The text is empty if there was no stall, or if a summary shows that the run has ended.
-    """
-    found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.ends[1]]
-    if not found:
+def _last_stall(fit: FitHistory) -> str:
+    """Describe the stall that began after the most recent step. The text is empty if there was no stall."""
+    stall = max(fit.last_stalls, key=lambda one: one.since_seconds, default=None)
+    if stall is None:
         return ""
-    stall = max(found, key=lambda one: one.since_seconds)
     line = f" at {stall.stack[-1]}" if stall.stack else ""
     seconds = duration(stalled_seconds(fit, stall))
     return f"The training hangs after step {stall.step:,}: rank {stall.rank} in {stall.stage}{line}, for {seconds}."

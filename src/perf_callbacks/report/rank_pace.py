@@ -45,7 +45,7 @@ class RankPace:
     written: float | None
     """Time of the last record of steps, in seconds since the fit began."""
     events: tuple[tuple[float, JournalEvent], ...]
-    """Events with their times, in seconds since the fit began."""
+    """Events with their unix times. Ranks may have begun at different times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, 
     """Yield the most recent events of a rank. Short garbage collections are left out."""
     rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
     for entry in ends.latest:
-        record, event = entry.record, None
+        record, moment, event = entry.record, entry.t, None
+        if isinstance(record, Gc | Span):  # a collection may be written many steps later
+            moment = record.start + record.seconds
         if isinstance(record, Straggler):
             event = events.of_straggler(record)
             if ends.run.world_size == 1:
@@ -124,8 +126,8 @@ def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, 
         elif isinstance(record, Stall) and record.rank == rank:
             text = f"rank {rank} stalls in {record.stage}"
             event = JournalEvent(record.step, "stall", text, rank, record.since_seconds)
-        if event is not None and finite(entry.t) is not None:
-            yield entry.t, event
+        if event is not None and finite(moment) is not None:
+            yield ends.run.started_unix + moment, event
 
 
 def recent_losses(run: RecordedRun) -> list[RecentLoss]:

@@ -13,6 +13,7 @@ from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.journal_file import FOLDER
 from perf_callbacks.kernel.records.rank_records import Stall
+from perf_callbacks.report.history import LOST_CONNECTION, first_failure
 
 FRESH_SECONDS = 30.0
 """A run counts as running if its last sign of life is at most this many seconds old. Each rank rewrites its interim
@@ -65,12 +66,16 @@ class RecordedRun:
 
     @property
     def failure(self) -> str | None:
-        """Reason why the measuring of a rank stopped early. None means that no rank gives a reason."""
-        found = [(ends.run.rank, ends.final.failure) for ends in self.ranks if ends.final and ends.final.failure]
-        if not found:
-            return None
-        rank, reason = found[0]
-        return reason if rank == self.lead.run.rank else f"rank {rank}: {reason}"
+        """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason.
+
+        A rank whose process is gone is the reason why another rank lost its connection.
+        """
+        failures = [(one.run, one.seconds, one.final.failure) for one in self.ranks if one.final and one.final.failure]
+        first = first_failure(failures, self.lead.run.rank)
+        gone = [(one.run.rank, one.signs.gone) for one in self.ranks[1:] if one.signs and one.signs.gone]
+        if first is None or not gone or LOST_CONNECTION.search(first) is None:
+            return first
+        return "rank {}: process {} is gone, killed or crashed".format(*gone[0])
 
     @cached_property
     def hang(self) -> FitEnds | None:
@@ -116,6 +121,11 @@ class RecordedRun:
         """Seconds per step from the summary, or else from the last recorded steps. None means unknown."""
         if self.summary is not None and self.summary.step_time is not None:
             return self.summary.step_time
+        return self.last_seconds
+
+    @property
+    def last_seconds(self) -> float | None:
+        """Seconds per step of the last recorded steps. None means unknown."""
         steps = self.lead.last(Steps)
         known = [] if steps is None else [seconds for seconds in steps.step_time if seconds is not None]
         return sum(known) / len(known) if known else None

@@ -75,12 +75,13 @@ def _silence(run: RecordedRun) -> str:
     elif signs.pid is not None:
         why = f"process {signs.pid} is alive: it is stopped, runs C code that holds the GIL, or can't write to its disk"
     elif signs.gone is not None:
-        why = f"process {signs.gone} is gone, killed or crashed"
+        why = f"process {signs.gone} is gone: it was killed, crashed, or ended while its disk was full"
     else:
-        why = "killed, or its machine or its disk is gone"
+        why = "killed, or its machine is gone, or its disk is gone or full"
     if run.hang is not None:
         return f"{why}. The run hung {_hang(run)}"
-    return f"{why}, at step {run.lead.last_step:,} after {long_duration(finite(run.lead.seconds))}"
+    others = f". Measuring stopped early: {_text(run.failure)}" if run.failure is not None else ""
+    return f"{why}, at step {run.lead.last_step:,} after {long_duration(finite(run.lead.seconds))}{others}"
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
@@ -116,6 +117,8 @@ def notes(run: RecordedRun) -> Iterator[str]:
     damaged = [ends for ends in run.ranks if ends.damaged_summary]
     if damaged:
         yield f"{path_of(damaged[0].journal).name} can't be read, {len(damaged):,} of {len(run.ranks):,} such files"
+    if run.lead.full:
+        yield run.lead.full
     lines = sum(ends.unreadable for ends in run.ranks)
     if lines:
         yield f"lines of the journals that can't be read: {lines:,}"
@@ -126,17 +129,19 @@ def notes(run: RecordedRun) -> Iterator[str]:
 
 def _table(run: RecordedRun, columns: int) -> str:
     """Render the table of the summary, or the reason why there is no table."""
-    summary = run.summary
-    if summary is None:
-        pace = "" if run.step_seconds is None else f" The last steps took {duration(finite(run.step_seconds))} each."
-        return f"{cards.OURS}no summary on disk.{pace}"
+    summary, final = run.summary, run.lead.final is not None
+    took = None if final else run.last_seconds
+    pace = "" if took is None else f" The last steps took {duration(finite(took))} each."
+    if summary is None or not (summary.steps or final):
+        return f"{cards.OURS}no {'summary' if summary is None else 'step is in the summary'} on disk.{pace}"
     try:
         table = cards.closing(cleaned(summary), cleaned(run.lead.checklist), columns)
     except (ArithmeticError, LookupError, ValueError):
         return f"{cards.OURS}no table: values of the summary contradict each other."
-    if run.lead.final is not None:
+    if final:
         return table
-    return f"{table}\n  so far, up to step {summary.step:,}"
+    newer = run.lead.last_step > summary.step
+    return f"{table}\n  so far, up to step {summary.step:,}" + (f".{pace}" if newer and pace else "")
 
 
 def verdict(run: RecordedRun) -> str:

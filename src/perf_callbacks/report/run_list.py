@@ -63,7 +63,7 @@ def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
 
 def _row(run: RecordedRun, top: Path) -> Sequence[str]:
     record, summary = run.lead.run, run.summary
-    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else ""
+    state = run_card.state(run) if run.state in {"failed", "hangs", "silent"} else run_card.verdict(run)
     step_seconds, mfu = finite(run.step_seconds), None if summary is None else finite(summary.mfu)
     return (
         when(record.started_unix).removesuffix(" UTC"),
@@ -75,7 +75,7 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
         clean(record.host, 20),
         clean(run_title.subject(record)),
         clean(run.directory.relative_to(top) if run.directory.is_relative_to(top) else run.directory, 200),
-        clean(state or run_card.verdict(run) or None, 300),
+        clean("; ".join(filter(None, [run.lead.full, state])) or None, 300),
     )
 
 

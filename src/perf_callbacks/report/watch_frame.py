@@ -242,7 +242,6 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
 
 def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
     """Yield the last events, the latest first."""
-    started = run.lead.run.started_unix
     lead = paces[0].rank
     found = [
         (moment, event)
@@ -254,7 +253,7 @@ def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterat
     if found:
         yield styled("  last events", "dim")
     for moment, event in nlargest(MOST_EVENTS, found, key=lambda one: one[0]):
-        age = f"{long_duration(max(0.0, finite(run.now - started - moment) or 0.0))} ago"
+        age = f"{long_duration(max(0.0, finite(run.now - moment) or 0.0))} ago"
         text = clean(event.text, 200)
         step = "" if columns < NARROW else f"  step {event.step:<8,}"
         yield StyledText(f"  {age:>12}{step}", "dim"), StyledText(f"  {text}")

@@ -1,6 +1,7 @@
 """Watch for stalls: the watchdog's thread checks once a second that steps still end."""
 
 import threading
+from dataclasses import replace
 
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.engine.observer import Observer
@@ -213,7 +214,8 @@ class StallWatch(Observer):
 
     def _tell(self, note: Note, waited: float, text: str | None) -> None:
         self._told, self._speaks = True, text is not None
-        self._write(self._rank, note, self._stack.frames)
+        since = round(note.since_seconds + self._now - self._noticed, 1)  # another rank's evaluation may delay this
+        self._write(self._rank, replace(note, since_seconds=since), self._stack.frames)
         self._where = None if text is None else printable(text)
         if text is not None:
             log.warning("perf_callbacks: no step for %.0f s. %s", waited, text)

@@ -12,6 +12,7 @@ from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import processes
+from perf_callbacks.kernel.records import signs_of_life
 from perf_callbacks.kernel.records.fit_records import Run
 
 _processes: set[int] = set()  # the process ids whose first fit has begun: a fork has another id
@@ -97,8 +98,8 @@ def process_seconds() -> float | None:
     return processes.age() if first and not by_hand else None
 
 
-def uptime(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> dict[str, Any]:
+def uptime(path: Path = signs_of_life.BOOT_ID) -> dict[str, Any]:
     """Return the fields of `Run` about the machine's boot. Return no fields if the system doesn't show the boot."""
     with suppress(OSError, ValueError, AttributeError):
-        return {"boot_id": boot_id.read_text(encoding="ascii").strip(), "uptime_seconds": seconds_since_boot()}
+        return {"boot_id": signs_of_life.boot_id(path), "uptime_seconds": seconds_since_boot()}
     return {}

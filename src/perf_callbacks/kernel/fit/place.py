@@ -17,7 +17,7 @@ from perf_callbacks.kernel.fit import chain, identity, meshes
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device, packages
 from perf_callbacks.kernel.process.device_facts import Timing
-from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records import interim, signs_of_life
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -87,6 +87,7 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
         process_seconds=chain.process_seconds(),
         restore_seconds=place.restore_seconds,
         **chain.uptime(),
+        **signs_of_life.own_process(),
         resumed_unix=chain.number(carried, "started_unix"),
         **identity.of_program(os.environ),
         **training,

@@ -98,6 +98,10 @@ class Run:
     than Linux."""
     uptime_seconds: float | None = None
     """Seconds from the machine's boot to this record."""
+    pid: int | None = None
+    """Id of the process. `pid` and `pid_namespace`, the kernel's number of the container's processes, are None on
+    systems other than Linux."""
+    pid_namespace: int | None = None
     resumed_unix: float | None = None
     """`started_unix` of the earlier attempt whose checkpoint this attempt loaded. None if the attempt was not resumed,
     or if the value is unknown."""

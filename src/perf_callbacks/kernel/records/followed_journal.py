@@ -19,7 +19,7 @@ from perf_callbacks.kernel.records.journal_ends import (
     with_lines,
     with_summary,
 )
-from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, exists, signs
+from perf_callbacks.kernel.records.signs_of_life import Locks, Signs, exists, local_process, signs
 
 Version = tuple[int, int, int, int]
 """Device number, inode number, size and modification time of a file."""
@@ -68,7 +68,7 @@ class FollowedJournal:
         self._lines: list[Line] = []
         """Lines near the end of the last fit in the file."""
         self._owner: int | None = None
-        """Id of the process that holds the journal's lock, or that held the lock at an earlier reading."""
+        """Id of the process that holds the journal's lock, or that wrote the last fit."""
 
     def read(self, locks: Locks) -> list[FitEnds]:
         """Read the new bytes of the journal, and return the beginning and end of each fit.
@@ -96,10 +96,11 @@ class FollowedJournal:
     def _live(self, alive: Signs, *, damaged: bool) -> None:
         """Update `signs` and `damaged_summary`, which can change while the journal doesn't grow."""
         last = self._fits[-1]
-        owner = self._owner if last.final is None else None
+        owner = self._owner or local_process(last.run) if last.final is None else None
         self._owner = alive.pid or owner
         if alive.pid is None and owner is not None:  # a full disk ends the journal, not the process
-            alive = replace(alive, pid=owner) if exists(owner) else replace(alive, gone=owner)
+            lives = exists(owner, last.run.uptime_seconds)
+            alive = replace(alive, pid=owner) if lives else replace(alive, gone=owner)
         if (last.signs, last.damaged_summary) != (alive, damaged):
             self._fits = [*self._fits[:-1], replace(last, signs=alive, damaged_summary=damaged)]
 

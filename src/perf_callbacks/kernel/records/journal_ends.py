@@ -89,6 +89,18 @@ class FitEnds:
         return max(known)
 
     @property
+    def full(self) -> str:
+        """Say that the journal is full and lacks steps. Empty if it has room, or isn't known to lack steps."""
+        limit, steps = self.run.config.get("max_journal_mb"), self.last(Steps)
+        if self.signs is None or not isinstance(limit, int) or self.signs.size < limit * 1_000_000:
+            return ""
+        if steps is None:
+            return "the journal is full (max_journal_mb), and lacks the last steps"
+        last = max(steps.step, default=0)
+        told = f"the journal is full (max_journal_mb), and has no steps after step {last:,}"
+        return told if last < self.last_step else ""
+
+    @property
     def seconds(self) -> float:
         """Seconds from the beginning of the fit to the latest record."""
         return max([entry.t for entry in (*self.latest[-1:], self.interim) if entry is not None], default=0.0)
@@ -181,6 +193,9 @@ class EndReader:
         if near > start and not any([line.entry for line in tail]):  # all bytes belong to a longer line
             near = max(start, end - LONGEST_LINE - END_BYTES)
             tail = self._lines(near, end)
+        while near > start and not any([line.entry for line in tail]):  # the line is too long to be read
+            end, near = near, max(start, near - LONGEST_LINE)
+            tail = [*self._lines(near, end), Line(end, None, blank=True)]
         head: Iterable[Entry | None]
         if near == start:
             head = [line.entry for line in tail]

@@ -151,7 +151,7 @@ class FileJournal(Journal):
         self._file: _File | None = None
         self._writing = threading.Lock()
         self._writer: int | None = None
-        self._closing = self._done = False
+        self._closing = self._done = self._full = False
         _all.add(self)
 
     def write(self, record: Record) -> None:
@@ -205,6 +205,10 @@ class FileJournal(Journal):
                 if self._file is None and self.path is not None:
                     self._open(self.path)
                 self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
+                if not self._full and self._size >= self._max_bytes:
+                    self._full = True
+                    why = "is full (max_journal_mb): it gets no more steps. Metrics and summary go on."
+                    self._complain(f"the journal {self.path} {why}")
         except OSError as error:
             let_pass(error)
             self._give_up(error)

@@ -4,12 +4,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.records.fit_records import Run
 
 Locks = Mapping[tuple[int, int, int], int]
 """Id of the process that holds the lock on a file, for each locked file. The key consists of the major and minor number
 of the file's device, and the file's inode number."""
+
+MOST_PIDS = 2**22 + 2
+"""Ids of processes on Linux are smaller."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 _WORDS = 8
 """Number of words in a line of /proc/locks about a held lock. A line about a process that waits for a lock has one more
@@ -23,26 +31,59 @@ class Signs:
     written_unix: float
     """Time of the last write to the journal or the summary beside the journal."""
     pid: int | None
-    """Id of the process on this machine that holds the lock of the journal, or held the lock earlier and still lives.
+    """Id of the process on this machine that holds the lock of the journal, or wrote the journal and still lives.
     None: unknown."""
     gone: int | None = None
-    """Id of the process that held the lock of the journal at an earlier reading, and has ended. None if there is no
-    such process, or if the journal was read only once."""
+    """Id of the process on this machine that wrote the journal, and has ended. None: unknown, or there is no such
+    process."""
+    size: int = 0
+    """Bytes of the journal."""
 
 
 def signs(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
     """Return the signs of life of a journal's writer, from the status of the journal and of its summary file."""
     written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
     if not locks or not hasattr(os, "major"):  # Windows
-        return Signs(written, None)
-    return Signs(written, locks.get((os.major(journal.st_dev), os.minor(journal.st_dev), journal.st_ino)))
+        return Signs(written, None, size=journal.st_size)
+    pid = locks.get((os.major(journal.st_dev), os.minor(journal.st_dev), journal.st_ino))
+    return Signs(written, pid, size=journal.st_size)
 
 
-def exists(pid: int) -> bool:
-    """Return True if /proc on this machine lists a process with this id, and the process is no zombie."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
-    return False
+def boot_id(path: Path = BOOT_ID) -> str:
+    """Return the id of this machine's current boot. Outside of Linux, raise `OSError`."""
+    return path.read_text(encoding="ascii").strip()
+
+
+def own_process() -> dict[str, Any]:
+    """Return the fields of `Run` about this process. Return no fields if the system shows no PID namespaces."""
+    with suppress(OSError):
+        return {"pid": os.getpid(), "pid_namespace": _PID_NAMESPACE.stat().st_ino}
+    return {}
+
+
+def local_process(run: Run) -> int | None:
+    """Return the id of the process that wrote a `run` record. None if it ran on another machine or in a container."""
+    with suppress(OSError, ValueError):
+        here = run.boot_id == boot_id() and run.pid_namespace == _PID_NAMESPACE.stat().st_ino
+        return run.pid if here and run.pid is not None and 0 < run.pid < MOST_PIDS else None
+    return None
+
+
+def exists(pid: int, uptime_seconds: float | None = None) -> bool:
+    """Return True if a process with this id exists on this machine, and is no zombie.
+
+    A process that began later than `uptime_seconds` after the machine's boot is another process, with the same id.
+    """
+    with suppress(OSError, IndexError, ValueError):
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        began = int(words[19]) / os.sysconf("SC_CLK_TCK")
+        return words[0] not in {b"Z", b"X"} and (uptime_seconds is None or began <= uptime_seconds)
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        let_pass(error)
+        return isinstance(error, PermissionError)  # the option hidepid of /proc hides the processes of other users
+    return True
 
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
