@@ -101,6 +101,7 @@ def test_no_rank_is_blamed(tmp_path, name):
     assert records(tmp_path, Straggler) == []
     summary = next(one for one in records(tmp_path, Summary) if one.stragglers is not None)
     assert [*lines(summary.stragglers)] == [NOT_COMPARABLE if name == "compiled wait" else DIFFERENT_WORK]
+    assert summary.memory.global_batch == (None if name == "pipeline" else 8)
 
 
 STAGES = """

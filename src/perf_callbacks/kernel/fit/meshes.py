@@ -25,7 +25,7 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     """Return the number of ranks with different samples. Ranks that share their samples count once.
 
-    None means that each rank has its own samples, because the parameters lie on no mesh with several ranks.
+    None means that each rank has its own samples, as no mesh says that ranks share samples.
 
     Raises:
         Ambiguous: A parameter lies on a mesh whose dimension names don't say which ranks share samples.
@@ -34,12 +34,10 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     sizes: dict[str, int] = {}
     for mesh in _meshes(model):
         sizes |= _dimensions(mesh, own=own)
-    if not sizes:
-        return None
     shared = prod(size for name, size in sizes.items() if _words(name) & SAME_SAMPLES)
     if world_size % shared:
         raise Ambiguous(f"groups of {shared} ranks that share their samples don't divide {world_size} ranks")
-    return world_size // shared
+    return world_size // shared if shared > 1 else None
 
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
