@@ -198,8 +198,22 @@ class Stragglers:
         return [one.slow for one in self._sets.values() if one.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:
-        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps."""
-        return sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True)[:most]
+        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps.
+
+        From window to window, a set may lack some of its ranks. So a set includes the sums of each smaller set that it
+        contains, if the smaller set has the same cause and cost less.
+        """
+        sets: list[Straggler] = []
+        for straggler in sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True):
+            ranks = straggler.ranks or (straggler.rank,)
+            for place, larger in enumerate(sets):
+                if larger.cause == straggler.cause and {*ranks} < {*larger.ranks}:
+                    seconds, steps = larger.seconds_lost + straggler.seconds_lost, larger.steps + straggler.steps
+                    sets[place] = replace(larger, seconds_lost=seconds, steps=min(steps, self.steps))
+                    break
+            else:
+                sets.append(straggler)
+        return sorted(sets, key=lambda one: one.seconds_lost, reverse=True)[:most]
 
     @property
     def causes(self) -> dict[str, float]:
