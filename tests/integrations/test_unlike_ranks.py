@@ -131,7 +131,7 @@ stage = PipelineStage(model, place, 2, torch.device("cpu"), group=mesh["pp"].get
 schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 config = PerfConfig(output_dir=sys.argv[1], window=20, gc="off", flops="off", measure_peak="off")
-with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 8)] * 60, config=config) as perf:
+with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 8)] * 45, config=config) as perf:
     for batch in perf.loader:
         schedule.step(batch) if place == 0 else schedule.step(target=batch)
         optimizer.step()

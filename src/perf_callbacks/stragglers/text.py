@@ -37,7 +37,8 @@ UNEVEN_STAGES = "moving layers from the longest stage of the pipeline to other s
 
 NOT_COMPARABLE = (
     "ranks not comparable: waits for other ranks are not seen. Seen are collectives of torch outside of compiled code, "
-    "and the end of a backward whose gradients DistributedDataParallel reduces"
+    "and the end of a backward whose gradients DistributedDataParallel reduces, if each backward of a step reaches the "
+    "first layer of the measured model"
 )
 """Line for a job in which slow ranks can't be found, because waits for other ranks are not seen."""
 
