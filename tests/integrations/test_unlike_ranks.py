@@ -109,13 +109,12 @@ import sys, time, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
-place = mesh["pp"].get_local_rank()
+place, other = mesh["pp"].get_local_rank(), (dist.get_rank() + dist.get_world_size() // 2) % dist.get_world_size()
 
 class Layers(nn.Module):
     def __init__(self):
@@ -123,17 +122,25 @@ class Layers(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, batch):
-        time.sleep(0.03 if place else 0.01)
+        time.sleep(0.06 if place else 0.02)
         return self.linear(batch)
 
 model = fully_shard(Layers(), mesh=mesh["dp"])
-stage = PipelineStage(model, place, 2, torch.device("cpu"), group=mesh["pp"].get_group())
-schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 config = PerfConfig(output_dir=sys.argv[1], window=20, gc="off", flops="off", measure_peak="off")
 with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 8)] * 45, config=config) as perf:
     for batch in perf.loader:
-        schedule.step(batch) if place == 0 else schedule.step(target=batch)
+        received = torch.empty(4, 8)
+        if place == 0:
+            hidden = model(batch)
+            dist.isend(hidden.detach(), other).wait()
+            dist.irecv(received, other).wait()
+            hidden.backward(received)
+        else:
+            dist.irecv(received, other).wait()
+            received.requires_grad_()
+            model(received).square().mean().backward()
+            dist.isend(received.grad, other).wait()
         optimizer.step()
         optimizer.zero_grad()
     dist.barrier()
