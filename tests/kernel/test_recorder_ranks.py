@@ -1,6 +1,7 @@
 """What two ranks that share their samples, or do not, make of what they did: from the place of a door to its rows."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Run, Window
+from perf_callbacks.kernel.records.summary_parts import MemorySummary
 from perf_callbacks.kernel.settings.in_force import resolve
 from perf_callbacks.ranks import exchange, store as board
+from perf_callbacks.report import run_figures
 
 MASK = (torch.arange(8) < 5).long().expand(4, 8)
 
@@ -115,6 +118,9 @@ def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, ranks,
         data_parallel,
     )
     assert (amounts == {(None, None)}) == (data_parallel is None)
+    (run,), summary = records(tmp_path, Run), recorders[0].summary
+    sharing = replace(summary, memory=MemorySummary(data_parallel=recorders[0].data_parallel))
+    assert run_figures.of(run, sharing).data_parallel == data_parallel
     assert caplog.text.count("ranks exchange tensors in pairs") == (data_parallel is None)
 
 
