@@ -38,6 +38,16 @@ def spin():
     thread.join()
 
 
+def poll():
+    """Let the watchdog look once, while this thread asks whether the look is over."""
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (WATCHDOG.tick(), done.set()))
+    thread.start()
+    while not done.is_set():
+        clock.sleep(0.0001)
+    thread.join()
+
+
 def nothing():
     pass
 
@@ -174,6 +184,11 @@ def test_slow_code_of_the_program_within_a_stage(place, work):
     summary = train(**{place: work})
     said = rf"Python code in {PLACES[place]} took .* mostly at test_busy_lines\.py:\d+ `{work.__name__}`"
     assert re.match(said, evidence(summary, "host"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_loop_that_polls_for_another_rank_is_no_slow_code(place):
+    assert "`poll`" not in evidence(train(**{place: poll}), "host")
 
 
 @pytest.fixture

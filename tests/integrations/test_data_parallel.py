@@ -82,8 +82,11 @@ def test_accelerate_says_it_by_what_is_parallel_besides(parallelism, expected):
 class Mesh:
     """As a device mesh tells of itself."""
 
-    def __init__(self, *sizes, names=None):
-        self.sizes, self.ndim, self.mesh_dim_names = sizes, len(sizes), names
+    def __init__(self, *sizes, names=None, root=None):
+        self.sizes, self.ndim, self.mesh_dim_names, self.root = sizes, len(sizes), names, root or self
+
+    def _get_root_mesh(self):
+        return self.root
 
     def size(self, place):
         return self.sizes[place]
@@ -117,10 +120,13 @@ class Sharded(FSDPModule, torch.nn.Module):
         (on(Mesh(4, 2, names=("dp", "tp"))), 4),
         (on(Mesh(4, 2, names=("fsdp", "model"))), 4),
         (on(Mesh(2, 2, 2, names=("dp_replicate", "dp_shard", "tp"))), 4),
-        (on(Mesh(2, 4, names=("dp_replicate", "dp_shard"))), 8),
+        (on(Mesh(2, 4, names=("dp_replicate", "dp_shard"))), None),
         (on(Mesh(2, names=("tp",)), Mesh(2, 2, names=("tp", "cp"))), 2),
-        (on(Mesh(8, 1, names=("dp", "strange"))), 8),
-        (on(Mesh(8), kind=Sharded), 8),
+        (on(Mesh(8, 1, names=("dp", "strange"))), None),
+        (on(Mesh(4, names=("dp",), root=Mesh(2, 4, names=("pp", "dp")))), 4),
+        (on(Mesh(4, names=("dp_cp",), root=Mesh(2, 2, 2, names=("dp", "cp", "tp")))), 2),
+        (on(Mesh(8, names=("fsdp",), root=Mesh(8, names=("world",)))), None),
+        (on(Mesh(8), kind=Sharded), None),
         (on(Mesh(8)), "without a name"),
         (on(Mesh(4, 2)), "without a name"),
         (on(Mesh(4, 2), kind=Sharded), "without a name"),

@@ -4,7 +4,7 @@ import pytest
 from launching import run_ranks
 from tiny import records
 
-from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.fit_records import Run, Summary
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.text import DIFFERENT_WORK, NOT_COMPARABLE, lines
 
@@ -101,3 +101,59 @@ def test_no_rank_is_blamed(tmp_path, name):
     assert records(tmp_path, Straggler) == []
     summary = next(one for one in records(tmp_path, Summary) if one.stragglers is not None)
     assert [*lines(summary.stragglers)] == [NOT_COMPARABLE if name == "compiled wait" else DIFFERENT_WORK]
+    assert summary.memory.global_batch == (None if name == "pipeline" else 8)
+
+
+STAGES = """
+import sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from perf_callbacks import PerfConfig
+from perf_callbacks.loop import measure
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+place, other = mesh["pp"].get_local_rank(), (dist.get_rank() + dist.get_world_size() // 2) % dist.get_world_size()
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, batch):
+        time.sleep(0.06 if place else 0.02)
+        return self.linear(batch)
+
+model = fully_shard(Layers(), mesh=mesh["dp"])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+config = PerfConfig(output_dir=sys.argv[1], window=20, gc="off", flops="off", measure_peak="off")
+with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 8)] * 45, config=config) as perf:
+    for batch in perf.loader:
+        received = torch.empty(4, 8)
+        if place == 0:
+            hidden = model(batch)
+            dist.isend(hidden.detach(), other).wait()
+            dist.irecv(received, other).wait()
+            hidden.backward(received)
+        else:
+            dist.irecv(received, other).wait()
+            received.requires_grad_()
+            model(received).square().mean().backward()
+            dist.isend(received.grad, other).wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+dist.destroy_process_group()
+"""
+"""A pipeline of two stages, each sharded over the other dimension of the mesh. The last stage has thrice the work."""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_long_stage_of_a_sharded_pipeline_is_no_slow_rank(tmp_path, ranks):
+    assert run_ranks(STAGES, tmp_path, world_size=ranks) == [0] * ranks
+    assert [one for one in records(tmp_path, Straggler) if one.steps > 1] == []
+    summary = next(one for one in records(tmp_path, Summary) if one.stragglers is not None)
+    told = [*lines(summary.stragglers)]
+    assert [line for line in told if line.startswith("uneven stages of the pipeline cost")], told
+    assert [run.data_parallel for run in records(tmp_path, Run)] == [ranks // 2]

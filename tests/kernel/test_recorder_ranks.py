@@ -1,6 +1,7 @@
 """What two ranks that share their samples, or do not, make of what they did: from the place of a door to its rows."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from tiny import records
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Run, Window
+from perf_callbacks.kernel.records.summary_parts import MemorySummary
 from perf_callbacks.kernel.settings.in_force import resolve
 from perf_callbacks.ranks import exchange, store as board
+from perf_callbacks.report import run_figures
 
 MASK = (torch.arange(8) < 5).long().expand(4, 8)
 
@@ -97,6 +101,27 @@ def test_there_are_no_rates_of_the_job_if_sharing_of_samples_is_unknown(tmp_path
         "perf_callbacks: rates of the whole job are unknown: a mesh dimension without a name says nothing; "
         "give the number of ranks with their own samples: measure(..., data_parallel=N)."
     )
+
+
+@pytest.mark.parametrize("data_parallel", [None, 2], ids=["unknown", "given"])
+def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, ranks, caplog, data_parallel):
+    recorders, clock = ranks(data_parallel)
+    WAITS.transfers += 1  # as `dist.send` does
+    train(recorders, clock, steps=range(1, 5))
+    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
+    row = recorders[0].row(4)
+    for recorder in recorders:
+        recorder.close()
+    amounts = {(window.samples, window.tokens) for window in records(tmp_path, Window)}
+    assert ("perf/samples_per_second_per_device" in row, recorders[0].data_parallel) == (
+        bool(data_parallel),
+        data_parallel,
+    )
+    assert (amounts == {(None, None)}) == (data_parallel is None)
+    (run,), summary = records(tmp_path, Run), recorders[0].summary
+    sharing = replace(summary, memory=MemorySummary(data_parallel=recorders[0].data_parallel))
+    assert run_figures.of(run, sharing).data_parallel == data_parallel
+    assert caplog.text.count("ranks exchange tensors in pairs") == (data_parallel is None)
 
 
 @pytest.mark.parametrize("exchange", ["on", "off"])

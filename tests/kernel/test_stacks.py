@@ -239,3 +239,54 @@ def test_a_line_that_calls_a_library_with_a_trainer_is_no_position(step, positio
         found = stacks.position(thread.ident, outer[0])
         assert (None if found is None else found.line.partition(":")[0]) == position
         assert "`program`" in stacks.position(thread.ident).line or step == "forward"
+
+
+class Work:
+    """As the handle of a collective."""
+
+    def __init__(self, end):
+        self.is_completed = end.is_set
+
+
+def asks(begun, end):
+    work = Work(end)
+    begun.set()
+    while not work.is_completed():
+        time.sleep(0.0001)
+
+
+def looks_for_a_file(begun, end):
+    file = Path("nowhere")
+    begun.set()
+    while not end.is_set() and not file.exists():
+        time.sleep(0.0001)
+
+
+def trains(begun, end):
+    work, steps = Work(end), 0
+    begun.set()
+    while not work.is_completed():
+        for _ in range(100):
+            time.sleep(0.0001)
+        steps += 1
+
+
+def searches(begun, end):
+    begun.set()
+    for folder in iter(lambda: Path("nowhere"), None):
+        folder.exists()
+        time.sleep(0.0001)
+        if end.is_set():
+            break
+
+
+@pytest.mark.parametrize(
+    ("target", "polls"), [(asks, True), (looks_for_a_file, True), (trains, False), (searches, False), (waits, False)]
+)
+def test_a_loop_that_only_asks_whether_another_rank_is_done_polls(target, polls):
+    with a_thread(target) as thread:
+        found = set()
+        for _ in range(50):
+            time.sleep(0.001)
+            found.add(stacks.position(thread.ident).polls)
+    assert polls in found if polls else found == {False}

@@ -135,3 +135,12 @@ def test_a_wait_of_torch_becomes_events_around_the_wait(monkeypatch):
     stream.run()
     ((_, forward, _, optimizer, communication, *_),) = timeline.ready()
     assert (forward, optimizer, communication) == (1.0, 1.0, 6.0)
+
+
+def test_ranks_whose_compiled_code_waits_are_not_compared(job, monkeypatch):
+    monkeypatch.setattr(stragglers, "in_compiled_code", lambda: True)
+    ranks = job()
+    train(ranks, {8: 4.0})
+    until(lambda: ranks[0].recorder.ranks.latest is not None)
+    found = ranks[0].recorder.summary.stragglers
+    assert (found.steps, found.comparable, [*lines(found)]) == (0, False, [UNSTAGED])

@@ -120,6 +120,7 @@ SLOW = [(9, 3, "gc", 0.6)]
         ([{"kind": PAIRED}] * 4, [], 4),
         ([{"kind": PAIRED, "pp": 0}, {"kind": LEARNER, "pp": 0}] * 2, [(9, 3)], 0),
         ([{"kind": PAIRED, "cp": rank} for rank in range(4)], [(9, 3)], 0),
+        ([{"kind": PAIRED, "dp": rank} for rank in range(4)], [], 4),
         ([{}] * 4, [(9, 3)], 0),
     ],
     ids=[
@@ -130,6 +131,7 @@ SLOW = [(9, 3, "gc", 0.6)]
         "pairs",
         "pairs in a pipeline",
         "pairs on a mesh",
+        "pairs of data-parallel ranks",
         "unknown",
     ],
 )

@@ -71,6 +71,23 @@ def test_a_rank_that_adds_little_to_the_loss_is_left_out_of_the_set():
     assert [one.ranks or (one.rank,) for one in stragglers.costliest(8)] == [(0,)]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_node_near_the_limit_is_one_set(seed):
+    """Now and then, one of its ranks is not slow enough."""
+    node = dict.fromkeys(range(4, 8), 1.06)
+    stragglers = searched(a_job(noisy([node.get(rank, 1.0) for rank in range(16)], steps=400, seed=seed)))
+    (found,) = stragglers.costliest(8)
+    assert found.ranks == (4, 5, 6, 7)
+    assert found.seconds_lost == pytest.approx(sum(stragglers.causes.values()))
+    assert found.steps <= stragglers.steps
+
+
+def test_a_rank_that_costs_more_than_a_set_stays_apart():
+    times = noisy([1.5, *[1.0] * 9], steps=600)
+    times[1][:100] = [seconds * 1.5 for seconds in times[1][:100]]
+    assert [one.ranks or (one.rank,) for one in searched(a_job(times)).costliest(8)] == [(0,), (0, 1)]
+
+
 def test_a_slow_rank_that_no_rank_waits_for_is_not_named():
     times = noisy([1.0] * 4 + [2.0] * 4)
     times[1] = [1.3 * seconds for seconds in times[1]]

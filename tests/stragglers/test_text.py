@@ -24,6 +24,7 @@ NEWER = {
     "chance_seconds",
     "comparable",
     "other_work",
+    "undecided_steps",
 }
 """Fields that the first schema lacks."""
 
@@ -72,6 +73,7 @@ CASES = {
     "ranks that are equally fast": summary(**QUIET, slowdown=1.0),
     "ranks that compute on a device": on_device(**QUIET, slowdown=1.0),
     "a model that is sharded over devices": on_device(**QUIET, compared_model=False),
+    "ranks that may wait unseen on devices": on_device(**QUIET, slowdown=None, undecided_steps=80),
     "ranks whose waits are not seen": summary(**QUIET, compared_steps=0, comparable=False),
     "ranks that do different work": summary(**QUIET, compared_steps=0, other_work=4),
     "some ranks that do other work": summary(**QUIET, slowdown=1.0, other_work=1),

@@ -236,12 +236,13 @@ class BusyLines(Observer):
         """Return True if the program's code keeps the training thread longer than a few small operations would.
 
         - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
+        - A loop that polls for another rank waits. It is not slow.
         - In a sleep or a loop over small operations, the second look finds the same function again. The second look is
           skipped inside modules and optimizers, which consist of small operations. The second look is skipped on a
           device, because the host spends little time on each operation.
         """
         position = look.position
-        if position is None or position.in_torch or look.computes:
+        if position is None or position.in_torch or position.polls or look.computes:
             return False
         asked = perf_counter()
         sleep(AGAIN_SECONDS)

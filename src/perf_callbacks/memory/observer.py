@@ -82,7 +82,6 @@ class MemoryWatch(Observer):
         self._ended = False
         self.use = MemoryUse()
         """Measured parts of memory, and the growth of memory so far."""
-        self.use.data_parallel = recorder.run.data_parallel
         self._readings = DeviceReadings()
         self._rank_use = RankUse()
         found = device.allocators(self._devices)
@@ -172,6 +171,7 @@ class MemoryWatch(Observer):
 
     def summary(self) -> dict[str, MemorySummary | EnergySummary | None]:
         """Return the parts of memory, the slope of resident memory, and the energy of the device."""
+        self.use.data_parallel = self._recorder.data_parallel
         return {"memory": self.use.summary(), "energy": self._readings.summary()}
 
     def facts(self) -> Mapping[str, Any]:

@@ -93,8 +93,10 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
     load = Load.of(summary.cpu)
     seconds, steps = finite(summary.included_seconds), summary.included_steps
     per_step = {name: per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
+    sharing = summary.memory.data_parallel if summary.memory is not None else run.data_parallel
     return replace(
         figures,
+        data_parallel=sharing,
         failure=summary.failure,
         steps=steps,
         step_seconds=per(seconds, steps),

@@ -113,6 +113,7 @@ class _StragglerWatch(Observer):
             chance_seconds=stragglers.chance_seconds if several else None,
             slowdown=stragglers.slowdown,
             other_work=stragglers.other_work,
+            undecided_steps=stragglers.undecided_steps,
         )
         self._lost = sum(stragglers.causes.values())
         for slow in stragglers.slow:
@@ -224,14 +225,12 @@ class RanksWatch(_StragglerWatch):
         self._made = steps.number[0]
         transfers, self._transfers = self._transfers < WAITS.transfers, WAITS.transfers
         self._ranks.role = {**self._coordinates, KIND: kind(steps.stages, self._parameters, transfers=transfers)}
-        if not self._staged:
+        if not self._staged or in_compiled_code():
             self.untimed_steps += len(steps.number)
             return {}
         if self._local is None:
             return signals.of_stages(steps, sharded=self._sharded)
         times = self._local.take(steps.number)
-        if in_compiled_code():
-            times = [None if time_ is None else time_._replace(local=math.nan) for time_ in times]
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
             if time_ is None or reason is not None:
                 continue

@@ -59,6 +59,11 @@ class Peers:
     _columns: dict[tuple[int, str], tuple[Sequence[float], float]] = field(default_factory=dict)
 
     @property
+    def waits_hidden(self) -> bool:
+        """Return True if the times are stages of a device: waits there may be unseen, and count as the rank's work."""
+        return STEAL not in self.signals[0] and GC in self.signals[0]
+
+    @property
     def sample(self) -> range:
         """Positions of the ranks that form the sample for a median over all ranks."""
         return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
@@ -69,6 +74,8 @@ class Peers:
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self.sample.step
         causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
+        if self.waits_hidden and len(self.ranks) == 2:  # noqa: PLR2004 the other rank may be slow, and this one waits
+            causes = [cause for cause in causes if cause != DEVICE]
         for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
             rest()
             places: Collection[int] = range(len(row))

@@ -82,7 +82,10 @@ class Stragglers:
         """Parts of `uneven_seconds`: seconds lost to uneven batches, to uneven pipeline stages, and to chance."""
         self.other_work = 0
         """Number of ranks that the newest window left out, because no other rank does the same work."""
-        self._several = False
+        self.undecided_steps = 0
+        """Number of steps in windows in which it is undecided which ranks are slow. See `ComparedWindow.undecided`."""
+        self._undecided_seconds = 0.0
+        self._several = self._undecided = False
 
     def window(
         self,
@@ -119,6 +122,7 @@ class Stragglers:
             events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
             found += events
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
+        self._undecided = False
         if len(ranks) > 1:
             self._several = True
             durations = dict(zip(numbers, step_seconds, strict=True))
@@ -130,6 +134,9 @@ class Stragglers:
             self._add(*max(costs, key=itemgetter(0)))
         self.steps += len(known(step_seconds))
         self.seconds += sum(known(step_seconds))
+        if self._undecided:
+            self.undecided_steps += len(known(step_seconds))
+            self._undecided_seconds += sum(known(step_seconds))
         for straggler in found:
             who = straggler.ranks or (straggler.rank,), straggler.cause
             before = self._sums.get(who, replace(straggler, seconds_lost=0.0, steps=0))
@@ -167,6 +174,10 @@ class Stragglers:
         window = ComparedWindow(kept, median(seconds), stages, rest)
         sets = self._sets.setdefault(kind, SlowSets())
         sets.keep(window)
+        if undecided := window.undecided():
+            self._undecided = True
+            window.excess = {rank: more for rank, more in window.excess.items() if rank not in undecided}
+            return sets.find(window), 0.0, UnevenLoss()
         replicas = {rank: replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
         lost = uneven(window, replicas, sum(seconds), rest)
         saved = lost.seconds + sum([event.seconds_lost for one in team for event in one.events])
@@ -187,8 +198,22 @@ class Stragglers:
         return [one.slow for one in self._sets.values() if one.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:
-        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps."""
-        return sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True)[:most]
+        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps.
+
+        From window to window, a set may lack some of its ranks. So a set includes the sums of each smaller set that it
+        contains, if the smaller set has the same cause and cost less.
+        """
+        sets: list[Straggler] = []
+        for straggler in sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True):
+            ranks = straggler.ranks or (straggler.rank,)
+            for place, larger in enumerate(sets):
+                if larger.cause == straggler.cause and {*ranks} < {*larger.ranks}:
+                    seconds, steps = larger.seconds_lost + straggler.seconds_lost, larger.steps + straggler.steps
+                    sets[place] = replace(larger, seconds_lost=seconds, steps=min(steps, self.steps))
+                    break
+            else:
+                sets.append(straggler)
+        return sorted(sets, key=lambda one: one.seconds_lost, reverse=True)[:most]
 
     @property
     def causes(self) -> dict[str, float]:
@@ -200,9 +225,13 @@ class Stragglers:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of the steps, divided by their duration with healthy ranks and even work. None for a single rank."""
-        rest = self.seconds - self.uneven_seconds
-        return self.seconds / rest if rest > 0 and self._several else None
+        """Duration of the steps, divided by their duration with healthy ranks and even work.
+
+        None for a single rank, and if it is undecided which ranks are slow.
+        """
+        decided = self.seconds - self._undecided_seconds
+        rest = decided - self.uneven_seconds
+        return decided / rest if rest > 0 and self._several else None
 
 
 @dataclass(frozen=True, slots=True)

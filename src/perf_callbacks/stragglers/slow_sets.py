@@ -12,7 +12,7 @@ from itertools import accumulate
 from statistics import median_low, stdev
 
 from perf_callbacks.kernel.records.rank_records import Straggler
-from perf_callbacks.stragglers.peers import HOST, Peers, low, median
+from perf_callbacks.stragglers.peers import DEVICE, HOST, Peers, low, median
 
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its median local time exceeds the healthy pace by this part of a step."""
@@ -143,6 +143,22 @@ class ComparedWindow:
             stage.before, before = before, before + stage.pace / MICRO_BATCHES
             self.rest()
             self._where |= {rank: (stage, place) for place, rank in enumerate(stage.peers.ranks)}
+
+    def undecided(self) -> set[int]:
+        """Return the slow ranks that may be healthy ranks on devices, which wait for the other ranks.
+
+        Where a wait is not seen, all ranks but the slow one look slow. So slow ranks on devices must be a minority. If
+        time on the device is not the largest part of their excess, half of the ranks may be slow.
+        """
+        found: set[int] = set()
+        for stage in self.stages:
+            slow = [rank for rank in stage.peers.ranks if rank in self.excess]
+            majority = 2 * len(slow) - len(stage.peers.ranks)
+            if not slow or not stage.peers.waits_hidden or majority < 0:
+                continue
+            if majority > 0 or next(iter(self.causes(slow[:EXPLAINED]))) == DEVICE:
+                found.update(slow)
+        return found
 
     @property
     def ranks(self) -> Collection[int]:

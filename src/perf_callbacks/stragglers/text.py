@@ -37,12 +37,19 @@ UNEVEN_STAGES = "moving layers from the longest stage of the pipeline to other s
 
 NOT_COMPARABLE = (
     "ranks not comparable: waits for other ranks are not seen. Seen are collectives of torch outside of compiled code, "
-    "and the end of a backward whose gradients DistributedDataParallel reduces"
+    "and the end of a backward whose gradients DistributedDataParallel reduces, if each backward of a step reaches the "
+    "first layer of the measured model"
 )
 """Line for a job in which slow ranks can't be found, because waits for other ranks are not seen."""
 
-UNSTAGED = "ranks not comparable: stages are not timed on this device"
-"""Line for a job whose stages are not timed on the devices."""
+UNSTAGED = "ranks not comparable: stages are not timed on this device, or compiled code waits for other ranks"
+"""Line for a job on devices whose waits or stages are not seen."""
+
+UNDECIDED = (
+    "{} not compared: half of the ranks or more looked slow. On a device, so do ranks that wait for a slow rank where "
+    "no wait is seen"
+)
+"""Line for steps in which healthy ranks may look slow."""
 
 DIFFERENT_WORK = (
     "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, and no device mesh says "
@@ -122,7 +129,7 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     if found is None or not found.steps:
         yield from _not_comparable(found)
         return
-    several, lost = found.slowdown is not None, sum(found.seconds_by_cause.values())
+    several, lost = found.slowdown is not None or found.undecided_steps > 0, sum(found.seconds_by_cause.values())
     whole = f"{found.seconds:,.3g} s"
     large = [one for one in found.named() if one[2] >= WORTH_A_LINE * found.seconds]
     for ranks, cause, seconds, times in large[:MOST_LINES]:
@@ -134,7 +141,7 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     if not several:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
-    if not large:
+    if not large and not found.undecided_steps:
         yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
     elif rest >= WORTH_A_LINE * found.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
@@ -153,7 +160,9 @@ def _not_comparable(found: StragglerSummary | None) -> Iterator[str]:
 
 
 def _not_compared(found: StragglerSummary) -> Iterator[str]:
-    """Yield lines about ranks and stages that were not compared."""
+    """Yield lines about ranks, steps and stages that were not compared."""
+    if found.undecided_steps:
+        yield UNDECIDED.format(plural(found.undecided_steps, "step"))
     if found.other_work:
         some = "1 rank was" if found.other_work == 1 else f"{found.other_work:,} ranks were"
         yield f"{some} not compared: no other rank does the same work"

@@ -16,6 +16,9 @@ TRANSFERS = 1 << len(PARTS)
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Names of the coordinates that decide which layers a rank computes. Only ranks with the same layers are compared."""
 
+CONTEXT = frozenset({"cp", "sp", "context", "sequence"})
+"""Words in the names of the coordinates along which ranks that do the same work pass tensors around."""
+
 KIND = "kind"
 """Name of the coordinate that holds a rank's kind of work."""
 
@@ -55,12 +58,12 @@ def kind_of(role: Mapping[str, int]) -> int | None:
     None means that the rank is compared with no other rank.
 
     All ranks of a pipeline on a device mesh have kind 0, although the first and the last stage do different work.
-    Without a device mesh, a rank that exchanges tensors point to point may be a pipeline stage, so the rank is not
-    compared.
+    Otherwise, a rank that exchanges tensors point to point may be a pipeline stage, so the rank is not compared, unless
+    its device mesh shows context parallelism.
     """
     if layers(role):
         return 0
     found = role.get(KIND, 0)
-    if found & TRANSFERS:  # on a mesh, ranks pass tensors around, as in context parallelism
-        return found - TRANSFERS if role.keys() - {KIND} else None
+    if found & TRANSFERS:
+        return found - TRANSFERS if any(CONTEXT.intersection(name.split("_")) for name in role) else None
     return found

@@ -70,12 +70,11 @@ class Engine:
         ranks: Ranks | None = None,
         devices: int = 1,
         data_parallel: int | None = None,
-        ambiguous: bool = False,
+        ambiguous: Callable[[], object] = bool,
         gc_timed: bool = True,
         observers: Observers | None = None,
     ) -> None:
-        self._run = run
-        self._emit = emit
+        self._run, self._emit, self._ambiguous = run, emit, ambiguous
         self._earlier = earlier or Amounts()
         self._device = device
         data_parallel = data_parallel or run.world_size
@@ -85,7 +84,7 @@ class Engine:
             waits_timed=staged and run.world_size > 1,
             staged=staged,
             processes=run.world_size,
-            devices=None if ambiguous else devices * run.world_size / data_parallel,
+            devices=devices * run.world_size / data_parallel,
         )
         self.waits_timed = self._shown.waits_timed
         """True if the training thread marks its waits in collectives on the tape."""
@@ -293,7 +292,8 @@ class Engine:
         flops = self.work.metrics(totals)
         # A window covers about as many steps as a row, so a row gets the window's rates. The whole fit does not.
         window = self._windows.latest if kind == "row" else None
-        metrics = ratios.metrics(totals, self._shown, window, flops, self.baseline_rate)
+        shown = replace(self._shown, devices=None) if self._ambiguous() else self._shown
+        metrics = ratios.metrics(totals, shown, window, flops, self.baseline_rate)
         if metrics:
             metrics |= self._observers.metrics(kind)
             keys = KEYS[kind]

@@ -67,11 +67,12 @@ class WindowSharing:
         ranks: Ranks | None = None,
         *,
         data_parallel: int,
-        ambiguous: bool = False,
+        ambiguous: Callable[[], object] = bool,
     ) -> None:
         self._run, self._emit, self._observers, self._ranks = run, emit, observers, ranks
         self._data_parallel = data_parallel
-        self._ambiguous = ambiguous  # it is unknown which ranks share samples, so the amounts of the job are unknown
+        self._ambiguous = ambiguous
+        """True: it is unknown which ranks share samples, so the amounts of the job are unknown."""
         self._announced: Window | None = None
         self.due: int | None = None
         """Number of the step that completes the current window. None: there are no windows."""
@@ -151,7 +152,7 @@ class WindowSharing:
         self._steps: list[Columns] = []  # of the window so far, for the signals
 
     def _part(self, window: int, length: int) -> Part:
-        totals = self._totals
+        totals, ambiguous = self._totals, self._ambiguous()
         return Part(
             window=window,
             length=length,
@@ -160,9 +161,9 @@ class WindowSharing:
             data_parallel=self._data_parallel,
             steps=totals.steps,
             seconds=totals.step_seconds,
-            samples=None if self._ambiguous else totals.samples,
-            tokens=None if self._ambiguous else totals.tokens,
-            useful_tokens=None if self._ambiguous else totals.useful_tokens,
+            samples=None if ambiguous else totals.samples,
+            tokens=None if ambiguous else totals.tokens,
+            useful_tokens=None if ambiguous else totals.useful_tokens,
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
             asks=self._observers.asks,

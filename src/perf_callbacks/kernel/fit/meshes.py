@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from perf_callbacks.kernel.foreign_errors import suppress
+
 SAME_SAMPLES = frozenset({"tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp", "cp", "sp", "pp", "pipe"})
 """Names of mesh dimensions along which all ranks process the same samples."""
 
@@ -23,7 +25,7 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     """Return the number of ranks with different samples. Ranks that share their samples count once.
 
-    None means that each rank has its own samples, because the parameters lie on no mesh with several ranks.
+    None means that each rank has its own samples, as no mesh says that ranks share samples.
 
     Raises:
         Ambiguous: A parameter lies on a mesh whose dimension names don't say which ranks share samples.
@@ -32,26 +34,42 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     sizes: dict[str, int] = {}
     for mesh in _meshes(model):
         sizes |= _dimensions(mesh, own=own)
-    if not sizes:
-        return None
     shared = prod(size for name, size in sizes.items() if _words(name) & SAME_SAMPLES)
     if world_size % shared:
         raise Ambiguous(f"groups of {shared} ranks that share their samples don't divide {world_size} ranks")
-    return world_size // shared
+    return world_size // shared if shared > 1 else None
 
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
-    """Return this rank's coordinate in each named dimension of the device meshes of a model's parameters."""
+    """Return this rank's coordinate in each named dimension with several ranks of a model's device meshes."""
     found: dict[str, int] = {}
     for mesh in () if model is None else _meshes(model):
-        place = mesh.get_coordinate() or ()
-        found |= dict(zip(mesh.mesh_dim_names or (), place, strict=False))
+        coordinate = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)
+        found |= {name: place for number, (name, place) in enumerate(coordinate) if mesh.size(number) > 1}
     return found
 
 
 def _meshes(model: torch.nn.Module) -> Collection[Any]:
+    """Return the meshes of the parameters. Each mesh is replaced by the mesh from which it was sliced.
+
+    The parameters of a pipeline stage lie on the slice "dp" of a mesh ("pp", "dp"): only the whole mesh has the stages.
+    """
     found = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
-    return {id(mesh): mesh for mesh in found if mesh is not None}.values()
+    slices = {id(mesh): mesh for mesh in found if mesh is not None}.values()
+    return {id(mesh): mesh for mesh in map(_whole, slices)}.values()
+
+
+def _whole(mesh: Any) -> Any:
+    """Return the mesh from which a mesh was sliced, or the mesh itself if the names of the larger mesh are unclear."""
+    distributed: Any = torch.distributed
+    with suppress(AttributeError, Ambiguous):  # a mesh "world" may have been cut into the dimensions of smaller meshes
+        if hasattr(mesh, "_get_root_mesh"):
+            root = mesh._get_root_mesh()  # noqa: SLF001 there is no public way
+        else:  # an older torch
+            root = distributed.device_mesh._mesh_resources.get_root_mesh(mesh)  # noqa: SLF001
+        _dimensions(root, own=False)
+        return root
+    return mesh
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:

@@ -17,6 +17,7 @@ from perf_callbacks.kernel.fit import chain, identity, meshes
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device, packages
 from perf_callbacks.kernel.process.device_facts import Timing
+from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records import interim, signs_of_life
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
@@ -56,6 +57,23 @@ class Place:
     restore_seconds: float | None = None
     """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
     checkpoint, or that the time is unknown."""
+
+
+class Ambiguity:
+    """Says if it is unknown, by now, which ranks share their samples. Rank 0 warns once."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._transfers, self._warned = place, WAITS.transfers, False
+
+    def __call__(self) -> bool:
+        """Return True if it is unknown."""
+        why = self._place.ambiguous
+        if why is None and self._place.data_parallel is None and WAITS.transfers > self._transfers:
+            why = "ranks exchange tensors in pairs, as the stages of a pipeline do"
+        if why is not None and self._place.rank == 0 and not self._warned:
+            self._warned = True
+            log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", why, meshes.ADVICE)
+        return why is not None
 
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:

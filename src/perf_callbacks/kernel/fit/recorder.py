@@ -25,9 +25,9 @@ from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
 from perf_callbacks.kernel.failures import describe, fails_open, guard
-from perf_callbacks.kernel.fit import chain, meshes
+from perf_callbacks.kernel.fit import chain
 from perf_callbacks.kernel.fit.logged_metrics import Logged
-from perf_callbacks.kernel.fit.place import Place, earlier, last_sign, new_journal, opening, output_directory
+from perf_callbacks.kernel.fit.place import Ambiguity, Place, earlier, last_sign, new_journal, opening, output_directory
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
@@ -80,6 +80,7 @@ class Recorder:
         """True if our code raised an error at any time, even at the very end of the fit."""
         self._summary: Summary | None = None
         self._empty_rows, self._warned = 0, False
+        self._ambiguous = Ambiguity(place)
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timing = device.of(place.device).timing()
@@ -106,12 +107,10 @@ class Recorder:
             ranks=ranks,
             devices=place.devices,
             data_parallel=place.data_parallel,
-            ambiguous=place.ambiguous is not None,
+            ambiguous=self._ambiguous,
             gc_timed=config.gc != "off",
             observers=self.observers,
         )
-        if place.ambiguous is not None and place.rank == 0:
-            log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
         self.reader.modes, self.reader.unseen = _is_torch_function_mode_enabled, DisableTorchFunction
         self.tape = self.engine.tape
@@ -244,6 +243,11 @@ class Recorder:
     def step(self) -> int:
         """The trainer's count of optimizer steps."""
         return self.engine.step
+
+    @property
+    def data_parallel(self) -> int | None:
+        """Number of ranks with different samples. None: unknown by now."""
+        return None if self._ambiguous() else self.run.data_parallel
 
     @property
     def exchanging(self) -> bool:

@@ -1,13 +1,14 @@
 """Python stack of another thread, read without stopping the thread."""
 
 import dis
+import functools
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import dropwhile, islice
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
@@ -33,6 +34,8 @@ _WAITS = ("wait", "wait_tensor", "monitored_barrier")
 `Thread.join`, are not found: their innermost line is in the standard library."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
+_POLLS = ("is_completed", "query", "exists", "is_file", "isfile", "is_set")
+"""Names of functions that say whether something has happened, such as the end of a collective or a new file."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
@@ -112,6 +115,8 @@ class Position(NamedTuple):
     """True: the line has called a Python function of torch that runs several operations."""
     in_model: bool
     """True: the line is part of a module's forward or of an optimizer's own update."""
+    polls: bool = False
+    """True: the line is in a loop that only asks whether something has happened: it waits."""
 
 
 def position(thread: int, outer: Collection[int] = ()) -> Position | None:
@@ -150,9 +155,23 @@ def _position(frame: FrameType | None, outer: Collection[int] = ()) -> Position 
             if called.startswith(_LOOPS):
                 return None
             in_torch = called.startswith(_TORCH) and not called.startswith(_FUNCTIONS)
-            return Position(_line(one), in_torch, _in_model(one))
+            polls = any([start <= one.f_lasti <= stop for start, stop in _polling(one.f_code)])
+            return Position(_line(one), in_torch, _in_model(one), polls)
         called = f"{_module(one)}."
     return None
+
+
+@functools.lru_cache(64)
+def _polling(code: CodeType) -> tuple[tuple[int, int], ...]:
+    """Return the bytecode of each `while` loop that asks whether something has happened and stores no result."""
+    found, body = [], [*dis.get_instructions(code)]
+    for last in body:
+        if "JUMP" in last.opname and isinstance(last.argval, int) and last.argval < last.offset:
+            loop = [one for one in body if last.argval <= one.offset <= last.offset]
+            computes = any([one.opname == "FOR_ITER" or one.opname.startswith("STORE_") for one in loop])
+            if not computes and any([one.argval in _POLLS for one in loop]):
+                found.append((last.argval, last.offset))
+    return tuple(found)
 
 
 def _in_model(frame: FrameType) -> bool:

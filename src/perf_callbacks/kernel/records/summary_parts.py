@@ -172,6 +172,9 @@ class StragglerSummary:
     """False: waits of this rank for other ranks were not seen, so ranks can't be compared."""
     other_work: int = 0
     """Number of ranks that were not compared in the newest window, because no other rank does the same work."""
+    undecided_steps: int = 0
+    """Number of steps in which half of the ranks or more looked slow on their devices. Such ranks may wait for a slow
+    rank where no wait is seen, so none is named for these steps."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, for each cause in `Straggler.cause`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()
