@@ -79,8 +79,7 @@ class Recorder:
         self.failed = False
         """True if our code raised an error at any time, even at the very end of the fit."""
         self._summary: Summary | None = None
-        self._empty_rows, self._warned = 0, False
-        self._ambiguous = Ambiguity(place)
+        self._empty_rows, self._warned, self._ambiguous = 0, False, Ambiguity(place)
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timing = device.of(place.device).timing()
@@ -90,14 +89,12 @@ class Recorder:
             self.run = dataclasses.replace(self.run, run_id=job_settings.run_id)
         began = clock()
         directory = output_directory(config, place, self.run, id_shared=job_settings is not None)
-        if directory is None:
-            directory = Path((job_settings and job_settings.directory) or place.directory)
+        directory = directory or Path((job_settings and job_settings.directory) or place.directory)
         self._journal = new_journal(config, place, directory, began, clock)
         self.run = dataclasses.replace(self.run, last_sign_unix=last_sign(self._journal))
         self.chain = chain.before(place.carried, place.step, self.run)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
-        """The observers of this fit."""
         self.engine = Engine(
             self.run,
             self.write,
@@ -117,8 +114,7 @@ class Recorder:
         """The engine's tape. Wrappers write marks directly on the tape, which is faster than a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
-        self._at_exit = weakly(self._interpreter_exits)
-        self.active = True
+        self._at_exit, self.active = weakly(self._interpreter_exits), True
         self.progress_of = weakly(self._progress)
         """Function that returns the number of steps done and the seconds of the longest step. The function returns None
         once the recorder was freed or closed."""
@@ -268,11 +264,8 @@ class Recorder:
         self._empty_rows = 0 if metrics else self._empty_rows + (why_empty is not None)
         if self._empty_rows == EMPTY_ROWS and why_empty is not None and self.run.rank == 0 and not self._warned:
             self._warned = True
-            log.warning(
-                "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).",
-                step,
-                why_empty,
-            )
+            text = "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s)."
+            log.warning(text, step, why_empty)
         return self.logged.row(metrics)
 
     @fails_open

@@ -109,12 +109,8 @@ class Device:
                     {time: stats[f"{kind}_bytes.all.{time}"] for time in ("current", "peak")}
                     for kind in ("allocated", "reserved")
                 ]
-            return Allocator(
-                peak_bytes=allocated["peak"],
-                reserved_bytes=reserved["current"],
-                retries=stats.get("num_alloc_retries", 0),
-                allocated_bytes=allocated["current"],
-            )
+            retries = stats.get("num_alloc_retries", 0)
+            return Allocator(allocated["peak"], reserved["current"], retries, allocated["current"])
         return None
 
     def headroom(self) -> int | None:
@@ -131,7 +127,7 @@ class Device:
     @property
     def captures(self) -> bool:
         """True during a capture of a graph, or if compiled code is captured, as with `mode="reduce-overhead"`."""
-        with suppress(Exception):  # no such function
+        with suppress(Exception):  # no such function, as on a CPU
             if self.module.is_current_stream_capturing():
                 return True
             trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
@@ -185,11 +181,6 @@ class Cpu(Device):
     def name(self) -> str:
         """The word "cpu"."""
         return self.kind
-
-    @property
-    def captures(self) -> bool:
-        """False: a CPU has no graphs."""
-        return False
 
     def timing(self) -> Timing:
         """Return the host's clock."""
