@@ -127,7 +127,8 @@ def a_model(change, **config):
     """The model of all programs, with what the program sees of it: in eager attention, unless it is changed."""
     model = llama(**{"attn_implementation": "eager", "vocab_size": VOCABULARY} | config | change.of("from_pretrained"))
     for function in change.on_model:
-        model = function(model) or model
+        changed = function(model)
+        model = model if changed is None else changed
     return model
 
 
@@ -152,7 +153,9 @@ class Watch:
         head = getattr(model, "lm_head", None) or model.model.lm_head
         head.register_forward_hook(self.look)
 
-    def look(self, _module, _inputs, output):
+    def look(self, module, _inputs, output):
+        if not module.training:
+            return
         self.dtype, self.width, self.output = output.dtype, output.shape[1], output.detach()
         self.threads_used = torch.get_num_threads()
         self.deterministic = torch.are_deterministic_algorithms_enabled()
@@ -228,7 +231,7 @@ def trainer(directory, change, *, kind=Trainer, given=False, data=None, collator
     optimizer = an_optimizer(change, model.parameters()) if given else None
     kind = type(kind.__name__, (kind,), {"change": change, "__module__": kind.__module__})
     of = kind(
-        model=model, args=arguments, train_dataset=data or Ids(8, change), eval_dataset=Tokens(4),
+        model=model, args=arguments, train_dataset=data or Ids(8, change), eval_dataset=Ids(4, Change()),
         data_collator=collating, optimizers=(optimizer, None),
         callbacks=[PerfCallback(PerfConfig(**QUIET)), OfTrainer(watch)],
     )  # fmt: skip
@@ -303,7 +306,8 @@ def lightning(directory, change, *, clip=None, distributed=False, checkpoint=Non
     )
     running.fit(model, a_loader(change), a_loader(change, Tokens(4)))
     return SimpleNamespace(
-        **vars(watch) | {"logs": sum(["loss" in row for row in rows])}, model=model.model, optimizer=running.optimizers[0],
+        **vars(watch) | {"logs": sum(["loss" in row for row in rows])}, model=model.model,
+        optimizer=running.optimizers[0],
         loader=running.train_dataloader, done=running.global_step,
         bucket=getattr(running.strategy, "_ddp_kwargs", {}).get("bucket_cap_mb"),
     )  # fmt: skip

@@ -335,7 +335,13 @@ CASES = {
             CUDA,
         ),
         "vocabulary": (
-            Facts(work=GPT2, tensor_cores=True, weights={(50257, 768): 1, (3072, 768): 24}, vocabulary=50257, resizable=True),
+            Facts(
+                work=GPT2,
+                tensor_cores=True,
+                weights={(50257, 768): 1, (3072, 768): 24},
+                vocabulary=50257,
+                resizable=True,
+            ),
             RUN,
             CUDA,
         ),

@@ -61,7 +61,7 @@ REMEDIES: tuple[Remedy, ...] = (
         line='torch.set_float32_matmul_precision("high")', alters=True,
     ),
     Remedy(
-        name="threads", group="threads", advice=r"_num_threads\W(\d+)", title="threads: {}",
+        name="threads", group="threads", advice=r"(?:OMP_NUM_THREADS=|set_num_threads\()(\d+)", title="threads: {}",
         line="OMP_NUM_THREADS={}",
     ),
     Remedy(

@@ -74,10 +74,10 @@ def rarer(args: TrainingArguments) -> dict[str, Rarer]:
 def _reads(trainer: Trainer, argument: str, *methods: str) -> bool:
     """Return False if one of the methods is the program's own, and its code neither names the argument nor calls on."""
     for name in methods:
-        method = inspect.unwrap(getattr(trainer, name, None) or _nothing)
-        code = getattr(getattr(method, "__func__", method), "__code__", None)
-        usual = getattr(getattr(Trainer, name, None), "__code__", _nothing.__code__)
-        if code is None or (code is not usual and not {argument, "super", name} & {*code.co_names}):
+        own, usual = (
+            getattr(inspect.unwrap(getattr(owner, name, _nothing)), "__code__", None) for owner in (trainer, Trainer)
+        )
+        if own is None or (own is not usual and not {argument, "super", name} & {*own.co_names}):
             return False
     return True
 
@@ -94,12 +94,15 @@ def _groups(trainer: Trainer) -> bool:
         return False
     kind = collator if inspect.isfunction(collator) else type(collator)
     named = "input_ids" in (getattr(dataset, "column_names", None) or ())
-    # A collator of transformers takes mappings with token ids. The trainer iterates over the data set: without
-    # `__iter__`, this ends only if the data set raises an IndexError.
-    named = named or (kind.__module__.startswith("transformers.") and hasattr(dataset, "__iter__"))
+    # A collator of transformers takes mappings with token ids. The trainer iterates over its data sets: without
+    # `__iter__`, this ends only if a data set raises an IndexError.
+    evaluated = trainer.eval_dataset
+    sets = [dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated])]
+    iterated = all([one is None or hasattr(one, "__iter__") for one in sets])
+    named = named or kind.__module__.startswith("transformers.")
     sampled = _reads(trainer, "_get_train_sampler", "get_train_dataloader", "_get_dataloader")
     sampled = sampled and all(_reads(trainer, name, "_get_train_sampler") for name in SAMPLING)
-    return sampled and named and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+    return sampled and named and iterated and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
 
 
 def _makes_optimizer(args: TrainingArguments, trainer: Trainer) -> bool:
