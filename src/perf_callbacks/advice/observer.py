@@ -144,7 +144,9 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
     name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim.") else None
     if name == "SGD" and not all(group.get("momentum") for group in groups):
         name = None  # nothing is saved without momentum
-    if not setup.fusible or any([getattr(module, "sparse", False) for module in model.modules()] if model else ()):
+    if not setup.fusible or any(
+        [getattr(module, "sparse", False) for module in model.modules()] if model is not None else ()
+    ):
         name = None  # fused optimizers reject sparse gradients
     loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
     return Facts(
