@@ -5,12 +5,47 @@ from dataclasses import replace
 from advised import PLAIN, collective, copy, machine, profile, summary
 
 from perf_callbacks.advice.facts import Facts, SlowCode
+from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
+from perf_callbacks.kernel.fit.setup import Rarer
 
 CPU, CUDA = machine(), machine(accelerator="cuda")
 RUN, BETWEEN = summary(), summary(other=0.5)
 UNKNOWN = Facts()
 DDP = Facts(ddp=True, tensors=100, elements=1e5)
-TRAINER, LIGHTNING, ACCELERATE = ({"integration": name} for name in ("transformers", "lightning", "accelerate"))
+TRAINER = {
+    "integration": "transformers",
+    "options": dict.fromkeys(
+        (
+            "dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers", "logging_steps",
+            "train_sampling_strategy", "optim", "bf16", "fp16", "torch_compile", "torch_compile_mode",
+            "ddp_bucket_cap_mb", "activation_checkpointing",
+        ),
+        "TrainingArguments",
+    ),
+    "rarer": {
+        EVALUATION: Rarer("TrainingArguments(eval_steps={steps})"),
+        CHECKPOINT: Rarer("TrainingArguments(save_steps={steps})", multiple=4),
+    },
+}  # fmt: skip
+GRPO = {
+    "integration": "transformers",
+    "options": dict.fromkeys(("use_vllm", "num_generations", "max_completion_length"), "GRPOConfig"),
+}
+LIGHTNING = {
+    "integration": "lightning",
+    "options": dict.fromkeys(
+        ("log_every_n_steps", "num_sanity_val_steps", "precision", "deterministic", "detect_anomaly"), "Trainer"
+    )
+    | {"bucket_cap_mb": "DDPStrategy"},
+    "rarer": {
+        EVALUATION: Rarer("Trainer(check_val_every_n_epoch={times})"),
+        CHECKPOINT: Rarer("ModelCheckpoint(every_n_epochs={times})", value=2),
+    },
+}
+ACCELERATE = {
+    "integration": "accelerate",
+    "options": {"mixed_precision": "Accelerator", "bucket_cap_mb": "DistributedDataParallelKwargs"},
+}
 LATE = {"idle": {"host": 0.4}}
 FUSIBLE = {"classes": {"elementwise": 0.3}}
 SLOW_CODE = SlowCode("train.py:31 `loss_of`", 9, 20, 30)

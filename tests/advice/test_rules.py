@@ -163,7 +163,11 @@ BURSTS = Facts(workers=2, calm_share=0.8, burst_seconds=3.0, widths=EXACT)
         ({}, {}, "DataLoader(num_workers=2, prefetch_factor=4)"),
         ({"burst_seconds": 12.0}, {}, "DataLoader(num_workers=2, prefetch_factor=10)"),
         ({"burst_seconds": 1e3}, {}, "DataLoader(num_workers=2, prefetch_factor=16)"),
-        ({"integration": "transformers"}, {}, "TrainingArguments(dataloader_prefetch_factor=4)"),
+        (
+            {"options": {"dataloader_prefetch_factor": "TrainingArguments"}},
+            {},
+            "TrainingArguments(dataloader_prefetch_factor=4)",
+        ),
         ({"batch_bytes": 10**9}, {"memory_available": 10.5e9}, "DataLoader(num_workers=2, prefetch_factor=3)"),
         ({"batch_bytes": 10**9}, {"memory_available": 9e9}, "samples that take equally long to load"),
         ({"calm_share": 0.5}, {}, "DataLoader(num_workers=5)"),  # the workers are too slow on average
@@ -395,7 +399,7 @@ def test_an_accelerator_updates_many_tensors_at_once():
     [
         ("sync", 60.0, 0.0, ((0.375, 0.7), "gc.collect()")),
         ("observe", 60.0, 0.0, ((0.375, 0.7), "gc.collect()")),
-        ("observe", 40.0, 0.0, ((None, 0.5), "PerfConfig")),
+        ("observe", 40.0, 0.0, ((None, 0.5), "PERF_CALLBACKS_GC")),
         ("sync", 60.0, 90.0, ((None, 0.5), "cycles")),
     ],
 )

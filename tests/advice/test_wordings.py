@@ -11,6 +11,7 @@ import profiled_cases
 import pytest
 from advised import PLAIN, WORK, found, machine, summary
 from doc_tables import DOCS
+from profiled_cases import ACCELERATE, GRPO, LIGHTNING, TRAINER
 from snapshots import matches
 
 from perf_callbacks.advice import table
@@ -112,7 +113,6 @@ LLAMA = work(("[8192, 4096] x [4096, 10922]", 60), ("[8192, 4096] x [4096, 4096]
 GPT2 = work(("[8192, 768] x [768, 50257]", 60), ("[8192, 768] x [768, 3072]", 40))
 LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
 PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
-LOOP, TRAINER, LIGHTNING = ({"integration": name} for name in ("loop", "transformers", "lightning"))
 HUGE = Facts(workers=0, batch_bytes=10**9)
 BURSTS = Facts(workers=2, calm_share=0.8, burst_seconds=3.0)
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
@@ -178,12 +178,14 @@ CASES = {
         ),
         "slow code in the training loop": (Facts(slow_code={"forward": SLOW_CODE._replace(in_loop=True)}), RUN, CPU),
         "slow code on an accelerator": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CUDA),
-        "generation": (Facts(), grpo(generation=0.8), CPU),
-        "generation on an accelerator": (Facts(), grpo(generation=0.8), CUDA),
+        "generation": (Facts(**GRPO), grpo(generation=0.8), CPU),
+        "generation on an accelerator": (Facts(**GRPO), grpo(generation=0.8), CUDA),
+        "generation without vLLM": (Facts(), grpo(generation=0.8), CUDA),
         "rewards": (Facts(), grpo(rewards=0.8), CPU),
         "small batch": (Facts(memory=busy(*[0.25, 0.75] * 3), work=PLAIN), RUN, CUDA),
         "small batch, compiled": (Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True)), RUN, CUDA),
         "anomalies": (Facts(anomalies=True), None, CPU),
+        "anomalies, Lightning": (Facts(anomalies=True, **LIGHTNING), None, CPU),
         "too few threads": (Facts(threads=1, free_cpus=6.8), RUN, CPU),
     },
     "sync": {
@@ -194,7 +196,7 @@ CASES = {
         "NaN filter": (Facts(nan_filter=True, **TRAINER), RUN, CUDA),
         "reductions": (Facts(ddp=True, work=replace(PLAIN, reductions=4)), RUN, CUDA),
         "reductions, Accelerate": (
-            Facts(ddp=True, work=replace(PLAIN, reductions=2), integration="accelerate"),
+            Facts(ddp=True, work=replace(PLAIN, reductions=2), **ACCELERATE),
             RUN,
             CUDA,
         ),
@@ -216,7 +218,8 @@ CASES = {
         ),
     },
     "recompute": {
-        "free memory": (Facts(work=WORK), RUN, CPU),
+        "free memory": (Facts(work=WORK, checkpointing="activation_checkpointing"), RUN, CPU),
+        "by the program's own code": (Facts(work=WORK), RUN, CPU),
         "Trainer": (Facts(work=WORK, **TRAINER), RUN, CPU),
         "memory unknown": (Facts(work=WORK), RUN, CUDA),
     },
@@ -303,7 +306,7 @@ CASES = {
         "float32, T4": (Facts(work=PLAIN, half="fp16", device_type="cuda"), RUN, CUDA),
         "float32, T4, Trainer": (Facts(work=PLAIN, half="fp16", **TRAINER), RUN, CUDA),
         "float32, T4, Lightning": (Facts(work=PLAIN, half="fp16", **LIGHTNING), RUN, CUDA),
-        "float32, T4, Accelerate": (Facts(work=PLAIN, half="fp16", integration="accelerate"), RUN, CUDA),
+        "float32, T4, Accelerate": (Facts(work=PLAIN, half="fp16", **ACCELERATE), RUN, CUDA),
         "float32, XPU": (Facts(work=PLAIN, half="bf16", device_type="xpu"), RUN, machine(accelerator="xpu")),
     },
     "compile": {
@@ -335,7 +338,13 @@ CASES = {
             CUDA,
         ),
         "vocabulary": (
-            Facts(work=GPT2, tensor_cores=True, weights={(50257, 768): 1, (3072, 768): 24}, vocabulary=50257),
+            Facts(
+                work=GPT2,
+                tensor_cores=True,
+                weights={(50257, 768): 1, (3072, 768): 24},
+                vocabulary=50257,
+                resizable=True,
+            ),
             RUN,
             CUDA,
         ),

@@ -129,7 +129,7 @@ def test_uneven_work_is_a_finding_of_its_own_with_its_share():
     of = Measured(summary(uneven_batches_seconds=20.0, uneven_stages_seconds=12.0))
     found = [rule(Facts(), of) for rule in (uneven_batches, uneven_stages)]
     assert [(one.cause, one.share) for one in found] == [("uneven", 0.2), ("uneven", 0.12)]
-    trainer = uneven_batches(Facts(integration="transformers"), of)
+    trainer = uneven_batches(Facts(options={"train_sampling_strategy": "TrainingArguments"}), of)
     assert 'train_sampling_strategy="batch_rebalance"' in trainer.remedy
     nothing = Measured(summary(uneven_batches_seconds=0.0))
     assert [rule(Facts(), one) for rule in (uneven_batches, uneven_stages) for one in (nothing, None)] == [None] * 4

@@ -32,13 +32,13 @@ EXPECTED = {
     "TrainingArguments(logging_steps=50)": ("logging", 50),
     "Trainer(log_every_n_steps=50)": ("logging", 50),
     "TrainingArguments(logging_nan_inf_filter=False)": ("nan_filter", None),
-    "model.gradient_checkpointing_disable(), or checkpointing fewer layers": ("checkpointing", None),
-    "TrainingArguments(gradient_checkpointing=False)": ("checkpointing", None),
+    "model.activation_checkpointing_disable(), or checkpointing fewer layers": ("checkpointing", None),
+    "TrainingArguments(activation_checkpointing=False)": ("checkpointing", None),
     'from_pretrained(..., attn_implementation="sdpa")': ("attention", None),
     "torch.optim.AdamW(..., fused=True)": ("optimizer", None),
     'TrainingArguments(optim="adamw_torch_fused")': ("optimizer", None),
-    'PerfConfig(gc="sync")': ("gc", None),
-    'PerfConfig(gc="sync"), so that all ranks collect at the same step': ("gc", None),
+    "PERF_CALLBACKS_GC=sync": ("gc", None),
+    "PERF_CALLBACKS_GC=sync, so that all ranks collect at the same step": ("gc", None),
     'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing': (
         "rebalance",
         None,
@@ -105,7 +105,7 @@ def test_only_keeps_the_number_of_a_finding():
 
 
 def test_a_program_with_its_own_callback_keeps_its_checklist():
-    lines = ('PerfConfig(gc="sync")', "OMP_NUM_THREADS=8")
+    lines = ("PERF_CALLBACKS_GC=sync", "OMP_NUM_THREADS=8")
     found = probe(*lines, applied=("pinning", "affinity"))
     assert names(candidates(found, (), 8)) == [("pinning", None), ("threads", 8), ("gc", None), ("affinity", None)]
     own = probe(*lines, applied=("pinning", "affinity"), own_callback=True)

@@ -41,12 +41,6 @@ BUCKETS, LARGE_BUCKET_MB = 8, 100
 GRADIENT_MB = 4e-6
 """Size of one float32 element of a gradient in megabytes."""
 
-BUCKET_SIZE = {
-    "transformers": "TrainingArguments(ddp_bucket_cap_mb={})",
-    "lightning": "DDPStrategy(bucket_cap_mb={})",
-    "accelerate": "DistributedDataParallelKwargs(bucket_cap_mb={})",
-}
-
 MOSTLY = 0.5
 """Overlap is advised only if computation could hide at least this part of the exposed communication."""
 
@@ -68,8 +62,7 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
     if share < FUSIBLE:
         return None
     evidence = f"Element-wise operations and casts took {steps.part(seconds)}, and nothing is compiled"
-    remedy = model.COMPILED.get(facts.integration, "torch.compile(model)")
-    return finding("compile", share, evidence, remedy)
+    return finding("compile", share, evidence, model.compiled(facts))
 
 
 def fusible_seconds(profile: Profile) -> float:
@@ -176,10 +169,18 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
     """Return the largest part of DDP's exposed communication that the remedy may save, and the remedy."""
-    size = BUCKET_SIZE.get(facts.integration, "DistributedDataParallel(bucket_cap_mb={})")
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:
-        return free, size.format(max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"
+        return free, _bucket_size(facts, max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"
     if short:
-        return 1.0, size.format(LARGE_BUCKET_MB)
-    return 1.0, "gradient accumulation with model.no_sync(), or bf16_compress_hook of DDP"
+        return 1.0, _bucket_size(facts, LARGE_BUCKET_MB)
+    accumulation = "gradient accumulation" + " with model.no_sync()" * (facts.integration == "loop")
+    return 1.0, f"{accumulation}, or bf16_compress_hook of DDP"
+
+
+def _bucket_size(facts: Facts, megabytes: int) -> str:
+    return (
+        facts.option("ddp_bucket_cap_mb", megabytes)
+        or facts.option("bucket_cap_mb", megabytes)
+        or f"DistributedDataParallel(bucket_cap_mb={megabytes})"
+    )

@@ -54,7 +54,7 @@ def surplus_threads(facts: Facts) -> tuple[str, str] | None:
         found += f"other programs leave {left} of {number}"
     else:
         found += f"each process has {number}"
-    return found, f"OMP_NUM_THREADS={left}"
+    return found, facts.threads_code.format(left)
 
 
 def _why(facts: Facts) -> tuple[str, str]:
@@ -68,10 +68,8 @@ def _why(facts: Facts) -> tuple[str, str]:
     left = max(1, cpus - workers)
     if facts.accelerator is None and workers and facts.threads > left:
         one = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
-        return f"operations use {facts.threads} threads, and {one} {number} with them", f"OMP_NUM_THREADS={left}"
+        return f"operations use {facts.threads} threads, and {one} {number} with them", facts.threads_code.format(left)
     if workers >= cpus > 1:
-        form = (
-            "TrainingArguments(dataloader_num_workers={})" if facts.integration == "transformers" else "num_workers={}"
-        )
-        return f"{workers} workers of the loader share {number} with it", form.format(cpus - 1)
+        remedy = facts.option("dataloader_num_workers", cpus - 1) or f"num_workers={cpus - 1}"
+        return f"{workers} workers of the loader share {number} with it", remedy
     return f"other programs or threads used its {number}", "more CPUs for this process, or fewer programs beside it"

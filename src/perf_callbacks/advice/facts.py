@@ -9,6 +9,7 @@ from typing import NamedTuple
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
+from perf_callbacks.kernel.fit.setup import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.profile_record import Profile
@@ -86,6 +87,17 @@ class Facts:
     """Facts about a fit. A field is None if its value is unknown."""
 
     integration: str = "loop"
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of the trainer that have an effect in this program, each with the name of the class that takes it."""
+    rarer: Mapping[str, Rarer] = field(default_factory=dict)
+    """How to make evaluations and checkpoints rarer, by the kind of span."""
+    checkpointing: str | None = None
+    """Beginning of the names of the methods with which the model turns its checkpointing on and off.
+
+    None means that the model has no such methods, or that other code checkpoints.
+    """
+    resizable: bool = False
+    """True: the model has the method `resize_token_embeddings`."""
     accelerator: str | None = None
     """Kind of accelerator in use, or None without an accelerator."""
     cpus: int | None = None
@@ -98,6 +110,8 @@ class Facts:
     """Number of processes of the job that share the CPUs on which this process may run."""
     workers: int | None = None
     """Number of worker processes of the training loader, or None if the loader is no `DataLoader`."""
+    iterable: bool = False
+    """True: each worker would load all samples of the data set, unless the data set divides them."""
     prefetch: int = 2
     """Number of batches that each worker loads in advance."""
     batch_bytes: int | None = None
@@ -143,7 +157,7 @@ class Facts:
     sdpa: bool = False
     """True: the model could use `scaled_dot_product_attention`."""
     optimizer: str | None = None
-    """Class name of an optimizer of torch. None for other optimizers, and for SGD without momentum."""
+    """Class name of an optimizer of torch that can be fused, if this saves time."""
     fused: bool = False
     """True: the optimizer updates many tensors at once, because `fused` or `foreach` is set."""
     tensors: int = 0
@@ -152,6 +166,8 @@ class Facts:
     """Mean number of elements of the tensors that the optimizer updates."""
     threads: int = 1
     """Number of CPU threads that an operation uses."""
+    threads_code: str = "OMP_NUM_THREADS={}"
+    """Code that sets the number of threads."""
     log_every: int | None = None
     """Number of steps from one log line of the trainer to the next."""
     gc: str = "sync"
@@ -224,6 +240,10 @@ class Facts:
     """FLOPs of the last counted step."""
     profiles: tuple[Profile, ...] = ()
     """Profiles that were taken on this rank during the fit."""
+
+    def option(self, name: str, value: object) -> str | None:
+        """Return code that sets an argument of the trainer, or None if it would have no effect in this program."""
+        return f"{self.options[name]}({name}={value})" if name in self.options else None
 
     @property
     def compiled(self) -> bool:

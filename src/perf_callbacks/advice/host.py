@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from perf_callbacks.advice import cpu, drift
+from perf_callbacks.advice import cpu, drift, model
 from perf_callbacks.advice.facts import TRAINERS, Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
 from perf_callbacks.advice.waits import reads_each_step, waits_part
@@ -62,9 +62,12 @@ def waiting(facts: Facts, measured: Measured) -> Finding | None:
 def generation(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time in which TRL generates completions. vLLM generates faster, but needs an accelerator."""
     share = measured.share(measured.part(GENERATION))
-    remedy = "fewer or shorter completions (num_generations, max_completion_length)"
-    if facts.accelerator is not None:
-        remedy = "use_vllm=True in the trainer's arguments, or " + remedy
+    remedy = "fewer or shorter completions"
+    names = [name for name in ("num_generations", "max_completion_length", "max_new_tokens") if name in facts.options]
+    remedy += f" ({', '.join(names)})" if names else ""
+    vllm = facts.option("use_vllm", value=True)
+    if facts.accelerator is not None and vllm:
+        remedy = f"{vllm}, which needs vLLM, or {remedy}"
     return finding("host", measured.with_cpu(share), f"Generating completions took {share:.0%} of the run", remedy)
 
 
@@ -91,7 +94,7 @@ def small_batches(facts: Facts, measured: Measured) -> Finding | None:
     evidence = f"The device was idle for {share:.0%} of the run while Python prepared its operations"
     remedy = "larger micro-batches"
     if facts.work is not None and not facts.work.compiled:
-        remedy += ', or torch.compile(model, mode="reduce-overhead")'
+        remedy += f", or {model.without_launches(facts)}"
     return finding("host", share, evidence, remedy)
 
 
@@ -119,11 +122,12 @@ def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
         return None
     evidence = f"Operations use {plural(facts.threads, 'thread')}, and {idle:.0f} of {plural(cpus, 'CPU')} were idle"
     wanted = min(cpus, facts.threads + int(idle))
-    return finding("host", None, evidence, f"OMP_NUM_THREADS={wanted}, if the operations are large")
+    return finding("host", None, evidence, f"{facts.threads_code.format(wanted)}, if the operations are large")
 
 
 def anomalies(facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report autograd's anomaly detection."""
     if not facts.anomalies:
         return None
-    return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
+    remedy = facts.option("detect_anomaly", value=False) or "torch.autograd.set_detect_anomaly(False)"
+    return finding("host", None, "Anomaly detection is on", remedy)

@@ -2,7 +2,7 @@
 
 import re
 
-from perf_callbacks.advice import slow_code, waits
+from perf_callbacks.advice import model, slow_code, waits
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import LEAST, profiled, unknown_loading
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -45,7 +45,8 @@ def loading(facts: Facts, measured: Measured) -> Finding | None:
     if steps is None or share < LEAST:
         return None
     evidence = f"Waiting for the DataLoader took {steps.part(steps.profile.idle_seconds[DATA_CAUSE])}"
-    remedy = "num_workers in the DataLoader; measure(..., loader=loader) says how many"
+    passed = "accelerator.prepare(loader)" if facts.integration == "accelerate" else "measure(..., loader=loader)"
+    remedy = f"num_workers in the DataLoader; {passed} says how many"
     return finding("data", share, evidence, remedy)
 
 
@@ -71,7 +72,7 @@ def launches(facts: Facts, measured: Measured) -> Finding | None:
     number = f"{profile.kernels / steps.number:,.0f} per step, of {1e6 * mean:,.0f} us each"
     remedy = "larger micro-batches"
     if not facts.compiled:
-        remedy += ', or torch.compile(model, mode="reduce-overhead")'
+        remedy += f", or {model.without_launches(facts)}"
     return finding("host", most, f"{idled} was still launching kernels: {number}", remedy)
 
 

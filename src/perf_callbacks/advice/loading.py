@@ -119,9 +119,9 @@ def _prefetch(facts: Facts, measured: Measured, took: str, *, busy: float, wait:
     took += f" with {facts.prefetch} batches each in advance, in bursts"
     while wanted > facts.prefetch and (_room(facts, wanted) or workers) < workers:
         wanted -= 1
-    share, remedy = measured.share(wait), f"DataLoader(num_workers={workers}, prefetch_factor={wanted})"
-    if facts.integration == "transformers":
-        remedy = f"TrainingArguments(dataloader_prefetch_factor={wanted})"
+    share = measured.share(wait)
+    own = f"DataLoader(num_workers={workers}, prefetch_factor={wanted})"
+    remedy = facts.option("dataloader_prefetch_factor", wanted) or own
     if wanted <= facts.prefetch:
         took, remedy = f"{took}; memory leaves no room for more", "samples that take equally long to load"
     return finding("data", share, took, remedy, low=measured.low(LOW * share, "data"))
@@ -154,12 +154,11 @@ def restarts(facts: Facts, measured: Measured) -> Finding | None:
     if won <= 0:
         return None
     noun = "an epoch" if facts.epochs == 1 else f"{facts.epochs:,} epochs"
-    share, form = took / measured.seconds, "DataLoader(num_workers={}, persistent_workers=True)"
+    share, own = took / measured.seconds, f"DataLoader(num_workers={workers}, persistent_workers=True)"
     evidence = f"Waiting for the first batch of {noun} took {share:.0%} of the run: workers are started for each epoch"
-    if facts.integration == "transformers":
-        form = "TrainingArguments(dataloader_persistent_workers=True)"
+    remedy = facts.option("dataloader_persistent_workers", value=True) or own
     low, most = LOW * won / measured.seconds, min(MOST_RESTARTED * share, (share + 1) / 2)
-    return finding("data", most, evidence, form.format(workers), low=measured.low(low, "data"))
+    return finding("data", most, evidence, remedy, low=measured.low(low, "data"))
 
 
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
@@ -197,8 +196,8 @@ def _computed(facts: Facts, measured: Measured, wait: float) -> float:
 
 
 def _workers(facts: Facts, wanted: int) -> str:
-    if facts.integration == "transformers":
-        return f"TrainingArguments(dataloader_num_workers={wanted})"
+    own = f"DataLoader(num_workers={wanted})"
     if facts.workers is None:
-        return f"loading in the background, as DataLoader(num_workers={wanted}) does"
-    return f"DataLoader(num_workers={wanted})"
+        own = f"loading in the background, as {own} does"
+    remedy = facts.option("dataloader_num_workers", wanted) or own
+    return remedy + ", if the data set divides its samples by torch.utils.data.get_worker_info()" * facts.iterable

@@ -57,7 +57,7 @@ def garbage(facts: Facts, measured: Measured) -> Finding | None:
     elif facts.gc == "sync":
         return None  # these collections ran before the schedule began
     else:
-        remedy = 'PerfConfig(gc="sync")'
+        remedy = "PERF_CALLBACKS_GC=sync"
     return finding("gc", share, evidence, remedy, low=low)
 
 

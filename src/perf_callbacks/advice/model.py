@@ -90,22 +90,12 @@ REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
 GPT-2 small in the Hugging Face `Trainer` reached 0.59 of the peak of float32 on an H200, over whole steps.
 """
 
-COMPILED = {"transformers": "TrainingArguments(torch_compile=True)"}
-_MIXED = {
-    "transformers": "TrainingArguments({half}=True)",
-    "lightning": 'Trainer(precision="{number}-mixed")',
-    "accelerate": 'Accelerator(mixed_precision="{half}")',
-}
 _AUTOCAST = {
     "bf16": 'torch.autocast("{device}", torch.bfloat16)',
     "fp16": 'torch.autocast("{device}", torch.float16) with torch.amp.GradScaler',
 }
 _NUMBERS = {"bf16": "bf16", "fp16": "16"}
 """Names of 16-bit formats in Lightning."""
-_REPEATED = {
-    "transformers": "TrainingArguments(full_determinism=False)",
-    "lightning": "Trainer(deterministic=False)",
-}
 
 
 @timed
@@ -122,9 +112,11 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
     evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
     if facts.accelerator is None and facts.memory_available is not None:
         evidence += f" while {facts.memory_available / GIGA:.0f} GB of memory are free"
-    remedy = "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
-    if facts.integration == "transformers":
-        remedy = "TrainingArguments(gradient_checkpointing=False)"
+    remedy = "checkpointing fewer layers, or none"
+    if facts.checkpointing is not None:
+        remedy = f"model.{facts.checkpointing}_disable(), or checkpointing fewer layers"
+    option = facts.option("activation_checkpointing", value=False)
+    remedy = option or facts.option("gradient_checkpointing", value=False) or remedy
     share = measured.with_cpu(measured.share(seconds))
     low = measured.low(RECOMPUTED[0] * measured.with_cpu(measured.share(estimate)), "forward", "backward")
     return finding("recompute", share, evidence, remedy, low=low)
@@ -138,9 +130,10 @@ def padded(facts: Facts, measured: Measured) -> Finding | None:
     if part < MUCH_PADDING:
         return None
     evidence = f"{part:.0%} of the tokens are padding"
-    remedy = "batches of samples of similar length, or packing"
-    if facts.integration == "transformers":
-        remedy = 'TrainingArguments(train_sampling_strategy="group_by_length"), or packing'
+    grouped = facts.option("train_sampling_strategy", '"group_by_length"') or facts.option(
+        "group_by_length", value=True
+    )
+    remedy = f"{grouped or 'batches of samples of similar length'}, or packing"
     if facts.batch_lengths == 1:
         evidence += ", and all batches have the same length"
         remedy = f"padding to the longest sample of a batch, with {remedy}"
@@ -192,9 +185,7 @@ def optimizer(facts: Facts, measured: Measured) -> Finding | None:
         f"The optimizer's update took {measured.share(seconds):.0%} of the run: "
         f"{facts.optimizer} updates {facts.tensors:,} tensors one by one"
     )
-    remedy = f"torch.optim.{facts.optimizer}(..., fused=True)"
-    if facts.integration == "transformers" and facts.optimizer == "AdamW":
-        remedy = 'TrainingArguments(optim="adamw_torch_fused")'
+    remedy = facts.option("optim", '"adamw_torch_fused"') or f"torch.optim.{facts.optimizer}(..., fused=True)"
     share = measured.with_cpu(measured.share(saved * seconds))
     least, most = UPDATED
     low = measured.low(least * share, "optimizer")
@@ -218,7 +209,7 @@ def recompiling(facts: Facts, measured: Measured) -> Finding | None:
         remedy = "TORCH_LOGS=recompiles, which names each guard that fails"
         if any(word in found.reason for word in SHAPED):
             least, most = RECOMPILED
-            remedy = "batches of few shapes, or torch.compile(..., dynamic=True)"
+            remedy = f"batches of few shapes, or {_dynamic(facts)}"
             return finding("compile", min(most * share, (share + 1) / 2), evidence, remedy, low=least * share)
     return finding("compile", share, evidence, remedy)
 
@@ -235,7 +226,24 @@ def compiling(facts: Facts, measured: Measured) -> Finding | None:
     if hfu is None or not working or hfu * measured.step_seconds / working >= LOW:
         return None
     evidence = f"Nothing is compiled, and HFU is {hfu:.0%}"
-    return finding("compile", None, evidence, COMPILED.get(facts.integration, "torch.compile(model)"))
+    return finding("compile", None, evidence, compiled(facts))
+
+
+def compiled(facts: Facts) -> str:
+    """Return the code that compiles the model."""
+    return facts.option("torch_compile", value=True) or "torch.compile(model)"
+
+
+def without_launches(facts: Facts) -> str:
+    """Return the code that compiles the model so that few kernels are launched from Python."""
+    mode = '"reduce-overhead"'
+    return facts.option("torch_compile_mode", mode) or f"torch.compile(model, mode={mode})"
+
+
+def _dynamic(facts: Facts) -> str:
+    # a trainer that compiles by an argument passes no `dynamic`, but accelerate reads it from the environment
+    trainer = facts.integration == "transformers" and "torch_compile" not in facts.options
+    return "ACCELERATE_DYNAMO_USE_DYNAMIC=1" if trainer else "torch.compile(..., dynamic=True)"
 
 
 def precision(facts: Facts, measured: Measured | None) -> Finding | None:
@@ -253,8 +261,12 @@ def precision(facts: Facts, measured: Measured | None) -> Finding | None:
         remedy = 'torch.set_float32_matmul_precision("high")'
         return finding("precision", won, f"{evidence}, without TF32", remedy, low=low)
     won, low = _faster_products(facts, measured, single, "tf32" if facts.tf32 else "fp32", facts.half)
-    mixed = _MIXED.get(facts.integration, _AUTOCAST[facts.half])
-    remedy = mixed.format(half=facts.half, number=_NUMBERS[facts.half], device=facts.device_type)
+    remedy = (
+        facts.option(facts.half, value=True)
+        or facts.option("precision", f'"{_NUMBERS[facts.half]}-mixed"')
+        or facts.option("mixed_precision", f'"{facts.half}"')
+        or _AUTOCAST[facts.half].format(device=facts.device_type)
+    )
     return finding("precision", won, f"{evidence}, in TF32" if facts.tf32 else evidence, remedy, low=low)
 
 
@@ -293,5 +305,9 @@ def deterministic(facts: Facts, _measured: Measured | None) -> Finding | None:
     """
     if not facts.deterministic or facts.accelerator is None:
         return None
-    remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")
+    remedy = (
+        facts.option("full_determinism", value=False)
+        or facts.option("deterministic", value=False)
+        or "torch.use_deterministic_algorithms(False)"
+    )
     return finding("precision", None, "Deterministic algorithms are on, which are slower", remedy)

@@ -163,9 +163,17 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
     name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim.") else None
     if name == "SGD" and not all(group.get("momentum") for group in groups):
         name = None  # nothing is saved without momentum
+    if not setup.fusible or any(
+        [getattr(module, "sparse", False) for module in model.modules()] if model is not None else ()
+    ):
+        name = None  # fused optimizers reject sparse gradients
     loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
     return Facts(
         integration=integration,
+        options=setup.options,
+        rarer=setup.rarer,
+        checkpointing=_checkpointing(_inner(model)),
+        resizable=hasattr(_inner(model), "resize_token_embeddings"),
         accelerator=machine.accelerator,
         cpus=machine.cpus,
         memory_available=machine.memory_available,
@@ -173,6 +181,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         ranks_on_cpus=machine.processes_on_cpus,
         workers=min([loader.num_workers for loader in loaders], default=None),
         prefetch=max([loader.prefetch_factor or 2 for loader in loaders], default=2),
+        iterable=any([_undivided(loader.dataset) for loader in loaders]),
         # workers of an iterable data set may have to begin anew in each epoch
         persistent=all([one.persistent_workers or isinstance(one.dataset, IterableDataset) for one in loaders]),
         attention=getattr(config, "_attn_implementation", None),
@@ -183,6 +192,7 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         tensors=len(tensors),
         elements=sum([tensor.numel() for tensor in tensors]) / max(1, len(tensors)),
         threads=torch.get_num_threads(),
+        threads_code=_threads_code(),
         log_every=setup.log_every,
         ddp=_has_ranks(model),
         nan_filter=setup.nan_filter,
@@ -282,6 +292,26 @@ class _Since:
         """Return the mean number of idle CPUs among the CPUs on which this process may run, or None if unknown."""
         idle = cpu_time.idle(self._cpus)
         return None if idle is None or self._idled is None or not self._own else (idle - self._idled) / seconds
+
+
+def _checkpointing(model: nn.Module | None) -> str | None:
+    """Return the name for checkpointing in a model's methods, if the model checkpoints by them."""
+    for name in ("activation_checkpointing", "gradient_checkpointing"):  # in transformers 5, and before
+        if hasattr(model, f"{name}_disable"):
+            return name if getattr(model, f"is_{name}", False) else None
+    return None
+
+
+def _undivided(dataset: object) -> bool:
+    """Return True for an iterable data set of the program. A data set of `datasets` divides its samples itself."""
+    return isinstance(dataset, IterableDataset) and not type(dataset).__module__.startswith("datasets.")
+
+
+def _threads_code() -> str:
+    """Return the code that sets the number of threads. A program that sets it itself ignores the variable."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    ignored = wanted.isdigit() and int(wanted) != torch.get_num_threads()
+    return "torch.set_num_threads({})" if ignored else "OMP_NUM_THREADS={}"
 
 
 def _has_ranks(model: nn.Module | None) -> bool:

@@ -47,9 +47,12 @@ def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
     before, after = padded(facts.weights, worst.size, worst.better)
     price = f", which takes its weights from {before:,} to {after:,} parameters" if before else ""
     if worst.size == facts.vocabulary:
-        return "The vocabulary of", f"model.resize_token_embeddings(pad_to_multiple_of=64){price}"
+        resize = "model.resize_token_embeddings(pad_to_multiple_of=64)"
+        remedy = resize if facts.resizable else f"padding it to {worst.better:,}"
+        return "The vocabulary of", f"{remedy}{price}"
     if worst.size == facts.head:
         return "The head size", "another number of heads: 64 and 128 are good sizes"
     if facts.weights and not before:
-        return "The size", f"pad_to_multiple_of={ALIGNED} in the collator, or another size of the batch"
+        padding = facts.option("pad_to_multiple_of", ALIGNED) or f"padding to a multiple of {ALIGNED} in the collator"
+        return "The size", f"{padding}, or another size of the batch"
     return "The size", f"padding it to {worst.better:,}{price}"

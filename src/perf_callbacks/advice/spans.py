@@ -4,6 +4,7 @@ import math
 
 from perf_callbacks.advice.facts import INTERRUPTED, Facts, Measured, finding, interrupting
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
+from perf_callbacks.kernel.fit.setup import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05
@@ -15,13 +16,6 @@ MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
 After a checkpoint, the operating system still writes to the disk. Ten programs of `benchmarks/promises.py` saved 0.97
 to 1.52 s for each second of avoided checkpoints, and an eleventh program saved 1.93 s.
 """
-
-_OFTEN = {
-    (EVALUATION, "transformers"): "TrainingArguments(eval_steps={})",
-    (CHECKPOINT, "transformers"): "TrainingArguments(save_steps={})",
-    (EVALUATION, "lightning"): "Trainer(val_check_interval={})",
-    (CHECKPOINT, "lightning"): "ModelCheckpoint(every_n_train_steps={})",
-}
 
 
 def evaluation(facts: Facts, measured: Measured | None) -> Finding | None:
@@ -45,9 +39,9 @@ def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Fin
         return None
     apart = max(1, round(summary.steps / count))
     evidence = f"{noun} took {seconds / measured.seconds:.0%} of the run: one after every {_steps(apart)}"
-    form = _OFTEN.get((kind, facts.integration), "one after every {} steps").format(apart * rarer)
+    how = facts.rarer.get(kind, Rarer("one after every {steps} steps"))
     low, share = interrupting(seconds * (1 - 1 / rarer) / measured.seconds, MOST_SAVED[kind])
-    return finding(kind, share, evidence, form, low=low)
+    return finding(kind, share, evidence, how.written(apart * rarer, rarer), low=low)
 
 
 def _steps(number: int) -> str:

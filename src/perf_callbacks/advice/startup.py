@@ -36,7 +36,8 @@ def startup(facts: Facts, measured: Measured) -> Finding | None:
     remedy = f"{LONGER}, or ranks that start together"
     if facts.integration == "lightning":
         did = "the hooks before training, the sanity check, and the setup of the callback"
-        remedy = f"Trainer(num_sanity_val_steps=0), or {LONGER}"
+        sanity = facts.option("num_sanity_val_steps", 0)
+        remedy = f"{sanity}, or {LONGER}" if sanity else LONGER
     return finding(CAUSE, share, f"Startup took {share:.0%} of all time ({seconds:,.3g} s): {did}", remedy)
 
 

@@ -29,7 +29,8 @@ def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
     """Report the time for which ranks with small batches wait for ranks with large batches."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
-    remedy = text.BATCH_REBALANCE if facts.integration == "transformers" else text.UNEVEN_BATCHES
+    rebalance = facts.option("train_sampling_strategy", '"batch_rebalance"')
+    remedy = f"{rebalance} of transformers 5.23, or packing" if rebalance else text.UNEVEN_BATCHES
     return _uneven(measured, seconds, "Batches are uneven: ranks with less work waited", remedy)
 
 

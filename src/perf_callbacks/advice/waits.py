@@ -8,6 +8,13 @@ from perf_callbacks.kernel.records.fit_records import Finding
 
 NO_NAN_FILTER = "TrainingArguments(logging_nan_inf_filter=False)"
 
+NO_SYNC = {
+    "transformers": "self.model_wrapped.no_sync()",
+    "lightning": "self.trainer.model.no_sync()",
+    "accelerate": "accelerator.no_sync(model)",
+}
+"""Code in which DDP doesn't reduce gradients, in the methods of a trainer or in a loop."""
+
 LOGGING_SAVED = 2.4
 """Largest saving from rarer logging, relative to the time of logging.
 
@@ -31,8 +38,7 @@ def logging(facts: Facts, measured: Measured) -> Finding | None:
     evidence = f"Reading values and logging them in each step took {share:.0%} of the run: {reads}"
     remedy = "logging every 50 steps"
     if facts.log_every == 1:
-        lightning = facts.integration == "lightning"
-        remedy = "Trainer(log_every_n_steps=50)" if lightning else "TrainingArguments(logging_steps=50)"
+        remedy = facts.option("log_every_n_steps", 50) or facts.option("logging_steps", 50) or remedy
     low, won = interrupting(measured.with_cpu(share), LOGGING_SAVED)
     return finding("sync", won, evidence, remedy, low=measured.low(low, "other"), line=line)
 
@@ -105,9 +111,9 @@ def reducing(facts: Facts, measured: Measured | None) -> Finding | None:
 
 def no_sync(facts: Facts) -> str:
     """Return the code with which DDP reduces gradients once per step, not after each micro-batch."""
-    if facts.integration == "accelerate":
-        return "with accelerator.accumulate(model):"
-    return "with model.no_sync(): around all micro-batches but the last"
+    once = facts.option("accelerator_config", '{"gradient_accumulation_kwargs": {"sync_each_batch": False}}')
+    call = NO_SYNC.get(facts.integration, "model.no_sync()")
+    return once or f"with {call}: around all micro-batches but the last"
 
 
 def blocking(facts: Facts, _measured: Measured | None) -> Finding | None:

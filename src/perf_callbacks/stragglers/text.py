@@ -18,7 +18,7 @@ NAMES = {
 """For each cause: its name in sentences."""
 
 REMEDIES = {
-    GC: 'PerfConfig(gc="sync"), so that all ranks collect at the same step',
+    GC: "PERF_CALLBACKS_GC=sync, so that all ranks collect at the same step",
     DATA: "more loader workers, or data nearer to the rank",
     STEAL: "giving each rank separate CPUs: other processes use its CPUs",
     DEVICE: "comparing its device's clocks and temperature with other ranks' devices",
@@ -31,7 +31,6 @@ SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
 calls of `gc.collect()`."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
-BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'
 
 UNEVEN_STAGES = "moving layers from the longest stage of the pipeline to other stages"
 

@@ -61,11 +61,11 @@ REMEDIES: tuple[Remedy, ...] = (
         line='torch.set_float32_matmul_precision("high")', alters=True,
     ),
     Remedy(
-        name="threads", group="threads", advice=r"OMP_NUM_THREADS=(\d+)", title="threads: {}",
+        name="threads", group="threads", advice=r"(?:OMP_NUM_THREADS=|set_num_threads\()(\d+)", title="threads: {}",
         line="OMP_NUM_THREADS={}",
     ),
     Remedy(
-        name="gc", group="gc", advice=r"gc=\"sync\"", title="gc: on a schedule",
+        name="gc", group="gc", advice=r"GC=sync", title="gc: on a schedule",
         line="PerfCallback(), which collects garbage on a schedule",
     ),
     Remedy(
@@ -80,7 +80,7 @@ REMEDIES: tuple[Remedy, ...] = (
         name="nan_filter", group="logging", advice=r"logging_nan_inf_filter=False", title="logging: no NaN filter",
     ),
     Remedy(
-        name="checkpointing", group="recompute", advice=r"gradient_checkpointing",
+        name="checkpointing", group="recompute", advice=r"(?:activation|gradient)_checkpointing",
         title="checkpointing: off",
     ),
     Remedy(

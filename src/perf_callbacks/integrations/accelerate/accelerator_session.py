@@ -108,7 +108,12 @@ class AcceleratorSession:
         place = by_meshes(_place(self._accelerator(), self._carried), models[0])
         place = replace(place, restore_seconds=self.restoring.take())
         self._shown = False
-        setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0])
+        options = {"bucket_cap_mb": "DistributedDataParallelKwargs"}
+        if self._accelerator().mixed_precision == "no":
+            options["mixed_precision"] = "Accelerator"
+        setup = Setup(
+            optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0], options=options
+        )
         watch = self._session.begin(
             place, self._watching, models[0], lambda: _batches(self._prepared.loaders), setup=lambda: setup
         )

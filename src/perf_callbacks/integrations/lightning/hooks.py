@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from perf_callbacks import checklist
 from perf_callbacks.integrations.callback_order import LateCallbackList, measures, settled
+from perf_callbacks.integrations.lightning import options
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.clock import perf_counter
@@ -286,11 +287,16 @@ def _directory(trainer: Any) -> Path:
 
 def _setup(trainer: Any) -> Setup:
     loaders = flat(trainer.train_dataloader)
+    known: dict[str, Any] = {}
+    with guard(let_pass):  # a strategy of the user's own may be anything
+        known = {name: getattr(options, name)(trainer) for name in ("rarer", "fusible")}
+        known["options"] = options.effective(trainer)
     return Setup(
         optimizers=tuple(trainer.optimizers),
         loaders=loaders,
         called=trainer.strategy.model,
         log_every=trainer.log_every_n_steps or None,
+        **known,
     )
 
 

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.callback_order import LateCallbackList, measures, move_to_front, settled
 from perf_callbacks.integrations.restore_time import RestoreTime
+from perf_callbacks.integrations.transformers import options
 from perf_callbacks.integrations.transformers.watch import (
     EVERY_STEP,
     READS,
@@ -21,11 +22,12 @@ from perf_callbacks.integrations.transformers.watch import (
     find_trainer,
     resumed_from,
 )
-from perf_callbacks.kernel.failures import fails_open
+from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
@@ -197,6 +199,9 @@ def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> 
 
 
 def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
+    known: dict[str, Any] = {}
+    with guard(let_pass):  # a trainer of the user's own may be anything
+        known = {"options": options.effective(args, trainer), "rarer": options.rarer(args)}
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
     return Setup(
         optimizers=(trainer.optimizer,),
@@ -204,6 +209,7 @@ def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
         called=trainer.model_wrapped,
         log_every=every,
         nan_filter=bool(args.logging_nan_inf_filter),
+        **known,
     )
 
 
