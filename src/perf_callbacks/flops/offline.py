@@ -148,7 +148,7 @@ def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Refuses collectives. A copy of the model that talked to other ranks would disturb the training of all."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002 torch's signature
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in str(func):
             raise RuntimeError(f"a copy of the model must not call {func}")
         return func(*args, **(kwargs or {}))

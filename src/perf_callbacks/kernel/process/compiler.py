@@ -53,8 +53,9 @@ def _backends() -> list[str]:
 
 
 def on_compilation(callback: Any) -> None:
-    """Call `callback` when the compiler begins to trace a function, before it looks at hooks. A second call does
-    nothing.
+    """Call `callback` when the compiler begins to trace a function, before it looks at hooks.
+
+    A second call does nothing.
     """
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback not in compiler.callback_handler.start_callbacks:
