@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -117,6 +118,20 @@ def _counts_take_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count in each step that is to be counted, also on a busy machine: a test's steps are shorter than its counts."""
     if torch is not None:
         monkeypatch.setattr("perf_callbacks.flops.count_schedule.EARLY_SECONDS", math.inf)
+        monkeypatch.setattr("perf_callbacks.flops.observer.LEAST_SECONDS", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled() -> None:
+    """Forget what earlier tests have compiled. Programs that compile are counted in another way."""
+    if "torch._dynamo.eval_frame" in sys.modules:
+        from torch._dynamo.utils import counters
+
+        from perf_callbacks.kernel.process.compiler import compiles
+
+        if compiles():
+            torch._dynamo.reset()
+            counters.clear()
 
 
 if torch is None:  # other Pythons have no framework: what needs one is skipped there

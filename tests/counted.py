@@ -5,6 +5,7 @@ import hashlib
 import sys
 import warnings
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # it adds a filter of warnings when it is imported
@@ -96,6 +97,9 @@ def excluded(directory, reasons=(COUNTED, RECOUNTED)):
     return [step["step"] for step in steps(directory) if step.get("excluded") in reasons]
 
 
+_NO_HANDLER = SimpleNamespace(start_callbacks=[])
+
+
 def left_behind():
     """What a count changes in the process while it goes on."""
     frame = sys.modules.get("torch._dynamo.eval_frame")
@@ -105,6 +109,8 @@ def left_behind():
         "before": dict(modules._global_forward_pre_hooks),
         "after": dict(modules._global_forward_hooks),
         "filters": list(warnings.filters),
+        "profile": sys.getprofile(),
+        "compilations": [*getattr(sys.modules.get("torch._dynamo"), "callback_handler", _NO_HANDLER).start_callbacks],
     }
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import warnings
 import weakref
 from contextlib import suppress
 
@@ -166,59 +165,11 @@ def test_to_open_or_close_twice_is_to_do_it_once():
     assert left_behind() == before
 
 
-def test_nothing_is_compiled_while_a_window_is_open():
-
-    window = CountWindow()
+def test_a_window_touches_no_stance_of_the_compiler():
+    before, window = left_behind()["stance"], CountWindow()
     window.open()
-    within = left_behind()
+    assert left_behind()["stance"] == before
     window.close()
-    assert (within["stance"], left_behind()["stance"]) == ("force_eager", "default")
-
-
-@pytest.mark.parametrize("stance", ["force_eager", "eager_on_recompile"])
-def test_a_stance_that_somebody_took_before_is_taken_again(stance):
-    window = CountWindow()
-    with torch.compiler.set_stance(stance):
-        window.open()
-        assert left_behind()["stance"] == "force_eager"
-        window.close()
-        assert left_behind()["stance"] == stance
-    assert left_behind()["stance"] == "default"
-
-
-def test_a_stance_that_somebody_took_meanwhile_is_theirs():
-    window = CountWindow()
-    with torch.compiler.set_stance("default"):  # for what follows to be taken back
-        window.open()
-        torch.compiler.set_stance("eager_on_recompile")
-        window.close()
-        assert left_behind()["stance"] == "eager_on_recompile"
-    assert left_behind()["stance"] == "default"
-
-
-def test_warnings_that_somebody_filtered_meanwhile_stay_so():
-    window = CountWindow()
-    with warnings.catch_warnings():
-        before = list(warnings.filters)
-        window.open()
-        warnings.filterwarnings("ignore", "of theirs")
-        window.close()
-        assert [one[1].pattern for one in warnings.filters[: len(warnings.filters) - len(before)]] == ["of theirs"]
-        assert warnings.filters[1:] == before
-
-
-def test_a_count_shows_no_warning_of_the_program_again():
-    def warn():
-        warnings.warn("of theirs", UserWarning, stacklevel=1)
-
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("default")
-        for _ in range(2):
-            warn()
-            window = CountWindow()
-            window.open()
-            window.close()
-    assert len(shown) == 1
 
 
 def test_a_window_under_a_foreign_mode_is_silent_until_it_can_leave():

@@ -1,5 +1,7 @@
 """FLOPs without running anything: the same as counted, and the model is not touched."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from counted import bits, gpt2, ids, mamba
@@ -224,3 +226,24 @@ def test_experts_missing_from_the_configuration_have_no_closed_form():
     model = mixtral()
     model.config = None
     assert closed_form(model, example_of(ids(3, 8))) is None
+
+
+def test_a_copy_talks_to_no_other_rank(tmp_path):
+    class Reducing(torch.nn.Module):
+        config = SimpleNamespace()
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            hidden = self.layer(x)
+            torch.distributed.all_reduce(hidden)
+            return SimpleNamespace(loss=hidden.sum())
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="must not call c10d"):
+            offline.count(Reducing(), {"x": ((2, 4), torch.float32, torch.device("cpu"))})
+    finally:
+        torch.distributed.destroy_process_group()

@@ -96,7 +96,7 @@ def train(directory, flops, how, *, momentum=0.9, zero=True, model_compiled=Fals
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_steps_are_counted_and_all_but_the_counted_one_run_compiled(tmp_path, how):
+def test_steps_are_counted_and_all_run_compiled(tmp_path, how):
     before = left_behind()
     ours = train(tmp_path, "count", how)
     assert left_behind() == before
@@ -105,9 +105,9 @@ def test_steps_are_counted_and_all_but_the_counted_one_run_compiled(tmp_path, ho
     # a first step that compiles for seconds may be on disk before the second one is counted
     assert known(tmp_path)[1:] == [truth(network(), batch) for batch in batches()][1:]
     (record,) = counts(tmp_path)
-    assert (record.step, record.lower_bound) == (2, False)
+    assert (record.step, record.lower_bound) == (2, True), "what the compiler fused is not seen"
     assert excluded(tmp_path) == [2]
-    assert ours.ran == [True, False] + [True] * (STEPS - 2)
+    assert ours.ran == [True] * STEPS
 
 
 def test_it_is_compiled_as_often_and_comes_to_the_same_as_without(tmp_path):
@@ -152,7 +152,7 @@ def test_with_accelerate(tmp_path):
     accelerator.end_training()
     assert left_behind() == before
     assert known(tmp_path)[1:] == [truth(network(), batch) for batch in batches()][1:]
-    assert backend.calls == STEPS - 1
+    assert backend.calls == STEPS
 
 
 def test_the_compiler_looks_at_nothing_of_ours_from_the_third_step_on(tmp_path):
@@ -169,7 +169,7 @@ def test_the_compiler_looks_at_nothing_of_ours_from_the_third_step_on(tmp_path):
             step()
             optimizer.zero_grad()
             seen.append((counters["frames"]["total"], sum(counters["graph_break"].values())))
-    assert len(set(seen)) == 1
+    assert len(set(seen[1:])) == 1
 
 
 def test_an_optimizer_that_steps_within_the_backward(tmp_path):

@@ -22,19 +22,20 @@ INSIDE = {
     "flops.counting.formulas": "name",
     "flops.counting.counter": "phase number_format tensors are_batched",
     "flops.counting.coverage.Weights": "see behind multiplied passed",
+    "flops.counting.count_limit.CountLimit": "reached",
     "flops.counting.observed.Observed": "sort product uncounted _copied _note _read",
     "flops.counting.observed": "formula _causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
-    "flops.observer.Counting": "step_began step_ended shape_seen span_began span_ended _eager trained _next",
+    "flops.observer.Counting": "step_began step_ended shape_seen span_began span_ended trained _next",
     "flops.count_records.CountRecords": "check_peak note_apart",
     "flops.count_schedule.CountSchedule": "next recount missing wanted",
-    "flops.counting.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
+    "flops.counting.counter.FlopCounter": "hook unhook",
+    "flops.counting.stacked_mode.StackedMode": "enter_stack leave_stack",
     "flops.counting.count_window.CountWindow": "open _leave",
     "flops.counting.module_shares.ModuleShares": "_path _take_activations",
     "flops.counting.module_shares": "_new_results",
-    "kernel.process.compiler_stance.EagerStance": "hold release reconcile",
     "flops.known_work.shaped_work.ShapedWork": "of knows wants look settle",
     "flops.known_work.shaped_work": "_each",
     "flops.known_work.shape_counts": "_fold keep",
@@ -48,6 +49,9 @@ ONCE = {
     "flops.training_filter.TrainingFilter": "__init__",
     "flops.counting.counter.FlopCounter": "__init__",
     "flops.counting.count_window.CountWindow": "__init__",
+    "flops.counting.count_limit.CountLimit": "__init__",
+    "flops.counted_step.CountedStep": "__init__",
+    "flops.model_copy.ModelCopy": "check",
     "kernel.fit.module_paths.ModulePaths": "__init__",
     "flops.counting.module_shares.ModuleShares": "__init__ _line",
     "flops.counting.coverage.Weights": "coverage multiplied_elements",
@@ -58,11 +62,9 @@ ONCE = {
 }
 """As before, but called once or twice in the fit."""
 LEFT = {
-    "flops.counting.counter.FlopCounter.unhook": {"before", "after"},
+    "flops.counting.counter.FlopCounter.unhook": {"before", "after", "compilations"},
     "flops.counting.count_window.CountWindow._leave": {"modes"},
-    "flops.counting.counter.FlopCounter.leave_stack": {"modes"},
-    "kernel.process.compiler_stance.EagerStance.release": {"stance", "filters"},
-    "kernel.process.compiler_stance.EagerStance.reconcile": {"stance", "filters"},
+    "flops.counting.stacked_mode.StackedMode.leave_stack": {"modes"},
 }
 """What takes something back can't do so where it is broken itself. All the rest is taken back."""
 
@@ -148,9 +150,7 @@ def repair(left):
 
     for mode in reversed(left["modes"]):
         mode.leave_stack()
-    from torch._dynamo.eval_frame import _set_stance
-
-    _set_stance(type(torch._dynamo.eval_frame._stance)("default"))
+    torch._dynamo.callback_handler.start_callbacks.clear()
     for hooks in (modules._global_forward_pre_hooks, modules._global_forward_hooks):
         hooks.clear()
 

@@ -1,5 +1,6 @@
 """What the classes of devices know, with fakes of torch's modules for CUDA, ROCm and other accelerators."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from fakes import FakeEvent, FakeStream
 from perf_callbacks.kernel.engine.marks import BACK, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.process import device, event_timeline
-from perf_callbacks.kernel.process.device import Cuda, Device, Hpu, Mps, Npu, Rocm, Xla, Xpu
+from perf_callbacks.kernel.process.device import Cpu, Cuda, Device, Hpu, Mps, Npu, Rocm, Xla, Xpu
 from perf_callbacks.kernel.process.device_facts import Allocator, Features, Timing
 
 
@@ -280,7 +281,7 @@ def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the test needs CUDA that refuses to start, and here CUDA starts")
 def test_facts_of_a_gpu_that_does_not_start_are_unknown():
     found = Cuda(torch.device("cuda:0"))
-    assert (found.features(), found.name, found.allocator()) == (Features(), "cuda", None)
+    assert (found.features(), found.name, found.allocator(), found.captures) == (Features(), "cuda", None, False)
     assert found.timing().unstaged is not None
 
 
@@ -345,6 +346,20 @@ def broken(_):
 def test_statistics_of_an_allocator_are_read_or_unknown(monkeypatch, module, expected):
     monkeypatch.setattr(Device, "module", SimpleNamespace(**module))
     assert Cuda(torch.device("cuda:0")).allocator() == expected
+
+
+@pytest.mark.parametrize(
+    ("capturing", "manager", "captures"), [(True, None, True), (False, object(), True), (False, None, False)]
+)
+def test_graphs_that_are_captured_are_seen(monkeypatch, capturing, manager, captures):
+    trees = SimpleNamespace(
+        get_manager=lambda index, *, create_if_none_exists: (index, create_if_none_exists) and manager
+    )
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    module = SimpleNamespace(is_current_stream_capturing=lambda: capturing, current_device=lambda: 0)
+    monkeypatch.setattr(Device, "module", module)
+    assert Cuda(torch.device("cuda")).captures is captures
+    assert not Cpu(torch.device("cpu")).captures
 
 
 def a_model(*places):

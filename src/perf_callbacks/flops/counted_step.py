@@ -7,7 +7,7 @@ from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.process.compiler import anything_compiled
+from perf_callbacks.kernel.process.compiler import generates_code
 
 COMPILED = "kernels that torch.compile generated"
 REST = "the rest of a step of very many operations"
@@ -27,7 +27,7 @@ class CountedStep:
         self.calls, self.batches = calls, batches
         self.passes = [Work(cells) for cells in counter.passes]
         """Work of each forward with its backward."""
-        self.missing = [COMPILED] if anything_compiled() else []
+        self.missing = [COMPILED] if generates_code() else []
         """Work that the count may not have seen, so that its FLOPs are a lower bound."""
         self.whole = True
         """False: the count ended before the model had done its work."""

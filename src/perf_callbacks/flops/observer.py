@@ -34,6 +34,7 @@ from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
 from perf_callbacks.kernel.process.compiler import RUNS_UNDER_MODES, compiles
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.kernel.weak_calls import weakly
 
 MOST_OWED = 8
@@ -227,7 +228,7 @@ class Counting(Observer, Listener):
         A job of several ranks has no time budget, because ranks of different speed would choose different steps to
         count.
         """
-        if self._recorder.run.world_size == 1:
+        if alone(self._recorder.run):
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
     def _next(self) -> int:
@@ -270,8 +271,8 @@ class Counting(Observer, Listener):
     def _spent_by(self, end: float) -> Callable[[int], bool]:
         """Return a function that is True once a count has cost enough."""
         clock, end = self._recorder.clock, max(end, self._recorder.clock() + LEAST_SECONDS)
-        alone = self._recorder.run.world_size == 1
-        return lambda operations: operations > MOST_OPERATIONS or (alone and clock() > end)
+        timed = alone(self._recorder.run)
+        return lambda operations: operations > MOST_OPERATIONS or (timed and clock() > end)
 
     def _shut(self, window: CountWindow) -> None:
         window.close()
@@ -372,3 +373,8 @@ class Counting(Observer, Listener):
         work.learn([shape], [total], source=record.source)
         work.unknowns.counting = None
         self._records.write(record)
+
+
+def alone(run: Run) -> bool:
+    """Return True if the time of a process may decide which steps are counted, and for how long."""
+    return run.world_size == 1

@@ -9,12 +9,13 @@ transformers.
 import copy
 import inspect
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
 from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
@@ -52,7 +53,9 @@ def count(model: nn.Module, example: Example, autocast: torch.dtype | None = Non
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in example.items()
         }
         stack.enter_context(counter)
-        with torch.autocast(next(iter(batch.values())).device.type, autocast, enabled=autocast is not None):
+        stack.enter_context(_Alone())
+        device = next(iter(batch.values())).device.type
+        with nullcontext() if autocast is None else torch.autocast(device, autocast):
             loss = emptied(**batch).loss
         loss.backward()
     return counter
@@ -140,6 +143,15 @@ def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     if getattr(_base(model), "_require_grads_hook", None) is not None:  # for checkpointing of adapters
         _base(copied).enable_input_require_grads()  # type: ignore[operator] # a method of transformers
     return copied
+
+
+class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Refuses collectives. A copy of the model that talked to other ranks would disturb the training of all."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in str(func):
+            raise RuntimeError(f"a copy of the model must not call {func}")
+        return func(*args, **(kwargs or {}))
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")

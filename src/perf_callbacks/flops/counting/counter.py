@@ -188,7 +188,7 @@ class FlopCounter(StackedMode):
             counts = not (sort.view and not types) and not self._is_too_long(sort) and self._is_training_work()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
-            return func(*args, **kwargs)
+            return self._pass_on(func, types, args, kwargs)
         if not counts:
             return func(*args, **kwargs) if sort.view else self._pass_on(func, types, args, kwargs)
         if types and is_wrapped(types):  # `NotImplemented` splits the operation into parts that come back here

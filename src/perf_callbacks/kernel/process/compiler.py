@@ -35,14 +35,30 @@ def anything_compiled() -> bool:
 
 def compiles() -> bool:
     """Return True if torch.compile has compiled code in this process, or is set up to compile a function."""
+    return anything_compiled() or bool(_backends())
+
+
+def generates_code() -> bool:
+    """Return True if compiled code in this process may compute what torch's dispatcher doesn't see.
+
+    The backend `eager`, with which torch runs flex attention outside of compiled code, generates nothing.
+    """
+    return anything_compiled() and _backends() != ["eager"]
+
+
+def _backends() -> list[str]:
     compiler = sys.modules.get("torch._dynamo.eval_frame")
-    return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
+    backends = getattr(compiler, "cached_backends", {}).values()
+    return sorted({getattr(backend, "compiler_name", "") for backend in backends if callable(backend)})
 
 
 def on_compilation(callback: Any) -> None:
-    """Call `callback` when the compiler begins to trace a function, before it looks at hooks and modes."""
+    """Call `callback` when the compiler begins to trace a function, before it looks at hooks.
+
+    A second call does nothing.
+    """
     compiler: Any = sys.modules.get("torch._dynamo.callback")
-    if compiler is not None:
+    if compiler is not None and callback not in compiler.callback_handler.start_callbacks:
         compiler.callback_handler.register_start_callback(callback)
 
 

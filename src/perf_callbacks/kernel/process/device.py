@@ -114,10 +114,7 @@ class Device:
         return None
 
     def headroom(self) -> int | None:
-        """Return the bytes that this process can still allocate: free memory, and unused memory of its allocator.
-
-        None: unknown. Call this only if the process has a context on the device.
-        """
+        """Return the free bytes, also within the allocator; None if unknown. The process must have a context."""
         with suppress(Exception):  # no such function
             found = self.allocator()
             free = int(self.module.mem_get_info(self.place)[0])
@@ -127,7 +124,7 @@ class Device:
     @property
     def captures(self) -> bool:
         """True during a capture of a graph, or if compiled code is captured, as with `mode="reduce-overhead"`."""
-        with suppress(Exception):  # no such function, as on a CPU
+        with suppress(Exception):  # no such function
             if self.module.is_current_stream_capturing():
                 return True
             trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
@@ -181,6 +178,11 @@ class Cpu(Device):
     def name(self) -> str:
         """The word "cpu"."""
         return self.kind
+
+    @property
+    def captures(self) -> bool:
+        """False: a CPU has no graphs."""
+        return False
 
     def timing(self) -> Timing:
         """Return the host's clock."""

@@ -34,7 +34,7 @@ class Flops:
     whole_step: bool = True
     """False: the count began within the step, at the first batch of a new shape."""
     compiled: bool = False
-    """True: a compiled model or optimizer ran eagerly for the count."""
+    """True: the program has compiled code, which ran compiled in the counted step too."""
     logical_flops: int | None = None
     """FLOPs of operations on sharded tensors, as if one rank held the whole tensors. None without sharded tensors."""
     causal_flops: int = 0

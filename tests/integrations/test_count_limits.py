@@ -1,0 +1,144 @@
+"""A count costs little, whatever the program does in the counted step: it ends, or leaves what has no products."""
+
+import sys
+
+import pytest
+import torch
+from counted import counts, known, left_behind, loop, truth
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.flops import observer
+from perf_callbacks.flops.counted_step import REST
+from perf_callbacks.flops.counting import count_limit
+from perf_callbacks.loop import measure
+
+STEPS = 4
+
+
+class RowWise(torch.optim.Optimizer):
+    """Updates each row by itself, and notes in which rows the counter is there."""
+
+    def __init__(self, parameters, *, product=False):
+        super().__init__(parameters, {})
+        self.watched, self.product = [], product
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        watched = 0
+        for parameter in self.param_groups[0]["params"]:
+            for row in range(len(parameter)):
+                watched += len(modes())
+                parameter[row].sub_(parameter.grad[row].mul(0.01))
+        if self.product:
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        self.watched.append(watched)
+
+
+def network(rows=300):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, rows), nn.ReLU(), nn.Linear(rows, 4))
+
+
+def batches(number=STEPS):
+    return [torch.full((3, 4), 1 / (1 + step)) for step in range(number)]
+
+
+def train(directory, model, optimizer, clip=lambda _: None):
+    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(directory))) as perf:
+        for batch in batches():
+            with perf.data():
+                perf.batch(batch)
+            model(batch).square().mean().backward()
+            clip(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    return perf.summary
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_the_counter_leaves_an_optimizer_that_works_row_by_row(tmp_path, monkeypatch, product):
+    monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 100)
+    before, model = left_behind(), network()
+    optimizer = RowWise(model.parameters(), product=product)
+    summary = train(tmp_path, model, optimizer)
+    assert left_behind() == before
+    rows = sum(len(parameter) for parameter in model.parameters())
+    assert [0 < watched < rows / 4 for watched in optimizer.watched] == [False, True, False, False]
+    (record,) = counts(tmp_path)
+    assert (record.model_flops, record.lower_bound) == (truth(network(), batches()[1]), False)
+    assert any("outside of forward and backward" in name for name in record.uncounted)
+    assert summary.failure is None
+
+
+def test_a_counter_that_left_a_clipping_returns_for_the_next_forward(tmp_path, monkeypatch):
+    monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 50)
+
+    def clip(module, _gradients, _result):
+        for parameter in module.parameters():
+            for row in parameter.grad if parameter.grad is not None else ():
+                row.mul_(1.0)
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        for step in range(STEPS):
+            for batch in batches(2):
+                with perf.data():
+                    perf.batch(batch)
+                model(batch).square().mean().backward()
+                clip(model, None, None)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert not step or modes() == []  # after the first step, a count begins
+    assert known(tmp_path)[1:] == [2 * truth(network(), batches()[0])] * (STEPS - 1)
+    (record,) = counts(tmp_path)
+    assert not record.lower_bound
+
+
+def test_a_profiler_of_the_program_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 50)
+    model = network(60)
+
+    def theirs(*_):
+        pass
+
+    sys.setprofile(theirs)
+    try:
+        train(tmp_path, model, RowWise(model.parameters()))
+        assert sys.getprofile() is theirs
+    finally:
+        sys.setprofile(None)
+    assert known(tmp_path)[1:] == [truth(network(60), batches()[0])] * (STEPS - 1)
+
+
+@pytest.mark.parametrize(("most", "complete"), [(250, True), (20, False)])
+def test_a_count_that_ends_early_keeps_complete_micro_batches(tmp_path, monkeypatch, most, complete):
+    monkeypatch.setattr(observer, "MOST_OPERATIONS", most)
+    monkeypatch.setattr(count_limit, "CHECK_EVERY", 1)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)])
+    before = left_behind()
+    loop(tmp_path, model, batches(16), each=4)
+    assert left_behind() == before
+    record = counts(tmp_path)[0]
+    each = truth(model, batches()[0])
+    if complete:
+        assert known(tmp_path)[1:] == [4 * each] * 3
+        assert (record.whole_step, record.lower_bound, record.model_flops % each) == (False, False, 0)
+        assert each <= record.model_flops < 4 * each
+    else:
+        assert (record.lower_bound, record.uncounted) == (True, {REST: 1})
+        assert record.model_flops < each
+        assert all(flops is None or flops <= 4 * each for flops in known(tmp_path))
+
+
+def test_a_clock_ends_the_counts_of_single_processes_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(observer, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(observer, "MOST_STEPS", 0)
+    monkeypatch.setattr(count_limit, "CHECK_EVERY", 1)
+    loop(tmp_path / "alone", network(), batches())
+    monkeypatch.setattr(observer, "alone", lambda _run: False)
+    loop(tmp_path / "ranks", network(), batches())
+    alone, ranks = (counts(tmp_path / name) for name in ("alone", "ranks"))
+    assert [record.lower_bound for record in (*alone, *ranks)] == [*[True] * len(alone), False]
