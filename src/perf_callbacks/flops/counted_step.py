@@ -31,7 +31,7 @@ class CountedStep:
         """Work that the count may not have seen, so that its FLOPs are a lower bound."""
         self.whole = True
         """False: the count ended before the model had done its work."""
-        ended = counter.limit and counter.limit.ended
+        ended = None if counter.limit is None else counter.limit.ended
         if ended is not None and (ended[0] != calls or ended[1] in {Stage.FORWARD, Stage.BACKWARD}):
             self._cut(*ended)
         self.total = Work.sum(self.passes)

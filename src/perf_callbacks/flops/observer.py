@@ -360,7 +360,9 @@ class Counting(Observer, Listener):
     def _estimate(self, shape: ShapeKey, example: Example) -> None:
         work, (rows, length) = self.work, extent(shape)
         counter = self._copy.count(example)
-        made = counter and (counted(counter, self._recorder.step, rows * length, source=COPY), counter.work())
+        made = None
+        if counter is not None:
+            made = counted(counter, self._recorder.step, rows * length, source=COPY), counter.work()
         if made is None:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
             found = self._copy.closed_form(example)

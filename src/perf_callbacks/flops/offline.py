@@ -53,7 +53,7 @@ def count(model: nn.Module, example: Example, autocast: torch.dtype | None = Non
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in example.items()
         }
         stack.enter_context(counter)
-        stack.enter_context(_Alone())
+        stack.enter_context(_Alone())  # type: ignore[no-untyped-call] # as below
         device = next(iter(batch.values())).device.type
         with nullcontext() if autocast is None else torch.autocast(device, autocast):
             loss = emptied(**batch).loss

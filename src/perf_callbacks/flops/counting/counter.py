@@ -30,7 +30,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import compiler
 
 
-class FlopCounter(StackedMode):
+class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Counts FLOPs by phase, dtype and kind of operation. Errors in the counter never reach the program.
 
     Compiled code runs as usual below the counter, which then sees only the operations that the compiler left to torch,
