@@ -323,6 +323,8 @@ class Counting(Observer, Listener):
         self._live = self._live and copied is None and REST not in found.missing  # a recount would differ
         if copied is not None:
             work.learn([batches[0].shape], [copied.work()], source=COPY)
+        elif found.missing and work.covers([batch.shape for batch in batches], total, calls):
+            return
         else:
             work.learn([batch.shape for batch in batches], found.passes, calls, step=step)
         if not total.model_flops:

@@ -11,6 +11,7 @@ import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch._ops import OpOverload
 from torch.autograd import Variable
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils.hooks import RemovableHandle
@@ -137,6 +138,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         with guard(partial(self._err, "compilation")):
             self._hooked = False
             self._remove_hooks()
+            self._forwards.clear()  # no hook will see their ends
             self._expect_weights()
 
     def _expect_weights(self) -> None:
@@ -291,6 +293,8 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
     def _see(self, module: torch.nn.Module, *_: object, begins: bool) -> None:
+        if is_dynamo_compiling():  # the compiler takes this for True: a module may be compiled during the count
+            return
         try:
             if begins:
                 self._come_back()

@@ -226,6 +226,12 @@ class ShapedWork(WorkModel):
                 self._vary(f"{times} counts at steps {before.step} and {step}")
         table.learn(shapes, counts)
 
+    def covers(self, shapes: Sequence[ShapeKey], total: Work, calls: Calls) -> bool:
+        """Return True if an earlier count has as many FLOPs as an incomplete one, which then tells nothing new."""
+        table = self._tables.get((self._trained, _each(calls, len(shapes))))
+        before = None if table is None or not all(shapes) else table.of(shapes)
+        return before is not None and total.model_flops <= before.work.model_flops * (1 + SAME)
+
     def _vary(self, difference: str) -> None:
         self._efforts.clear()
         self.unknowns.varies = f"the work of equal batches varies ({difference})"
