@@ -215,7 +215,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         self._follow(func, args, out, backward)
         return out
 
-    def _decompose(self, func: OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
+    def _decompose(self, func: "OpOverload[..., Any]", args: Any, kwargs: Any) -> Any:
         """Run the parts of an operation, which come back here. In inference mode, no other code has split it."""
         _push_on_torch_dispatch_stack(self)
         try:

@@ -1,0 +1,73 @@
+"""Ranks whose programs are compiled train as without us, to the last bit, whatever differs between the ranks."""
+
+import json
+
+import pytest
+from counted import counts
+from forked import start
+from launching import free_port, rank_environ
+
+RANKS = (0, 1)
+KINDS = (
+    "tensor",
+    "tensor_checkpointed",
+    "tensor_blocks",
+    "tensor_three_blocks",
+    "sharded",
+    "sharded_blocks",
+    "data_parallel",
+    "data_parallel_in_place",
+    "pipeline",
+)
+
+
+def job(directory, kind, switch):
+    """Losses, gradients, random numbers and graphs of both ranks."""
+    directory.mkdir()
+    port, outputs = free_port(), [directory / f"output{rank}" for rank in RANKS]
+    ranks = [
+        start(
+            "compiled_rank.py",
+            str(directory),
+            kind,
+            imports=("torch._inductor.compile_fx", "compiled_rank"),
+            environ={
+                "PERF_CALLBACKS": switch,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                "TORCHINDUCTOR_CACHE_DIR": str(directory / f"inductor{rank}"),
+                **rank_environ(rank, 2, port),
+            },
+            output=output,
+            errors=output,
+        )
+        for rank, output in zip(RANKS, outputs, strict=True)
+    ]
+    try:
+        status = [rank.wait(280) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert status == [0, 0], [output.read_text() for output in outputs]
+    return [json.loads((directory / f"facts{rank}.json").read_text()) for rank in RANKS]
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "tensor_blocks" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_ranks_of_a_compiled_model(tmp_path, kind):
+    off, ours = job(tmp_path / "off", kind, "0"), job(tmp_path / "ours", kind, "")
+    assert ours == off
+    assert all(len(losses) == 20 and graphs["unique_graphs"] > 0 for losses, _, _, graphs in ours)
+    for rank in RANKS:
+        print(
+            "FIG",
+            kind,
+            rank,
+            ours[rank][0][:2],
+            ours[rank][3],
+            [
+                (r.step, r.model_flops, r.source, r.lower_bound, r.uncounted, r.errors, r.by_phase)
+                for r in counts(tmp_path / "ours", rank=rank)
+            ],
+        )
