@@ -246,7 +246,7 @@ FAULTS = {
         twice={
             "integrations.saved_counters": "write read",
             "integrations.accelerate.accelerator_session": "_place",
-            "integrations.accelerate.watch.AcceleratedWatch": "install _watch_accelerator turn",
+            "integrations.accelerate.watch.AcceleratedWatch": "install _watch_accelerator _end_evaluation",
         },
         once={
             "integrations.accelerate.attachment": "install",

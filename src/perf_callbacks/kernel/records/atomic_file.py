@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from uuid import uuid4
 
 from perf_callbacks.kernel.foreign_errors import suppress
 
@@ -20,7 +21,7 @@ def replace(
         mode: Permissions of the file, whatever the process's umask is. None: the usual permissions of a new file.
         owner: User and group of the file, if the system lets this process set them. None: those of this process.
     """
-    part = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
         with part.open("xb") as file:  # follows no link
             file.writelines([data] if isinstance(data, bytes) else data)
