@@ -25,6 +25,15 @@ def test_growth_of_other_work_is_drift_and_not_host_work_too(share, causes):
     assert "at train.py:9 `log`" in next(one.evidence for one in every if one.cause == "drift")
 
 
+def test_workers_are_not_blamed_for_what_other_programs_took():
+    texts = [
+        found("cpu", Facts(workers=2, left_cpus=left, starved_share=0.3), summary(), machine(cpus=2)).evidence
+        for left in (None, 2.0, 1.0)
+    ]
+    assert ["workers of the loader share" in text for text in texts] == [True, True, False]
+    assert "other programs or threads" in texts[-1]
+
+
 def test_nothing_is_wrong_with_a_run_that_only_computes():
     assert findings(machine(), Facts(workers=0, work=PLAIN, sdpa=True, attention="sdpa"), summary()) == ()
 

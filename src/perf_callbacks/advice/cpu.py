@@ -65,6 +65,8 @@ def _why(facts: Facts) -> tuple[str, str]:
     threads = surplus_threads(facts)
     if threads is not None:
         return threads
+    if facts.left_cpus is not None and round(facts.left_cpus) < cpus:
+        workers = 0  # others took the CPUs
     left = max(1, cpus - workers)
     if facts.accelerator is None and workers and facts.threads > left:
         one = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
