@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import warnings
 import weakref
 from contextlib import suppress
 
@@ -170,6 +171,31 @@ def test_a_window_touches_no_stance_of_the_compiler():
     window.open()
     assert left_behind()["stance"] == before
     window.close()
+
+
+def test_warnings_that_somebody_filtered_meanwhile_stay_so():
+    window = CountWindow()
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        window.open()
+        warnings.filterwarnings("ignore", "of theirs")
+        window.close()
+        assert [one[1].pattern for one in warnings.filters[: len(warnings.filters) - len(before)]] == ["of theirs"]
+        assert warnings.filters[1:] == before
+
+
+def test_a_count_shows_no_warning_of_the_program_again():
+    def warn():
+        warnings.warn("of theirs", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn()
+            window = CountWindow()
+            window.open()
+            window.close()
+    assert len(shown) == 1
 
 
 def test_a_window_under_a_foreign_mode_is_silent_until_it_can_leave():

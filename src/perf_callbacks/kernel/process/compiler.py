@@ -4,7 +4,9 @@ A compiled program must stay compiled while it is measured: eager code rounds an
 issues collectives in another order, and may need far more memory.
 """
 
+import re
 import sys
+import warnings
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,10 +57,13 @@ def _backends() -> list[str]:
 def on_compilation(callback: Any) -> None:
     """Call `callback` when the compiler begins to trace a function, before it looks at hooks.
 
-    A second call does nothing.
+    For hooks on all modules, which the callback removes. Until then, torch's warning about such hooks is not shown: a
+    program may be compiled, and called, while they are there. A second call does nothing.
     """
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback not in compiler.callback_handler.start_callbacks:
+        # `filterwarnings` would make Python forget which warnings it has shown, and show all once more
+        warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined] # it is a list
         compiler.callback_handler.register_start_callback(callback)
 
 
@@ -67,3 +72,14 @@ def off_compilation(callback: Any) -> None:
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback in compiler.callback_handler.start_callbacks:
         compiler.callback_handler.remove_start_callback(callback)
+        if _FILTER in warnings.filters:
+            warnings.filters.remove(_FILTER)  # type: ignore[attr-defined] # as above
+
+
+_FILTER = (
+    "ignore",
+    re.compile("Using .torch.compile.module.. when there are global hooks on modules"),
+    Warning,
+    None,
+    0,
+)
