@@ -296,7 +296,8 @@ def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917
     outcome = undisturbed(integration)
     break_clock(monkeypatch, reading, STOPPING.get(integration, RuntimeError))
     assert_unchanged(tmp_path, integration, outcome)
-    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
+    counting = any(record.errors for path in tmp_path.rglob("perf_callbacks") for record in counts(path.parent))
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True] * (not counting)  # a count tells its own
 
 
 UNFINISHED = """
