@@ -21,7 +21,7 @@ from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.process import compiler
+from perf_callbacks.kernel.process.compiler import compiles, off_compilation, on_compilation
 
 LOOK_PART = 4
 """From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps. Short
@@ -49,12 +49,12 @@ class Outline:
     def open(self, training: TrainingFilter) -> None:
         """Begin an outline with zero multiplications. `training` decides which modules run as training work."""
         self.products, self._training, self._thread = 0, training, get_ident()
-        compiler.on_compilation(self._abandon)  # a hook would make modules that were compiled with it compile again
+        on_compilation(self._abandon)  # a hook would make modules that were compiled with it compile again
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
         """Remove the hook on all modules. A second call does nothing."""
-        compiler.off_compilation(self._abandon)
+        off_compilation(self._abandon)
         self._handle.remove()
         self._training = None  # keeps no fit alive
 
@@ -107,7 +107,7 @@ class Outlines:
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + max(1, min(steps // LOOK_PART, LOOK_EVERY))
-        if compiler.compiles():
+        if compiles():
             return
         self._own = training is None
         self.training = training or TrainingFilter(self._recorder.tape, announced=announced)

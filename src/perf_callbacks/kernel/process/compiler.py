@@ -62,18 +62,18 @@ def on_compilation(callback: Any) -> None:
     """
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback not in compiler.callback_handler.start_callbacks:
+        compiler.callback_handler.register_start_callback(callback)
         # `filterwarnings` would make Python forget which warnings it has shown, and show all once more
         warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined] # it is a list
-        compiler.callback_handler.register_start_callback(callback)
 
 
 def off_compilation(callback: Any) -> None:
     """Undo `on_compilation`. A second call does nothing."""
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback in compiler.callback_handler.start_callbacks:
-        compiler.callback_handler.remove_start_callback(callback)
         if _FILTER in warnings.filters:
             warnings.filters.remove(_FILTER)  # type: ignore[attr-defined] # as above
+        compiler.callback_handler.remove_start_callback(callback)
 
 
 _FILTER = (
