@@ -36,7 +36,7 @@ def test_the_name_of_a_variable_is_escaped():
 class Interrupted(Exception):  # noqa: N818 what happens while it is described
     """An error during whose description the user presses Ctrl-C."""
 
-    __str__ = functools.partial(signal.raise_signal, signal.SIGINT)
+    __str__ = staticmethod(functools.partial(signal.raise_signal, signal.SIGINT))
 
 
 def test_ctrl_c_in_a_description_reaches_the_program():

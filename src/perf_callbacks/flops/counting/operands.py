@@ -73,15 +73,15 @@ def computed_share(args: tuple[Any, ...]) -> float | None:
     hides nothing else has a share of 1, because causal attention counts in full.
     """
     # The fields of a `BlockMask` end with the size of a block in queries, the size in keys, and a function.
-    mask = next((one for one in args if isinstance(one, tuple) and one and callable(one[-1])), None)
+    mask: Any = next((one for one in args if isinstance(one, tuple) and one and callable(one[-1])), None)
     queries, keys = args[0].shape[-2], args[1].shape[-2]
     if mask is None or (mask[-3] >= queries and mask[-2] >= keys):  # a single block: there is no mask
         return 1.0
-    fields = [one for one in mask if not isinstance(one, int)]  # since torch 2.6, two lengths come first
+    fields: list[Any] = [one for one in mask if not isinstance(one, int)]  # since torch 2.6, two lengths come first
     blocks = [one for one in fields[:3:2] if one is not None]  # blocks in which some pairs are computed, or all
     if any(isinstance(one, FakeTensor) or not one.is_cpu for one in blocks):
         return None
-    computed = sum(blocks)
+    computed: Any = sum(blocks)
     if queries == keys and bool((computed == torch.arange(1, computed.shape[-1] + 1)).all()):
         return 1.0
     return min(1.0, float(computed.double().mean() * mask[-2] / keys))
