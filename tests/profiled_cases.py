@@ -6,7 +6,7 @@ from advised import PLAIN, collective, copy, machine, profile, summary
 
 from perf_callbacks.advice.facts import Facts, SlowCode
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
-from perf_callbacks.kernel.fit.setup import Rarer
+from perf_callbacks.kernel.fit.rarer import Rarer
 
 CPU, CUDA = machine(), machine(accelerator="cuda")
 RUN, BETWEEN = summary(), summary(other=0.5)

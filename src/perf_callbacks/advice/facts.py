@@ -9,7 +9,7 @@ from typing import NamedTuple
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
-from perf_callbacks.kernel.fit.setup import Rarer
+from perf_callbacks.kernel.fit.rarer import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.profile_record import Profile

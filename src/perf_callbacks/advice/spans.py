@@ -4,7 +4,7 @@ import math
 
 from perf_callbacks.advice.facts import INTERRUPTED, Facts, Measured, finding, interrupting
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
-from perf_callbacks.kernel.fit.setup import Rarer
+from perf_callbacks.kernel.fit.rarer import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
-from perf_callbacks.kernel.fit.setup import Rarer
+from perf_callbacks.kernel.fit.rarer import Rarer
 
 
 def effective(trainer: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
-from perf_callbacks.kernel.fit.setup import Rarer
+from perf_callbacks.kernel.fit.rarer import Rarer
 
 LOADING = ("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers")
 

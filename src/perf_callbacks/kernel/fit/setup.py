@@ -1,36 +1,14 @@
 """Model, optimizers and data loaders with which a fit trains, as its integration knows them."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
+from perf_callbacks.kernel.fit.rarer import Rarer
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Checklist
-
-
-class Rarer(NamedTuple):
-    """Code that makes a trainer's evaluations or checkpoints rarer, such as "TrainingArguments(eval_steps={steps})"."""
-
-    code: str
-    """`{steps}` stands for the wanted number of steps, and `{times}` for the argument's new value."""
-    value: int = 1
-    """Value of the argument now, in units of its own, such as epochs."""
-    multiple: int = 1
-    """The trainer accepts only a number of steps that is a multiple of this number."""
-
-    def written(self, steps: int, factor: int) -> str:
-        """Return the code that makes one evaluation every `steps` steps, `factor` times as rare as now.
-
-        >>> Rarer("Trainer(check_val_every_n_epoch={times})", value=2).written(30, 10)
-        'Trainer(check_val_every_n_epoch=20)'
-        >>> Rarer("TrainingArguments(save_steps={steps})", multiple=8).written(30, 10)
-        'TrainingArguments(save_steps=32)'
-        """
-        steps = self.multiple * math.ceil(steps / self.multiple)
-        return self.code.format(steps=steps, times=factor * self.value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
