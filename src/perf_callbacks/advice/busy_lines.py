@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from perf_callbacks.advice.facts import TRAINERS, SlowCode
 from perf_callbacks.kernel.clock import cpu_seconds_of, perf_counter, sleep
 from perf_callbacks.kernel.engine.account import BEGINNING
@@ -145,12 +147,12 @@ class BusyLines(Observer):
                     number, last = following, look.moment
         return not self._ended
 
+    @override
     def closed(self) -> None:
-        """Stop sampling."""
         self._ended = True
 
-    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:  # noqa: ARG002 for other observers
-        """Decide whether samples after a backward belong to the stage optimizer or to the stage other."""
+    @override
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         unknown = {turned for turned, stage in [*self._decided.items()] if stage is None}
         if not unknown:
             return
@@ -161,8 +163,8 @@ class BusyLines(Observer):
                     self._decided[turned] = Stage.OPTIMIZER if mark in _OPTIMIZING else Stage.OTHER
                 turned = time
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` about slow lines of the program. A field is None if no line stands out."""
         if self._engine.step != self._step:
             self._count(self._engine.step)
         calls = dict(self._calls)

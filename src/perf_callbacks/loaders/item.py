@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
@@ -106,8 +107,8 @@ class PinnedLoading(ActiveItem):
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Undo the item if the first batch is not pinned, or if the pinned batches would take too much memory."""
         if step < self._due:
             return
         if self._first.kind is None:
@@ -142,8 +143,8 @@ class PinnedLoading(ActiveItem):
         """Make copies synchronous for good, because the trial saved too little time. Batches stay pinned."""
         self._copies.go_on = False
 
+    @override
     def closed(self) -> None:
-        """Restore the loaders, and the function that copies batches. Idempotent."""
         self._due = NEVER
         self._seams.restore()
         self._undo()
