@@ -199,7 +199,6 @@ class BusyLines(Observer):
         return self._cpu_seconds() - before > held / 2
 
     def _times(self) -> list[cpu_time.CpuTime | None]:
-        """Return the times of this thread and of the training thread."""
         return [cpu_time.read(thread) for thread in (None, self._native_thread)]
 
     def _idles(self, look: Look) -> bool:
@@ -261,7 +260,6 @@ class BusyLines(Observer):
         return found is not None and not found.in_torch and function(found.line) == function(position.line)
 
     def _count(self, step: int) -> None:
-        """Count the samples of steps that have ended."""
         seen, self._step, self._seen = self._seen, step, []
         for sample in seen:
             stage = self._decided.get(sample.turned) if sample.stage is Stage.UNDECIDED else sample.stage
@@ -320,7 +318,6 @@ def _most(lines: Counter[str | None]) -> str | None:
 
 
 def _busiest(lines: Counter[str | None], name: str) -> str:
-    """Return the busiest line of a function."""
     return next(line for line, _ in lines.most_common() if line is not None and function(line) == name)
 
 

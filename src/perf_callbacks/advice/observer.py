@@ -122,7 +122,6 @@ class Advice(Observer):
             return (table.failure(ADVICE, error),)
 
     def _fail(self, part: str, error: Exception) -> None:
-        """Log the first failure of a part of the advice."""
         if part not in self._failures:
             self._failures.add(part)
             log.warning("perf_callbacks: %s failed: %s.", part, describe(error), exc_info=error)

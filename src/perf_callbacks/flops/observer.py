@@ -115,7 +115,6 @@ class Counting(Observer, Listener):
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
-        """Make this observer check after the current step whether a count is due."""
         self._next_after = 0
         self._recorder.observers.look_ahead()
 

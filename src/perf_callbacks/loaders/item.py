@@ -59,7 +59,6 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
 
 
 def _line(environment: Environment) -> str:
-    """Return the options that the user can set to get the same effect."""
     pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
     copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
     return ", ".join(part for part in (pin, copies) if part)

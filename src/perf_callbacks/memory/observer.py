@@ -48,7 +48,6 @@ measured too. A gradient scaler may skip the first optimizer steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
-    """Return an observer that measures the memory of this fit."""
     watch = MemoryWatch(recorder, training.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
@@ -272,7 +271,6 @@ class MemoryWatch(Observer):
         )
 
     def _report(self, error: BaseException) -> OutOfMemory:
-        """Return the report of a failed allocation."""
         began, message = self._recorder.clock(), message_of(error)
         model = None if self._trained is None else self._trained()
         failure, kind = place(error), self._recorder.device.type

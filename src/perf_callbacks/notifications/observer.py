@@ -92,7 +92,6 @@ class Notifications(Observer):
                 self._send(self._origin.end(record, now=unix_time()), last=True)
 
     def tick(self, now: float) -> bool:
-        """Send the current step to the side process, about every ten seconds."""
         if self._sender is not None and not self._ended and now >= self._step_at:
             self._step_at = now + STEP_SECONDS
             self._sender.note_step(self._recorder.step)

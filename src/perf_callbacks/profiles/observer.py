@@ -342,7 +342,6 @@ class ProfileWatch(Observer):
             log.warning("perf_callbacks: the trace %s was not kept: %s.", kept.name, answer["unkept"])
 
     def _give_up(self, error: Exception) -> None:
-        """Give up the running profile after an error."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             with guard():

@@ -156,7 +156,6 @@ class StallWatch(Observer):
         self._recorder.observers.look_ahead()
 
     def _here(self, state: str) -> Note:
-        """Make a note of the training thread's position."""
         spans, passed = self._engine.open_spans[:], 0.0 if self._patience is None else self._patience.without_step
         stage, since = self._engine.tape.turned()
         if spans:

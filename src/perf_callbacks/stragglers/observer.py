@@ -127,7 +127,6 @@ class _StragglerWatch(Observer):
                 self._report(slow, text)
 
     def _report(self, slow: SlowRank, text: str) -> None:
-        """Tell the other observers about a slow rank."""
         lost = [one.seconds_lost for one in self._stragglers.costliest(MOST_TOLD) if one.rank == slow.rank]
         details = {
             "text": text,
