@@ -1,7 +1,6 @@
 """Functions of the module `time`, imported once.
 
-The user's test may replace `time.perf_counter` by a mock that returns prepared values. perf_callbacks uses the real
-clock, and takes no values from the mock. Only this module and standalone scripts import `time`.
+A user's test may replace `time.perf_counter` by a mock that returns prepared values, which we must not take.
 """
 
 import time
@@ -13,7 +12,7 @@ __all__ = ["cpu_seconds_of", "monotonic", "perf_counter", "process_time", "secon
 
 
 def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
-    """Return a function that returns the CPU time of a running thread. None: this system has no such clock.
+    """Return a reader of a running thread's CPU time. None: this system has no such clock.
 
     The clock is more exact than /proc. The call doesn't release the GIL.
     """
@@ -23,5 +22,5 @@ def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the machine booted, including suspend. Outside of Linux, raise `AttributeError`."""
+    """With suspend. Outside of Linux, raise `AttributeError`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -36,12 +36,9 @@ class Measuring(Protocol):
     """Object that measures until one of its methods raises an error."""
 
     @property
-    def active(self) -> bool:
-        """True while the object measures."""
-        ...
+    def active(self) -> bool: ...
 
-    def fail(self, error: Exception) -> None:
-        """End measuring after an error of the callback itself."""
+    def fail(self, error: Exception) -> None: ...
 
 
 M = TypeVar("M", bound=Measuring)

@@ -1,8 +1,7 @@
-"""Find errors that a signal handler of the program raised while our code was running.
+"""Finds errors that a signal handler of the program raised while our code was running.
 
-Python runs a signal handler in the main thread, between any two instructions, so also within our code. A guard keeps
-our own errors away from training. But a guard must not swallow the exception of a handler, because the program may need
-the exception to stop, or to time out.
+Python runs a signal handler in the main thread, between any two instructions, so also within our code. A guard must not
+swallow its exception: the program may need it to stop, or to time out.
 """
 
 import contextlib
@@ -17,22 +16,18 @@ _NUMBERS = signal.valid_signals()
 
 
 def let_pass(error: BaseException) -> None:
-    """Raise the signal handler's error if `error` comes from a signal handler.
-
-    Every guard first calls this function.
-    """
+    """Raise the signal handler's error if `error` comes from one. Every guard first calls this."""
     foreign = of_handler(error)
     if foreign is not None:
         raise foreign
 
 
 def of_handler(error: BaseException) -> BaseException | None:
-    """Return the error that a signal handler raised: this error, or a cause of this error. Otherwise return None.
+    """Return the error that a signal handler raised, this one or a cause of it. Otherwise return None.
 
-    The `__context__` of an error is the exception that was being handled when the error was raised. A `__context__`
-    counts as a cause of the error if a function in the error's traceback caught the `__context__`. For example,
-    `Thread.start` may raise a `KeyError` while it handles the exception of a signal handler. A `__context__` that
-    another function caught may have been handled long ago.
+    The `__context__` of an error, which was being handled when the error was raised, counts as a cause if a function in
+    the error's traceback caught it: `Thread.start` may raise a `KeyError` while it handles a handler's exception. A
+    `__context__` that another function caught may have been handled long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
@@ -50,10 +45,7 @@ def of_handler(error: BaseException) -> BaseException | None:
 
 
 class suppress(contextlib.suppress):  # noqa: N801 named like the class of the standard library
-    """Suppress errors of the given classes, unless a signal handler raised them.
-
-    For example, `suppress(OSError)` lets the `TimeoutError` of a signal handler pass.
-    """
+    """Lets errors of a signal handler pass: `suppress(OSError)` doesn't swallow the handler's `TimeoutError`."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -78,10 +70,7 @@ def _interrupts(outer: FrameType, inner: FrameType) -> bool:
 
 
 def _installed() -> set[CodeType]:
-    """Return the code objects of all installed signal handlers.
-
-    The code objects are needed because `_interrupts` misses a handler that has deleted its arguments.
-    """
+    """Return the code of installed handlers: `_interrupts` misses a handler that has deleted its arguments."""
     codes = set[CodeType]()
     for number in _NUMBERS:
         handler: object = signal.getsignal(number)

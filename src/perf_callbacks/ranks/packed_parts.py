@@ -1,8 +1,8 @@
-"""Pack ranks' data of a window into bytes for the store: a header in JSON, then columns. Nothing is unpickled.
+"""Ranks' data of a window as bytes for the store: a header in JSON, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped. Impossible numbers are dropped too: machines may have different
-versions of this package, and a different number of resources would shift all signals. The byte order is the machine's,
-because all ranks of a job run on the same kind of machine. The first bytes contain the version of the layout.
+Foreign, incomplete or damaged bytes are dropped, and so are impossible numbers: machines may have different versions of
+this package, and a different number of resources would shift all signals. Byte order is the machine's: a job has one
+kind.
 """
 
 import json
@@ -18,7 +18,7 @@ from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.ranks.bundles import Bundle, bundled
 
 VERSION = 4
-"""Version of the layout of the bytes. The version changes when the fields of the header change."""
+"""Changes when the fields of the header change."""
 
 _MAGIC = b"pcw" + bytes([VERSION])
 _FRAME = struct.Struct("=4sIII")  # magic and version, numbers of bytes of header and columns, checksum
@@ -54,7 +54,7 @@ _HEADER = msgspec.json.Decoder(_Header)
 
 
 def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
-    """Pack a bundle into bytes. `fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
+    """`fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
     counts = bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps, bundle.attempt
     others = bundle.seconds, bundle.amounts, bundle.asks, bundle.axes, bundle.names, len(bundle.ranks)
     header = fit + json.dumps([*counts, *others], separators=(",", ":")).encode()  # msgspec writes 64 bits at most
@@ -64,7 +64,7 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
 
 
 def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
-    """Return the bundles in `blob` that belong to the fit."""
+    """Return the bundles of the fit."""
     bundles, at = [], 0
     while at + _FRAME.size <= len(blob):
         magic, of_header, of_columns, checksum = _FRAME.unpack_from(blob, at)
@@ -80,12 +80,11 @@ def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
 
 
 def bundle_again(blob: bytes, fit: bytes) -> bytes:
-    """Unpack the bundles in `blob`, merge them where possible, and pack the result."""
     return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
 
 
 def _bundle(header: bytes, columns: bytes) -> Bundle | None:
-    """Unpack a bundle, or return None if the bundle's numbers are impossible."""
+    """None: the numbers are impossible."""
     try:
         one = _HEADER.decode(header)
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # before msgspec 0.20, `DecodeError` is no `ValueError`

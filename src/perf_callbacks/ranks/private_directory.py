@@ -1,9 +1,8 @@
 """A private directory inside a directory that all users may write to.
 
-Without a sticky bit on the outer directory, another user may replace the private directory at any time. So this module
-opens the directory, checks it and keeps it open: the directory is then "held". Files are reached through the held
-directory, never through its path, and no link is followed. On Windows, a directory can't be held, so files are reached
-through its path. The only check on Windows is that the path is a directory.
+Without a sticky bit on the outer directory, another user may replace the private one at any time. So it is opened,
+checked and "held": files are reached through it, never through its path, and no link is followed. Windows can't hold a
+directory: there, files are reached through the path, and only checked to be in a directory.
 """
 
 import os
@@ -22,10 +21,10 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 _NOTE = re.compile(r"[a-z]+\d*( \d+)?(\.\d+)?")
-"""Pattern of the file name of a note, finished or still being written."""
+"""File names of notes, finished or still being written."""
 
 LARGEST_FILE = 64_000_000
-"""Size, in bytes, of the largest note that is read."""
+"""Bytes of the largest note that is read."""
 
 
 class PrivateDirectory:
@@ -36,14 +35,14 @@ class PrivateDirectory:
         self._held: int | None = None
 
     def make(self) -> None:
-        """Make and open the directory. Raise `PermissionError` if other users have access to the directory."""
+        """Raise `PermissionError` if other users have access to the directory."""
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
             self.find()
 
     def find(self) -> None:
-        """Open the directory at the path. Raise `OSError` if the directory is missing or other users have access."""
+        """Raise `OSError` if the directory is missing or other users have access."""
         found = os.lstat(self.path)
         if self._held is not None and os.path.samestat(os.fstat(self._held), found):
             return
@@ -82,7 +81,7 @@ class PrivateDirectory:
             raise PermissionError(f"the directory {self.path} is open to other users (mode {mode:o}); remove it")
 
     def _at(self, name: str) -> str:
-        """Return the name of a file in the held directory, or the file's path on Windows."""
+        """Return a name in the held directory, or a path on Windows."""
         if HOLDS and self._held is None:
             raise FileNotFoundError(f"{self.path} is not held")
         return name if HOLDS else str(self.path / name)
@@ -100,7 +99,7 @@ class PrivateDirectory:
         os.replace(self._at(name), self._at(new), src_dir_fd=self._held, dst_dir_fd=self._held)
 
     def read(self, name: str, *, since: float) -> bytes:
-        """Read a file of this user. A file older than `since` counts as missing, because an earlier job wrote it."""
+        """A file older than `since` counts as missing, because an earlier job wrote it."""
         file = os.open(self._at(name), _READ, dir_fd=self._held)
         try:
             found = os.fstat(file)
@@ -112,14 +111,13 @@ class PrivateDirectory:
             os.close(file)
 
     def identity(self, name: str) -> tuple[int, int]:
-        """Return the inode and modification time of a file. A later file of the same name has other values."""
+        """Return inode and modification time. A later file of the same name has others."""
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
-        """Remove the files `names`, or all files if `names` is None. Remove the directory if no file is left.
+        """Remove these files, or all, and the directory if it is then empty.
 
-        If `names` is None and a file doesn't have the name of a note, nothing is removed, because the directory may
-        hold other files of the user.
+        If `names` is None and a file isn't named as a note, nothing is removed: the user may have other files there.
         """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory

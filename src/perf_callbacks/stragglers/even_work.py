@@ -1,4 +1,4 @@
-"""Correction of local times for batches that are larger or smaller than usual.
+"""Corrects local times for batches that are larger or smaller than usual.
 
 A rank with more tokens in its batch than other ranks takes longer, but is not slow.
 """
@@ -10,15 +10,14 @@ from itertools import chain
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
 EXPLAINED = 0.8
-"""Batch sizes explain local times if correcting for the sizes lowers the spread of local times to less than this
-part."""
+"""Sizes explain local times if correcting for them lowers the spread to less than this part."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
-    """Correct the local times of ranks that do the same work: subtract the seconds that larger batches explain.
+    """Subtract the seconds that larger batches explain, from ranks that do the same work.
 
-    Ranks without sizes are not corrected. The usual size and the usual seconds per unit of work are medians over ranks,
-    so the correction doesn't hide a slow rank.
+    Ranks without sizes are not corrected. Usual size and usual seconds per unit are medians over ranks, so the
+    correction doesn't hide a slow rank.
     """
     sized = [one for one in signals if WORK in one]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
@@ -36,11 +35,9 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return the extra seconds of each rank's batch in each step, compared with a batch of mean size.
+    """Return the extra seconds of each rank's batch in each step, compared with the step's mean size; less is negative.
 
-    The mean size is computed over all ranks in the step. A batch below the mean size has negative extra seconds. An
-    unknown size counts as the mean size. The function returns None if sizes don't explain local times, or if a rank has
-    no sizes.
+    An unknown size counts as the mean. None: sizes don't explain local times, or a rank has none.
     """
     if not all(WORK in one for one in signals):
         return None
@@ -61,10 +58,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
 
 
 def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
-    """Return the seconds per unit of work: the slope of Tukey's resistant line.
-
-    Return None if sizes don't explain local times.
-    """
+    """Return the slope of Tukey's resistant line. None: sizes don't explain local times."""
     points: list[tuple[float, float]] = []
     for one in signals:
         rest()
@@ -92,10 +86,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _paces(signals: Signals) -> list[float]:
-    """Return the seconds per unit of work in each step.
-
-    Only `HOST` and `DEVICE` count, because the seconds of other causes don't grow with the batch size.
-    """
+    """Return seconds per unit of work in each step, of `HOST` and `DEVICE`: other causes don't grow with the batch."""
     peers = Peers((0,), (signals,))
     (host, _), (device, _) = peers.column(0, HOST), peers.column(0, DEVICE)
     grown = [one + other for one, other in zip(host, device, strict=True)]

@@ -1,9 +1,8 @@
 """Comparison of the signals of ranks that do the same work.
 
-A signal has one value for each step of a window on one rank. Unknown values are NaN. `LOCAL` is the rank's time without
-waits for other ranks, in seconds. `STEP` is the time of the whole step. `LOCAL` is divided among the `CAUSES`. The part
-of `LOCAL` that was not measured for any other cause counts as `HOST`. `WORK` is the size of the batch, and is present
-only if sizes vary.
+A signal has one value for each step of a window on one rank; unknown is NaN. `LOCAL` is the rank's time without waits
+for other ranks, `STEP` the whole step. `LOCAL` is divided among the `CAUSES`, of which `HOST` is the part that was not
+measured otherwise. `WORK` is the size of the batch, present only if sizes vary.
 """
 
 import math
@@ -17,19 +16,16 @@ STEP, LOCAL, WORK = "step", "local", "work"
 GC, DATA, STEAL, DEVICE, HOST = "gc", "data", "steal", "device", "host"
 
 CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
-"""Causes of slow steps: garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
+"""Garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
 
 SEEN = 8
-"""In each step, only this many of the slowest ranks are examined. The time of the slowest unexamined rank limits how
-much shorter a step can get."""
+"""Slowest ranks that are examined in each step. The next one's time limits how much shorter a step can get."""
 
 SAMPLE = 63
-"""A median over all ranks is computed from a sample. The sample has at least this many ranks, or all ranks of a
-smaller group.
-"""
+"""A median over all ranks takes a sample of at least this many."""
 
 LEAST_PART = 0.1
-"""A cause is named only if it explains at least this part of a slow rank's excess. Less may be chance."""
+"""A cause is named only if it explains this part of a slow rank's excess. Less may be chance."""
 
 Signals = Mapping[str, Sequence[float]]
 
@@ -39,15 +35,15 @@ class Compared:
     """Comparison of several ranks in one step."""
 
     step: int
-    """Position of the step in the window."""
+    """In the window."""
     slowest: int
-    """Position of the slowest rank in `Peers.ranks`."""
+    """In `Peers.ranks`."""
     late: float
-    """Seconds by which the slowest rank took longer than a usual rank."""
+    """Of the slowest rank over a usual one."""
     gains: Mapping[str, float]
-    """Maps a cause to the seconds that the step would save if no rank exceeded the rank's median time for the cause."""
+    """What the step would save, by cause, if no rank exceeded its own median time for it."""
     gain: float
-    """Seconds that the step would save if no rank exceeded the rank's median time for any cause."""
+    """The same for all causes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class Peers:
 
     @property
     def waits_hidden(self) -> bool:
-        """Return True if the times are stages of a device: waits there may be unseen, and count as the rank's work."""
+        """True if the times are stages of a device: waits there may be unseen, and count as the rank's work."""
         return STEAL not in self.signals[0] and GC in self.signals[0]
 
     @property
@@ -68,7 +64,7 @@ class Peers:
         return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
 
     def compare(self, rest: Callable[[], object]) -> Iterator[Compared]:
-        """Yield a comparison of the ranks for each step in which enough ranks have a known time."""
+        """Only steps in which enough ranks have a known time are compared."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self.sample.step
@@ -93,7 +89,7 @@ class Peers:
             yield Compared(step, top[0], late, gains, whole)
 
     def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
-        """Return the seconds that a step would save if each rank spent at most its median time on `causes`."""
+        """Return what a step would save if each rank spent at most its median time on `causes`."""
         least = row[top[SEEN]] if len(top) > SEEN else -math.inf
         for place in top[:SEEN]:
             if row[place] <= least:  # the remaining ranks are faster still
@@ -106,15 +102,12 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on a typical rank in a step.
-
-        The result is large if, for example, all ranks wait for one disk.
-        """
+        """Return the excess of a cause on a typical rank in a step: large if, for example, all wait for one disk."""
         columns = [self.column(place, cause) for place in self.sample]
         return statistics.median_low([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
-        """Return the part of a slow rank's excess that each large cause explains, with the largest part first."""
+        """Return the part of a slow rank's excess that each large cause explains, the largest first."""
         more = {}
         for cause in CAUSES:
             rest()
@@ -158,7 +151,7 @@ def _rest(local: float, *parts: float) -> float:
 
 
 def known(values: Sequence[float]) -> list[float]:
-    """Return the values that are not NaN."""
+    """Leave out NaN."""
     return [value for value in values if not math.isnan(value)]
 
 

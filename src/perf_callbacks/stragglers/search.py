@@ -1,9 +1,8 @@
-"""Search for stragglers: it finds which ranks made other ranks wait, why, and how many seconds the job lost.
+"""Search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
 
-All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
-ranks again. Durations can be compared between ranks, although the ranks' clocks may differ. The search finds the causes
-of single slow steps. `slow_sets.py` finds ranks that stay slow. `uneven.py` finds seconds that are lost to uneven work
-or to chance.
+All ranks leave a collective together, and each measures with its own clock how long it works until it waits again:
+durations can be compared between clocks. This file finds the causes of single slow steps, `slow_sets.py` ranks that
+stay slow, and `uneven.py` seconds that are lost to uneven work or to chance.
 """
 
 import math
@@ -33,36 +32,35 @@ from perf_callbacks.stragglers.uneven import UnevenLoss, uneven
 from perf_callbacks.stragglers.work_kinds import Role, kind_of, layers, replica
 
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
-"""A rank is named if it costs a step more than `LEAST_SHARE` of a median step, and more than `LEAST_SECONDS`."""
+"""A named rank costs a step more than both: this share of a median step, and these seconds."""
 
 EXACT = frozenset({GC, STEAL})
-"""Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
+"""Measured directly. They come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""A loss must exceed the usual loss by this many median deviations to count, unless its cause is in `EXACT`.
+"""Median deviations above the usual loss from which a loss counts, unless its cause is in `EXACT`.
 
 A standard deviation is 1.4826 median deviations.
 """
 
 MEMORY = 200
-"""The usual loss is the median of the losses in this many latest steps."""
+"""Latest steps whose median loss is the usual one."""
 
 SHORTAGE = 2.0
-"""The smallest loss that counts is raised by `SHORTAGE` times the usual wait for a CPU, unless the cause is in `EXACT`.
-Times vary more on busy CPUs."""
+"""Usual waits for a CPU that raise the smallest loss, unless the cause is in `EXACT`: times vary more on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
 """Signals that show how local times were measured. Only times that were measured in the same way are compared.
 
-A rank that times its thread's waits has the signal `STEAL`. A rank has the signal `DEVICE` if the rank computes on a
-device and times forward and optimizer. A rank has neither signal if it times only the stages outside of the model.
+`STEAL`: the rank times its thread's waits. `DEVICE`: it computes on a device, and times forward and optimizer. Neither:
+it times only the stages outside of the model.
 """
 
 Who = tuple[int, ...]
-"""Numbers of the ranks in a set, in ascending order."""
+"""Ascending."""
 
 _Kind = tuple[int, frozenset[str]]
-"""Kind of a rank's work, and the names of those of the rank's signals that are in `SORTS`."""
+"""Kind of a rank's work, and which of `SORTS` it has."""
 
 
 class Stragglers:
@@ -72,18 +70,17 @@ class Stragglers:
         self._groups: dict[object, _Group] = {}
         self._sets: dict[object, SlowSets] = {}
         self._sums: dict[tuple[Who, str], Straggler] = {}
-        """For each set of ranks and each cause: the newest straggler, with the sums of all seconds and steps."""
+        """The newest straggler of each set of ranks and cause, with the sums of all."""
         self.steps = 0
-        """Number of steps that were compared."""
+        """That were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """`seconds`: duration of the compared steps. `uneven_seconds`: the part of this duration that slow ranks and
-        uneven work cost."""
+        """Of the compared steps; and the part that slow ranks and uneven work cost."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
-        """Parts of `uneven_seconds`: seconds lost to uneven batches, to uneven pipeline stages, and to chance."""
+        """Parts of `uneven_seconds`: batches, pipeline stages, and chance."""
         self.other_work = 0
-        """Number of ranks that the newest window left out, because no other rank does the same work."""
+        """Ranks that the newest window left out, because no other rank does the same work."""
         self.undecided_steps = 0
-        """Number of steps in windows in which it is undecided which ranks are slow. See `ComparedWindow.undecided`."""
+        """In windows in which it is undecided which ranks are slow. See `ComparedWindow.undecided`."""
         self._undecided_seconds = 0.0
         self._several = self._undecided = False
 
@@ -94,13 +91,9 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]] | None = None,
         rest: Callable[[], object] = lambda: None,
     ) -> list[Straggler]:
-        """Compare the ranks of a window, and return the stragglers found.
+        """Compare the ranks of a window. A rank is left out if its signals don't have one value per step.
 
-        Args:
-            numbers: Numbers of the window's steps.
-            ranks: Signals of each rank. A rank is left out if its signals don't have one value per step.
-            roles: Coordinates of each rank, such as its pipeline stage.
-            rest: Function to call between slices of the work. Each slice takes less than a millisecond.
+        `rest` is called between slices of the work, of less than a millisecond each.
         """
         roles = roles or {}
         work, self.other_work = _groups(len(numbers), ranks, roles, rest)
@@ -152,16 +145,11 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]],
         rest: Callable[[], object],
     ) -> tuple[list[Straggler], float, UnevenLoss]:
-        """Return the sets of slow ranks among all ranks of one kind, and the cost of slow ranks and uneven work.
+        """Return the sets of slow ranks among all ranks of one kind, their cost, and the cost that is no rank's fault.
 
-        The `UnevenLoss` is the part of the cost for which no rank is to blame.
-
-        Args:
-            kind: Kind of work, and the signals of `SORTS` that each rank has.
-            team: Groups of ranks. The ranks of a group do the same work.
-            durations: Seconds of each step of the window, by the step's number. Unknown seconds are NaN.
-            roles: Coordinates of each rank.
-            rest: Function to call between slices of the work.
+        Args:     kind: Kind of work, and the signals of `SORTS` that each rank has.     team: Groups of ranks. The
+        ranks of a group do the same work.     durations: Seconds of each step of the window, by its number. NaN:
+        unknown.     roles: Coordinates of each rank.     rest: Called between slices of the work.
         """
         numbers = [*durations]
         steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
@@ -198,8 +186,8 @@ class Stragglers:
     def costliest(self, most: int) -> list[Straggler]:
         """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps.
 
-        From window to window, a set may lack some of its ranks. So a set includes the sums of each smaller set that it
-        contains, if the smaller set has the same cause and cost less.
+        From window to window, a set may lack some of its ranks. So it includes each smaller set in it of the same cause
+        that cost less.
         """
         sets: list[Straggler] = []
         for straggler in sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True):
@@ -215,7 +203,7 @@ class Stragglers:
 
     @property
     def causes(self) -> dict[str, float]:
-        """For each cause: the seconds that the job lost."""
+        """Seconds that the job lost to each."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
         for one in self._sums.values():
             sums[one.cause] += one.seconds_lost
@@ -304,9 +292,8 @@ def _groups(
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
     """Return groups of comparable ranks, and the number of ranks that are in no group.
 
-    The ranks of a group do the same work and measure local times in the same way. A rank is in no group if its kind of
-    work is unknown. A rank is also in no group if it can be compared with none of the other ranks that compute the same
-    layers.
+    Ranks of a group do the same work and measure local times alike. In no group is a rank of unknown kind, or one that
+    can be compared with no other rank of the same layers.
     """
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0

@@ -1,4 +1,4 @@
-"""Signals of a rank, computed from the stages of its steps, from its local times, or from its journal."""
+"""Signals of a rank, from the stages of its steps, from its local times, or from its journal."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP
 
 
 def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals:
-    """Return the signals of a rank whose waits are timed, or no signals if no step has a local time."""
+    """Return no signals if no step has a local time."""
     unknown = LocalTime(*[math.nan] * 5)
     local, collected, data, steal, _ = zip(*[time or unknown for time in times], strict=True)
     if all(map(math.isnan, local)):
@@ -23,9 +23,8 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of a rank that computes on a device, from the times of its stages.
 
-    Waits within the backward are unknown, so the backward doesn't count as local time. Time outside of the model counts
-    as local time. The time of the forward and the optimizer is local time only if parameters are not `sharded`. With
-    sharded parameters, ranks wait for each other in these stages.
+    Waits within the backward are unknown, so it is no local time; time outside of the model is. Forward and optimizer
+    are local time unless parameters are `sharded`: ranks then wait for each other in these stages.
     """
     computing = [] if sharded else [Stage.FORWARD, Stage.OPTIMIZER]
     signals: dict[str, Sequence[float | None]] = {
@@ -39,7 +38,7 @@ def of_stages(steps: Columns, *, sharded: bool) -> Signals:
 
 
 def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float]]:
-    """Return the signals of a single process from the steps of its journal. The whole step counts as local time."""
+    """Return the signals of a single process. The whole step counts as local time."""
     included = [reason is None for steps in blocks for reason in steps.excluded or [None] * len(steps.step)]
 
     def column(name: str) -> list[float]:
@@ -55,10 +54,9 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 
 
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
-    """If a rank had no CPU when the backward ended, add the delay to the rank's local time.
+    """Add the delay of a rank that had no CPU when the backward ended, and so begins the next step late.
 
-    Such a rank notices the end of the backward late, and begins the next step late. The rank's own clock can't show
-    this delay, so the local time looks usual. But the operating system's scheduler counts the delay in `steal`.
+    The rank's own clock can't show this delay, but the operating system's scheduler counts it in `steal`.
     """
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
@@ -71,7 +69,7 @@ def _sums(steps: Columns, *stages: Stage) -> list[float | None]:
 
 
 def _signals(steps: Columns, signals: Signals) -> Signals:
-    """Add step times to the signals, and batch sizes if sizes vary. Set the values of excluded steps to None."""
+    """Add step times, and batch sizes if sizes vary. Excluded steps are unknown."""
     found = {STEP: steps.step_seconds, **signals}
     sizes = steps.tokens if None not in steps.tokens else steps.samples
     told = [size for size in sizes if size is not None]

@@ -1,9 +1,8 @@
 """Seconds lost to uneven work, and to chance, although no rank is slow.
 
-If the work were split evenly over batches and pipeline stages, each rank would take the mean time. If batch sizes
-explain a rank's deviation from the mean, the batch is the reason. Without such sizes, the batch is the reason if a
-replica's first and last pipeline stage deviate from the mean together. A deviation that neither batches nor pipeline
-stages explain counts as chance.
+If the work were split evenly over batches and pipeline stages, each rank would take the mean time. A deviation is the
+batch's if batch sizes explain it or, without sizes, if a replica's first and last pipeline stage deviate together. What
+neither batches nor pipeline stages explain counts as chance.
 """
 
 import math
@@ -15,17 +14,16 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Pipeline stages are uneven if the longest stage exceeds the mean of all stages by more than this part of the mean.
-Smaller differences between stages are ignored, because moving layers can't remove them."""
+"""Excess of the longest pipeline stage over the mean, from which stages are uneven. Moving layers can't remove less."""
 
 LEAST_BATCHES = 0.01
-"""Lower limit for the cost of uneven batches, as a part of a window. A smaller cost may be chance."""
+"""Smaller costs of uneven batches, as a part of a window, may be chance."""
 
 LEAST_PART = 0.1
-"""Lower limit for the estimated size of a batch, as a part of the mean size."""
+"""Smallest estimate of a batch, as a part of the mean size."""
 
 TOGETHER = 0.7
-"""Smallest correlation between the deviations of the first and the last pipeline stage that shows uneven batches."""
+"""Correlation of the first and the last pipeline stage's deviations that shows uneven batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class UnevenLoss:
     """Seconds of a window that uneven work and chance cost."""
 
     healthy: float = 0.0
-    """Seconds that the slowest rank would take if all ranks had a healthy pace."""
+    """Of the slowest rank, if all ranks had a healthy pace."""
     batches: float = 0.0
     stages: float = 0.0
     chance: float = 0.0
@@ -46,13 +44,10 @@ class UnevenLoss:
 def uneven(
     window: ComparedWindow, roles: Mapping[int, object], durations: float, rest: Callable[[], object]
 ) -> UnevenLoss:
-    """Return the cost of uneven work in a window. The excess of slow ranks doesn't count.
+    """Return the cost of uneven work in a window, without the excess of slow ranks.
 
-    Args:
-        window: The ranks of the window, with their local times.
-        roles: For each rank: its coordinates without the pipeline stage.
-        durations: Sum of the seconds of all steps of the window.
-        rest: Function to call between slices of the work.
+    `roles` are coordinates without the pipeline stage, `durations` all steps of the window, and `rest` runs between
+    slices of the work.
     """
     times = [_healthy(window, stage.times, stage.peers.ranks) for stage in window.stages]
     sized = any(stage.even is not stage.times for stage in window.stages)
@@ -114,7 +109,7 @@ def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[]
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
 ) -> tuple[list[float], list[list[float]]]:
-    """Return the slowest rank's time in each step, and each pipeline stage's mean time in each step."""
+    """Return the slowest rank's time, and each pipeline stage's mean time, in each step."""
     found: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
@@ -132,9 +127,9 @@ def _longest(
 def _without_shared(
     stages: list[list[Sequence[float]]], replicas: Sequence[Sequence[object]], rest: Callable[[], object]
 ) -> list[list[Sequence[float]]]:
-    """Remove the effect of a batch's size from the times of all pipeline stages that compute the batch.
+    """Remove the effect of a batch's size from all pipeline stages that compute it.
 
-    Return the times unchanged if replicas are unknown, or if their stages don't deviate together.
+    Times stay if replicas are unknown, or if their stages don't deviate together.
     """
     names = sorted(set(replicas[0]), key=repr)
     if len(names) < 2 or any(len(one) != len(names) or {*one} != {*names} for one in replicas):  # noqa: PLR2004
@@ -165,7 +160,7 @@ def _without_shared(
 def _correlation(
     one: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
 ) -> float:
-    """Return the correlation of two sets of deviations. The mean of each set is 0."""
+    """The mean of each set is 0."""
     products = [math.fsum(map(float.__mul__, one[name], other[name])) for name in names]
     squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (one, other)]
     whole = math.sqrt(squares[0] * squares[1])

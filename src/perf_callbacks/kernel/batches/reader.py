@@ -1,4 +1,4 @@
-"""Read samples, tokens and shape of a batch from its tensors, without waiting for the device."""
+"""Reads samples, tokens and shape of a batch from its tensors, without waiting for the device."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,16 +26,16 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 _MOST_SHAPES = 1024
 
 _MOST_FORMS = 64
-"""At most this many sets of tensor names are searched for constants."""
+"""Most sets of tensor names that are searched for constants."""
 
 _MOST_NOTED = 256
-"""In a step whose FLOPs are counted, at most this many batches are searched for token ids."""
+"""Most batches of a step with FLOP counting that are searched for token ids."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
-"""Errors that reading a batch of a new form may raise. A nested tensor, which has no shape, raises `RuntimeError`."""
+"""Raised by a batch of a new form. A nested tensor, which has no shape, raises `RuntimeError`."""
 
 ROWS = frozenset({tuple, list})
-"""Types of batches whose tensors are found by index, not by name."""
+"""Batches whose tensors are found by index, not by name."""
 
 shape_of = attrgetter("shape")
 
@@ -44,12 +44,11 @@ class Batch(NamedTuple):
     """Samples, tokens and tensor shapes of a micro-batch."""
 
     samples: int | None
-    """Number of samples. None means that the number is unknown, for example because the tensors don't agree."""
+    """None: unknown, for example because the tensors don't agree."""
     tokens: int | None
-    """Number of token ids. None: the batch has no token ids, or the tensor that holds them is not known yet."""
+    """Token ids. None: there are none, or the tensor that holds them is not known yet."""
     useful_tokens: Any
-    """Number of tokens that the attention mask keeps. If the mask is on a device, the number is a tensor on the same
-    device. None: there is no mask, or its elements can't be counted."""
+    """Tokens that the attention mask keeps: a tensor on the mask's device. None: no mask, or it can't be counted."""
     shape: ShapeKey
     """Names and shapes of the tensors, and digests of some values. Empty if the shapes can't be read."""
 
@@ -60,7 +59,7 @@ class Lookup(NamedTuple):
     table: int
     """Memory address of the embedding's weights."""
     rows: int
-    """Size of the vocabulary: the number of rows of the embedding."""
+    """Size of the vocabulary."""
     address: int
     """Memory address of the indices."""
     elements: int
@@ -73,16 +72,16 @@ class _Known(NamedTuple):
     batch: Batch
     masks: tuple[str, ...]
     full: Batch
-    """Copy of `batch` in which all tokens count as useful, for batches whose masks keep all tokens."""
+    """`batch` with all tokens as useful, for batches whose masks keep all tokens."""
     sized: tuple[str, ...] = ()
-    """Names of the tensors whose values follow the shapes in the key of a batch. Then `batch` may have other values."""
+    """Tensors whose values follow the shapes in the key of a batch. Then `batch` may have other values."""
 
 
 class _Noted(NamedTuple):
     """Integer tensors of a batch that was read in a step whose FLOPs are counted."""
 
     names: tuple[str, ...]
-    """Names of all tensors of the batch."""
+    """Of all tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
     """Name, address and element count of each integer tensor with several elements per sample."""
 
@@ -98,7 +97,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """Return 0 samples, 0 tokens and 0 useful tokens. If an amount of `batch` is unknown, return None for the amount.
+    """Return 0 for each amount, and None for an amount that `batch` doesn't know.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -109,13 +108,8 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 class BatchReader:
     """Reads batches of any form, such as tensors or arrays in mappings, tuples, lists and objects.
 
-    A batch may also be a list of rows without tensors, such as prompts. For a batch of a known shape, reading is one
-    look-up in a dictionary.
-
-    Args:
-        on_new_shape: Function that gets the shape and the tensors of a batch before the model gets the batch. The
-            reader calls this function for the first batch of each shape. After a call of `forget`, the next batch of
-            the forgotten shape counts as the first.
+    A batch may also be a list of rows without tensors, such as prompts. A batch of a known shape costs one look-up in a
+    dictionary. `on_new_shape` gets the first batch of each shape before the model does, and again after `forget`.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
@@ -124,33 +118,30 @@ class BatchReader:
     def __init__(self, on_new_shape: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None) -> None:
         self._on_new_shape = on_new_shape
         self.unreadable: str | None = None
-        """Name of the type of the last batch whose shapes can't be read. None: all batches were read."""
+        """Type of the last batch whose shapes can't be read. None: all batches were read."""
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
-        """For each known shape, its `Batch` and the names of its attention masks."""
+        """The `Batch` of each known shape, and the names of its attention masks."""
         self.several = False
-        """True if each batch contains one batch from each of several loaders. Their samples add up."""
+        """True if each batch has one batch from each of several loaders. Their samples add up."""
         self.time_first = False
         """True if the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Maps tensor shapes to the `Batch` with these shapes, for batches without an attention mask. If the batch is a
-        mapping, the names of its tensors come first in the key. Code that reads a batch in every step looks here first,
-        to save a Python frame."""
+        """The `Batch` of tensor shapes without an attention mask; names of tensors come first in the key if the
+        batch is a mapping. Code that reads a batch in every step looks here first, to save a Python frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
-        """True if a batch was read."""
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._before: dict[tuple[str, ...], list[Identity | None]] = {}
         self._constants: dict[tuple[str, ...], frozenset[str]] = {}  # by the names of all tensors too
         self._noted: list[_Noted] | None = None
         self.modes: Callable[[], bool] = bool
-        """Function that returns True while a mode of the program sees each read of a tensor's attribute."""
+        """True while a mode of the program sees each read of a tensor's attribute."""
         self.unseen: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Function that returns a context in which no mode sees them."""
+        """A context in which no mode sees them."""
         self._modes_seen = False  # then code that looks into `by_shapes` must find nothing, because it reads shapes
 
     def read(self, batch: Any) -> Batch:
-        """Read samples, tokens and shape of a batch."""
         if self.modes():
             self._modes_seen = True
             with self.unseen():  # no mode is active within
@@ -194,12 +185,11 @@ class BatchReader:
         self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
-        """Find the tensors that hold token ids, from the embedding look-ups since the call of `note`.
+        """Find the tensors that hold token ids, from the embedding look-ups since `note`. Return True if any are new.
 
-        Return True if new tensors were found. The largest embedding counts as the token embedding. If another embedding
-        was looked up with a different number of indices, no embedding counts as the token embedding. A tensor with one
-        number per sample, such as a class or a user, holds no token ids. If two batches have the same tensor names, the
-        same tensors hold their token ids. Batches with `input_ids` need no search.
+        The largest embedding counts as the token embedding, unless another was looked up with a different number of
+        indices. A tensor with one number per sample, such as a class or a user, holds no token ids. Batches with equal
+        tensor names have their token ids in the same tensors. Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}
@@ -216,10 +206,7 @@ class BatchReader:
         return bool(fresh)
 
     def with_tokens(self, batch: Batch) -> Batch:
-        """Return the batch with its number of tokens.
-
-        If the batch was read before the tensor of token ids was known, its tokens are counted now.
-        """
+        """Count the tokens of a batch that was read before the tensor of token ids was known."""
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
@@ -260,7 +247,6 @@ class BatchReader:
         return known
 
     def _see(self, batch: Batch, masks: tuple[str, ...], tensors: Mapping[str, Any]) -> None:
-        """Store a batch. If its shape is new, tell the observers."""
         new = batch.shape not in self.seen
         if new and len(self.seen) == _MOST_SHAPES:
             del self.seen[next(iter(self.seen))]
@@ -330,14 +316,14 @@ class BatchReader:
 
 
 def _has_several(one: Leaf, rows: int | None) -> bool:
-    """Return True if a tensor has several elements per sample, unlike a column of labels or users."""
+    """Return False for a column of labels or users, with one element per sample."""
     return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
-    """Return the names of the tensors of a batch that were used as indices of the token embedding.
+    """Return the tensors that were used as indices of the token embedding.
 
-    A tensor is found by its address. A tensor that was copied before the look-up is found by its size.
+    A tensor is found by its address, or, if it was copied before the look-up, by its size.
     """
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
     there = [one for one in lookups if (one.address, one.elements) in places]
@@ -355,10 +341,7 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 
 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
-    """Return the look-ups in the largest embedding.
-
-    The list is empty if another embedding got a number of indices that the largest embedding never got.
-    """
+    """Return the look-ups in the largest embedding, or none if another got a number of indices that it never got."""
     largest = max(lookups, key=lambda one: one.rows, default=None)
     tokens = [one for one in lookups if largest is not None and one.table == largest.table]
     sizes = {one.elements for one in tokens}
@@ -366,16 +349,13 @@ def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
 
 
 def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
-    """Return True if a batch is a tensor, or a container in which each element is a tensor."""
+    """Return True if a batch is a tensor, or a container of tensors alone."""
     inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
     return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
 
 
 def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
-    """Return the names of the attention masks.
-
-    The result is empty if the masks don't have the same shapes as the tensors of token ids.
-    """
+    """Return the names of the attention masks, if they have the shapes of the tensors of token ids."""
     sizes = {one.name: one.sizes for one in found}
     whole = [one.name for one in found if one.whole]
     ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
@@ -383,10 +363,7 @@ def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
 
 
 def _kept(mask: Any) -> Any:
-    """Return the number of elements that a mask keeps.
-
-    Return None for a mask of floating-point numbers, which may be added to the attention scores.
-    """
+    """Return None for a mask of floating-point numbers, which may be added to the attention scores."""
     if not hasattr(mask, "is_floating_point"):
         return None if "float" in str(mask.dtype) else int((mask != 0).sum())
     if mask.is_floating_point():

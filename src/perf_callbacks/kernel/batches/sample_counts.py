@@ -1,4 +1,4 @@
-"""Count the samples of a batch, from the first dimension of its tensors."""
+"""Counts the samples of a batch, from the first dimension of its tensors."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -8,15 +8,14 @@ from perf_callbacks.kernel.batches.tensors import Leaf, is_array, is_packed, lea
 
 _PLAIN = (str, bytes, int, float, complex)
 _ENDS = frozenset({"cu_seqlens", "cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k"})
-"""Names of tensors that hold the ends of sequences, if all sequences are packed into one row."""
+"""Tensors of the ends of sequences, if all sequences are packed into one row."""
 
 _MARKS = frozenset({"ptr", "batch", "offset"})
-"""Names of tensors that assign rows to samples. The tensor `ptr` of torch_geometric holds the start of each graph, and
-then the end of the last graph."""
+"""Tensors that assign rows to samples. torch_geometric's `ptr` holds each graph's start, then the end of the last."""
 
 _FEW = 3
-"""If a list has at most this many tensors of equal form, the tensors count as the columns of a batch. In a longer list,
-each tensor may be a sample."""
+"""So many tensors of equal form in a list are at most the columns of a batch. In a longer list, each may be a
+sample."""
 
 
 def samples(
@@ -24,19 +23,14 @@ def samples(
 ) -> int | None:
     """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
-    If the batch has token ids, the number of samples is the size of their first dimension. In a batch without token
-    ids, the number of samples is the size of the first dimension on which more than half of the elements agree. Only a
-    vector may be in the minority, and only if a tensor of more dimensions is in the majority: constants, such as means
-    and class weights, are vectors too, and there may be more of them than data. The result is also None if it is
-    ambiguous whether the first or the second dimension counts the samples. In a batch of graphs, each graph is a
-    sample.
+    The first dimension of the token ids counts the samples, or else the size on which more than half of the elements
+    agree. Only a vector may be in the minority, and only if a tensor of more dimensions is in the majority: constants,
+    such as means and class weights, are vectors too, and there may be more of them than data. None also means that the
+    first or the second dimension may count the samples. In a batch of graphs, each graph is a sample.
 
-    Args:
-        batch: A batch of any form.
-        several: True if the batch contains one batch from each of several loaders. The samples of these batches add up.
-        time_first: True if the first dimension of the model's sequences may be time. If `time_first` is True, the
-            number of samples is unknown for a batch that has only sequences.
-        constants: The `id` of each tensor that is the same in all batches, and so has no rows of this batch.
+    Args:     batch: A batch of any form.     several: It has one batch from each of several loaders, whose samples add
+    up.     time_first: A batch of sequences alone is ambiguous: their first dimension may be time.     constants: The
+    `id` of each tensor that is the same in all batches, and so has no rows of this batch.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
@@ -73,7 +67,7 @@ def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def _holds_several(batch: Any) -> bool:
-    """Return True if a batch is or contains a list in which two or more elements have token ids."""
+    """Return True if a list in the batch has token ids in two or more elements."""
     every = [batch, *(part for _, part in parts(batch))]
     lists = [[[one.name for one in leaves(element) or []] for element in part] for part in every if _is_list(part)]
     return any(sum([bool(matching(names, "input_ids")) for names in elements]) > 1 for elements in lists)
@@ -84,7 +78,7 @@ def _is_flat(one: Leaf) -> bool:
 
 
 def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
-    """Return True if sequences are packed into a single row, and another tensor holds the ends of the sequences."""
+    """Return True if sequences are packed into a single row, and another tensor holds their ends."""
     names = {one.name.rpartition(".")[2] for one in found}
     return all([one.rows == 1 for one in guides]) and not names.isdisjoint(_ENDS)
 
@@ -96,17 +90,14 @@ def _have_time_first(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
 
 
 def _are_sequences(found: Sequence[Leaf]) -> bool:
-    """Return True if all tensors of a batch have the same first two sizes.
-
-    Then either of the two dimensions may be time. The two sizes must differ.
-    """
+    """Return True if all tensors share their first two sizes, which differ: either dimension may be time."""
     both = {one.sizes[:2] for one in found}
     dimensions = {len(one.sizes) for one in found}
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}
 
 
 def _common(batch: Any, constants: Collection[int]) -> int | None:
-    """Return the size that the first dimension has in more than half of the parts, or None if there is no such size."""
+    """Return the size that the first dimension has in more than half of the parts, or None."""
     if is_array(batch) or is_packed(batch):
         return (leaves(batch) or [leaf("", batch)])[0].rows
     inside = [part for _, part in parts(batch) if id(part) not in constants and leaves(part)]
@@ -141,7 +132,7 @@ def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
 
 
 def _are_images_and_targets(inside: Sequence[Any]) -> bool:
-    """Return True for a batch of object detection: a list of images, and a list of targets of equal length."""
+    """Recognize object detection: a list of images, and a list of targets of equal length."""
     if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
         return False
     images, targets = inside
@@ -151,8 +142,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
     """Return the number of rows on which more than half of the parts agree.
 
-    None means that no number of rows has a majority, that the data may be in the minority, or that the number may be
-    the length of sequences.
+    None: there is no majority, the data may be in the minority, or the number may be the length of sequences.
     """
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
@@ -172,11 +162,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _form(element: Any) -> object:
-    """Return the form of an element. All samples of a batch have the same form.
-
-    The form of a tensor is its number of dimensions and its dtype. The form of a mapping is its names. The form of a
-    list is the forms of its elements.
-    """
+    """Return what samples of a batch share: dimensions and dtype of a tensor, names of a mapping, forms in a list."""
     if is_array(element):
         return len(leaf("", element).sizes), str(element.dtype)
     if _is_list(element):

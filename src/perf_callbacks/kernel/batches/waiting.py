@@ -1,8 +1,7 @@
 """Batches that were fetched and wait for a call of the model.
 
-A loop may drop a batch, or fetch several batches before it trains on the first. A batch belongs to the step that calls
-the model with this batch. A call uses a batch if an argument of the call is a tensor of the batch. A batch that was
-copied to a device is recognized by its shape.
+A loop may drop a batch, or fetch several before it trains on the first. A batch belongs to the step whose call of the
+model gets one of its tensors; a batch that was copied to a device is recognized by its shape.
 """
 
 import weakref
@@ -13,28 +12,23 @@ from perf_callbacks.kernel.batches.reader import Batch, nothing
 from perf_callbacks.kernel.batches.tensors import leaves
 
 MOST_WAITING = 64
-"""Maximum number of waiting batches. If more batches wait, the oldest batch counts as dropped."""
+"""If more batches wait, the oldest counts as dropped."""
 
 Tensors = tuple["weakref.ref[Any]", ...]
-"""Weak references to tensors."""
 
 UNKNOWN = Batch(None, None, None, ())
 
 Waiting = tuple[Batch, Tensors]
-"""A batch and its tensors. The tuple of tensors is empty if no other batch was waiting when the batch was added."""
+"""A batch and its tensors; none if no other batch was waiting when it was added."""
 
 
 def identify(batch: Any) -> Tensors:
-    """Return weak references to the tensors of a batch.
-
-    Leave out tensors whose class doesn't support weak references.
-    """
+    """Return weak references to the tensors of a batch whose classes support them."""
     found = [one.tensor for one in leaves(batch) or ()]
     return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
 
 
 def same(some: Tensors, others: Tensors) -> bool:
-    """Return True if two batches hold the same tensor objects."""
     if not some or len(some) != len(others):
         return False
     return all([one() is not None and one() is other() for one, other in zip(some, others, strict=True)])
@@ -53,19 +47,14 @@ def _written(tensor: Any) -> int:
 def take(
     waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
 ) -> tuple[list[Batch], bool]:
-    """Find the waiting batches that a model call uses, and remove them from `waiting`.
+    """Remove and return the waiting batches that a model call uses, and True if the newest is one of them.
 
-    Return these batches, and True if the newest waiting batch is one of them. If several waiting batches have the shape
-    of the call, return one batch with the amounts that all of these batches share. If no shape fits, but the call has
-    as many rows as all waiting batches together, the call uses all waiting batches.
+    If several batches have the shape of the call, the result is one batch with the amounts that they share. If no shape
+    fits, but the call has as many rows as all waiting batches together, it uses all of them.
 
-    Args:
-        waiting: Two or more waiting batches.
-        arguments: Arguments of the model call.
-        again: True if the model was called before in this forward, maybe with the same batch. If `again` is True, a
-            batch is recognized only by its tensors.
-        alone: False if the call may also use a waiting batch of another loader. If `alone` is False, only a batch
-            without stored tensors is recognized by its shape.
+    Args:     waiting: Two or more waiting batches.     arguments: Arguments of the model call.     again: The model was
+    called before in this forward, maybe with the same batch: only tensors identify a batch.     alone: False: the call
+    may also use a batch of another loader. Only a batch without stored tensors is then         recognized by its shape.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
@@ -98,9 +87,7 @@ def take(
 
 
 def common(batches: Sequence[Batch]) -> Batch:
-    """Return a batch with the samples, tokens and shape that all batches have in common. Other values are unknown.
-
-    Useful tokens are unknown unless all batches are the same object.
+    """Return what all batches have in common. Useful tokens are unknown unless all batches are the same object.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))
@@ -117,7 +104,7 @@ def common(batches: Sequence[Batch]) -> Batch:
 
 
 def untrained(batch: Batch) -> Batch:
-    """Return a copy of the batch with 0 samples and 0 tokens. The FLOPs of the copy still count.
+    """Return the batch with 0 samples and 0 tokens. Its FLOPs still count.
 
     >>> untrained(Batch(4, 32, None, (("", (4, 8)),)))
     Batch(samples=0, tokens=0, useful_tokens=None, shape=(('', (4, 8)),))

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 UNKNOWN = -1.0
-"""Value that a rank sends if it doesn't know a resource. NaN is not used, because NaN is not equal to itself."""
+"""Sent by a rank that doesn't know a resource. NaN is not equal to itself."""
 
 LARGEST = 1e9
 """A value of at least this size is impossible, and counts as unknown."""
@@ -16,7 +16,6 @@ CORES, RESIDENT, UTILIZATION, GPU_MEMORY, WATTS = RESOURCES = (
     "gpu_memory_gb",
     "power_watts",
 )
-"""Names of a rank's resources: busy CPU cores, host memory, and the GPU's utilization, memory and power."""
 
 JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "job_cpu_cores": (CORES, sum),
@@ -26,18 +25,13 @@ JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "job_gpu_memory_max_gb": (GPU_MEMORY, max),
     "job_power_watts": (WATTS, sum),
 }
-"""Maps the name of each metric of the job to a resource of the ranks, and to the function that combines the ranks'
-values."""
+"""Metric of the job -> resource of the ranks, and what combines their values."""
 
 
 def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float]:
-    """Combine the resources of all ranks into metrics of the job.
+    """Combine the resources of all ranks, in the order of `RESOURCES`, into metrics of the job.
 
-    A metric of the job is left out if the value of any rank is unknown.
-
-    Args:
-        resources: The values of each rank, rank by rank, in the order of `RESOURCES`.
-        complete: True if no rank of the job is missing.
+    A metric is left out if the value of any rank is unknown. `complete`: no rank of the job is missing.
     """
     if not complete or not resources:
         return {}
@@ -49,11 +43,7 @@ def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float
 
 
 def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) -> dict[str, tuple[float | None, ...]]:
-    """Return a dictionary with a tuple for each resource. A resource that no rank knows is left out.
-
-    A tuple has one value for each rank of the job. None stands for a missing rank, or for a value that the rank doesn't
-    know.
-    """
+    """Return a value for each rank of the job, None if unknown. A resource that no rank knows is left out."""
     found = {}
     for place, name in enumerate(RESOURCES):
         values = dict(zip(ranks, resources[place :: len(RESOURCES)], strict=True))
@@ -64,7 +54,7 @@ def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) ->
 
 
 def packed(resources: Mapping[str, float]) -> "array[float]":
-    """Return the values of a rank's resources as an array, in the order of `RESOURCES`.
+    """Pack the values in the order of `RESOURCES`.
 
     >>> packed({"cpu_cores": 1.5})
     array('f', [1.5, -1.0, -1.0, -1.0, -1.0])

@@ -1,4 +1,4 @@
-"""Offer this rank's part of each window to the other ranks, and receive the sums over all ranks."""
+"""Offers this rank's part of each window to the other ranks, and receives the sums over all ranks."""
 
 from array import array
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.windows import JobSettings, Part
 from perf_callbacks.kernel.records.fit_records import Record, Run, Window
 
 MOST_STEPS = 1000
-"""Maximum length of a window whose parts carry signals. Parts of longer windows carry no signals."""
+"""Parts of longer windows carry no signals."""
 
 
 class Ranks(Protocol):
@@ -19,18 +19,15 @@ class Ranks(Protocol):
 
     @property
     def job_settings(self) -> JobSettings | None:
-        """Settings that rank 0 has chosen for all ranks of this fit. None: the settings are not known yet."""
+        """Rank 0's settings for all ranks of this fit. None: not known yet."""
 
     def agree(self) -> JobSettings | None:
-        """Wait a moment for the settings of rank 0. Return the settings, or None if they have not arrived."""
+        """Wait a moment for the settings of rank 0. None: they have not arrived."""
         ...
 
     @property
     def window(self) -> int | None:
-        """Number of optimizer steps per window.
-
-        None means that ranks exchange no windows, or that the number is not known yet.
-        """
+        """Optimizer steps per window. None: ranks exchange no windows, or it is not known yet."""
 
     @property
     def latest(self) -> Window | None:
@@ -45,7 +42,7 @@ class Ranks(Protocol):
         """Offer this rank's part of a window to the other ranks."""
 
     def take(self) -> list[Window]:
-        """Return the windows that this rank must write to its journal. Each window is returned only once."""
+        """Return, once, the windows that this rank must write to its journal."""
         ...
 
     def close(self) -> None:
@@ -75,26 +72,22 @@ class WindowSharing:
         """True: it is unknown which ranks share samples, so the amounts of the job are unknown."""
         self._announced: Window | None = None
         self.due: int | None = None
-        """Number of the step that completes the current window. None: there are no windows."""
+        """The step that completes the current window. None: there are no windows."""
         self.length: int | None = None
-        """Number of optimizer steps per window. None: there are no windows."""
+        """Optimizer steps per window. None: there are no windows."""
         self.signals = False
         """True if parts carry signals. Signals also cover the excluded steps of a window."""
         self.complete: list[Part] = []
-        """Parts of complete windows that were not offered to the other ranks yet."""
+        """Complete windows that were not offered to the other ranks yet."""
         self._start = self._seen = run.step
         self._begin(run.step)
 
     @property
     def latest(self) -> Window | None:
-        """The newest window that this rank has received, with the sums over all ranks."""
         return self._ranks.latest if self._ranks is not None else None
 
     def exchange(self, step: int) -> None:
-        """Offer parts of complete windows to the other ranks, and write received windows.
-
-        `step` is the number of the most recent finished step.
-        """
+        """Offer parts of complete windows, and write received ones. `step` is the most recent finished step."""
         if self._ranks is None:
             if self._run.world_size == 1:
                 self._observers.agreed(self._observers.asks, step)
@@ -120,13 +113,12 @@ class WindowSharing:
             self._observers.agreed({name: latest.asks[name] for name in names}, step)
 
     def use(self, length: int | None) -> None:
-        """Use windows of `length` steps from now on. If the length changes, a new window begins."""
+        """If the length changes, a new window begins."""
         if length != self.length:
             self.length = length
             self._begin(self._seen)
 
     def add(self, steps: Columns) -> None:
-        """Add one or more finished steps, in the order of the steps."""
         self._seen = steps.number[-1]
         if self.length is None:
             return
@@ -172,10 +164,7 @@ class WindowSharing:
         )
 
     def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
-        """Return the signals of the window, each under its name.
-
-        A signal has one value per step of the window, in seconds.
-        """
+        """Return the window's signals by name: seconds of each step."""
         if not self.signals or not self._steps:
             return {}
         steps = Columns.joined(self._steps)
@@ -189,10 +178,7 @@ class WindowSharing:
 
 
 def _belonging(steps: Columns) -> Columns:
-    """Return the steps that count in windows.
-
-    Windows count the included steps, and the steps that are excluded for the reason `RECOUNTED`.
-    """
+    """Keep the steps that count in windows: the included ones, and those excluded as `RECOUNTED`."""
     if not any(steps.excluded):
         return steps
     reasons = zip(steps.excluded, steps.step_seconds, strict=True)

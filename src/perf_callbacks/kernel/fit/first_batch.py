@@ -9,21 +9,20 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 
 
 class FirstBatch:
-    """Type and size of the first batch, and whether its memory is pinned.
+    """The first batch's type, size, and whether its memory is pinned.
 
-    A batch is examined only if `wanted` is True, because `is_pinned` of a tensor initializes CUDA.
+    Only a `wanted` batch is examined, because `is_pinned` of a tensor initializes CUDA.
     """
 
     def __init__(self, *, wanted: bool = False) -> None:
         self.wanted = wanted
-        """True if the next batch will be examined."""
         self.kind: str | None = None
-        """Name of the type of the first batch. None: no batch was examined yet."""
+        """Name of the type. None: no batch was examined yet."""
         self.pinned = False
         self.bytes = 0
 
     def see(self, batch: object) -> None:
-        """Examine the batch if `wanted` is True, and ignore all later batches. A batch of unknown form has size 0."""
+        """A batch of unknown form has size 0."""
         if not self.wanted:
             return
         self.wanted = False
@@ -35,10 +34,7 @@ class FirstBatch:
 
 
 def tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, of the state of an optimizer, or of the result of an operation.
-
-    The function searches mappings, tuples and lists, as torch does to pin a batch.
-    """
+    """Yield the tensors of a batch, an optimizer's state or a result, in the containers that torch pins."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

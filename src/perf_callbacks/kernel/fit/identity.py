@@ -37,7 +37,7 @@ _KNOWN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|e
 
 
 def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `Run` about program, machine and job. Fields that can't be read are left out."""
+    """Return the fields of `Run` about program, machine and job that can be read."""
     found: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
     with guard(let_pass):  # an embedding program may have no arguments
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -49,7 +49,7 @@ def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str, Any]:
-    """Return the fields of `Run` about the model and its batches. Fields that can't be read are left out."""
+    """Return the fields of `Run` about the model and its batches that can be read."""
     found: dict[str, Any] = {}
     with guard(let_pass):  # a model and a loader may be anything
         if model is not None:
@@ -70,7 +70,7 @@ def job_id(environment: Mapping[str, str]) -> str | None:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command line that a shell accepts. The values of arguments that look like secrets are replaced by `***`.
+    """Return a command line that a shell accepts, with `***` for values of arguments that look like secrets.
 
     >>> command_line(["train.py", "--hf_token", "abc", "wandb.api_key=def", "--max_tokens", "5", "s3://me:pw@host/x"])
     "train.py --hf_token '***' 'wandb.api_key=***' --max_tokens 5 's3://***@host/x'"
@@ -85,7 +85,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def model_name(model: nn.Module) -> str:
-    """Return the name of a model's class. Wrappers such as DistributedDataParallel are skipped."""
+    """Skip wrappers such as DistributedDataParallel."""
     for _ in WRAPPERS:
         if type(model).__name__ not in WRAPPERS:
             break
@@ -95,10 +95,9 @@ def model_name(model: nn.Module) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Return the number of parameters of a model, with the full size of each sharded parameter.
+    """Count the parameters, with the full size of each sharded one.
 
-    None means that the full size of at least one parameter is unknown, for example because the parameter has no shape
-    yet.
+    None: a full size is unknown, for example because the parameter has no shape yet.
     """
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     sizes = [parameter_size(one, managed=managed) for one in model.parameters()]
@@ -107,7 +106,7 @@ def parameters(model: nn.Module) -> int | None:
 
 
 def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
-    """Return the number of a parameter's elements on all ranks. `managed` is True if FSDP 1 manages the model."""
+    """Count the elements on all ranks. `managed`: FSDP 1 manages the model."""
     lazy = isinstance(one, nn.parameter.UninitializedParameter)
     whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
     if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
@@ -116,7 +115,7 @@ def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
 
 
 def batch_size(loaders: Sequence[Any]) -> int | None:
-    """Return the number of samples per batch; None if the loaders differ or don't show the number."""
+    """None: the loaders differ or don't show the number."""
     sizes = {
         getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         for loader in loaders

@@ -1,4 +1,4 @@
-"""Choose the metrics that loggers and consoles get. The journal has all metrics."""
+"""Chooses the metrics that loggers and consoles get. The journal has all metrics."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from perf_callbacks.kernel.records.metric_table import METRICS, PREFIX, RUN
 
 MAIN = tuple([metric.name for metric in METRICS if metric.main])
-"""Names of the metrics that a console shows. Samples per second are shown only if tokens are unknown."""
+"""Metrics of a console; samples per second only if tokens are unknown."""
 
 ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
-"""Metrics that stay constant in a run, with their usual values. The usual value of `peak_tflops` is the first value in
-a run."""
+"""Metrics that stay constant in a run, with their usual values; of `peak_tflops`, that is the first value."""
 
 
 def main(names: Iterable[str]) -> list[str]:
@@ -26,7 +25,7 @@ def main(names: Iterable[str]) -> list[str]:
 
 
 def hidden(names: Iterable[str], console: str) -> list[str]:
-    """Return the names of our metrics that a console leaves out. `console` is the value of the setting `console`.
+    """Return our metrics that a console leaves out, by the value of the setting `console`.
 
     >>> hidden(["perf/mfu", "perf/hfu"], "main")
     ['perf/hfu']
@@ -37,7 +36,7 @@ def hidden(names: Iterable[str], console: str) -> list[str]:
 
 
 def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
-    """Return the metrics for the one line of a progress bar. `console` is the value of the setting `console`."""
+    """Return the metrics for the one line of a progress bar."""
     left_out = hidden(row, console)
     line = (PREFIX + "step_time", PREFIX + "mfu") if console == "main" else row
     return {name: row[name] for name in line if name in row and name not in left_out}
@@ -46,14 +45,13 @@ def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
 class Logged:
     """Chooses the metrics that loggers get, by the setting `metrics`.
 
-    A metric that stays constant in a run is logged only when it changes. `mfu_mixed` is logged only if it differs from
-    `mfu`.
+    A constant metric is logged only when it changes, and `mfu_mixed` only if it differs from `mfu`.
     """
 
     def __init__(self, which: str) -> None:
         self._which = which
         self.names = set[str]()
-        """Names of all our metrics so far. If another name begins with `perf/`, the metric is the program's own."""
+        """All our metrics so far. Any other name that begins with `perf/` is the program's own."""
         self._last: dict[str, float | None] = dict(ORDINARY)
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:

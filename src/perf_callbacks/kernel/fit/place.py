@@ -31,32 +31,28 @@ log = logging.getLogger("perf_callbacks")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place of a fit: what its integration knows about its output, device and ranks."""
+    """What the integration of a fit knows about its output, device and ranks."""
 
     integration: str
     directory: Path
-    """Directory of the output, if the configuration sets no other directory."""
+    """Used if the configuration sets no directory."""
     directory_of_all: bool = False
-    """True if all ranks use the directory of rank 0, because only rank 0 knows the right directory."""
+    """True if all ranks use the directory of rank 0, because only rank 0 knows the right one."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
     devices: int = 1
-    """Number of devices that this process drives."""
+    """That this process drives."""
     data_parallel: int | None = None
-    """Number of ranks with different samples. Ranks that share their samples count once. None: each rank has its own
-    samples."""
+    """Ranks with different samples; ranks that share their samples count once. None: each has its own."""
     ambiguous: str | None = None
-    """Reason why `data_parallel` is unknown. If `data_parallel` is unknown, the rates of the job and the rates per
-    device are unknown, too."""
+    """Why `data_parallel`, and with it the rates of the job and per device, is unknown."""
     step: int = 0
-    """Number of optimizer steps done before this fit."""
+    """Optimizer steps before this fit."""
     carried: Mapping[str, Any] | None = None
-    """State from `Recorder.state`, in the checkpoint from which this fit resumes. Empty: the checkpoint has no such
-    state. None: the fit doesn't resume."""
+    """`Recorder.state` in the checkpoint from which this fit resumes. Empty: it has none. None: no resume."""
     restore_seconds: float | None = None
-    """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
-    checkpoint, or that the time is unknown."""
+    """Reading the checkpoint, before the fit. None: there was no checkpoint, or the time is unknown."""
 
 
 class Ambiguity:
@@ -66,7 +62,6 @@ class Ambiguity:
         self._place, self._transfers, self._warned = place, WAITS.transfers, False
 
     def __call__(self) -> bool:
-        """Return True if it is unknown."""
         why = self._place.ambiguous
         if why is None and self._place.data_parallel is None and WAITS.transfers > self._transfers:
             why = "ranks exchange tensors in pairs, as the stages of a pipeline do"
@@ -77,7 +72,7 @@ class Ambiguity:
 
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
-    """Return the journal record that opens a fit. A resumed fit keeps its run id."""
+    """A resumed fit keeps its run id."""
     carried, where = place.carried or {}, device.of(place.device)
     return Run(
         run_id=run_id(place),
@@ -117,10 +112,9 @@ def run_id(place: Place) -> str:
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the numbers of samples and tokens that this rank processed in earlier attempts.
+    """Return the samples and tokens that this rank processed in earlier attempts; 0 in a first attempt.
 
-    In a first attempt, the numbers are 0. The numbers are unknown if the checkpoint lacks the numbers of this rank and
-    step, as after training without the callback.
+    They are unknown if the checkpoint lacks those of this rank and step, as after training without the callback.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
@@ -131,10 +125,7 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """Return the number of ranks with different samples. Ranks that share their samples count once.
-
-    The number follows from accelerate's `parallelism_config`. None: there is no `parallelism_config`.
-    """
+    """Return the number of ranks with different samples, from accelerate's `parallelism_config`; None without one."""
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
         return None
@@ -142,10 +133,7 @@ def data_parallel(accelerator: Any) -> int | None:
 
 
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
-    """Return the place with its data-parallel size.
-
-    If the framework gave no data-parallel size, the size comes from the device meshes of the parameters.
-    """
+    """If the framework gave no data-parallel size, take it from the device meshes of the parameters."""
     if place.world_size == 1 or place.data_parallel is not None:
         return place
     try:
@@ -176,15 +164,9 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
 
 
 def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: bool) -> Path | None:
-    """Return the directory that the setting `output_dir` names, with its placeholders replaced.
+    """Return what the setting `output_dir` names. None: it is not set, or the journal is off.
 
-    Return None if `output_dir` is not set, or if the journal is off.
-
-    Args:
-        config: Settings in force.
-        place: Place of the fit.
-        run: The journal record that opens the fit.
-        id_shared: True if all ranks have the same run id.
+    `id_shared`: all ranks have the same run id.
     """
     if config.output_dir is None or not config.journal:
         return None
@@ -199,7 +181,6 @@ def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: b
 
 
 def new_journal(config: PerfConfig, place: Place, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
-    """Return the journal of a fit. The journal's file is in a folder of `directory`."""
     if not config.journal:
         return Journal()
     return FileJournal(
@@ -212,10 +193,7 @@ def new_journal(config: PerfConfig, place: Place, directory: Path, began: float,
 
 
 def last_sign(journal: Journal) -> float | None:
-    """Return the time at which a journal or its summary file was written most recently.
-
-    None: there is no journal file.
-    """
+    """Return when a journal or its summary file was written last. None: there is no journal file."""
     with suppress(OSError):
         if journal.path is not None and journal.path.exists():
             files = (journal.path, interim.path_of(journal.path))

@@ -1,4 +1,4 @@
-"""Read the facts that the choice of CPUs needs: CPU mask, machine, GPU, and number of ranks on the machine."""
+"""Facts for the choice of CPUs: CPU mask, machine, GPU, and number of ranks on the machine."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ def read(
 
 
 def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the local rank and the number of ranks on this machine. Return None if one of the two is unknown."""
+    """None: one of the two is unknown."""
     for names in LOCAL_RANKS:
         words = [environ.get(name, "") for name in names]
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
@@ -87,7 +87,7 @@ def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def local_rank(environ: Mapping[str, str]) -> int:
-    """Return the local rank, even if the number of ranks on this machine is unknown. Return 0 without a launcher."""
+    """Return the local rank, even if the number of ranks here is unknown; 0 without a launcher."""
     known = local_ranks(environ)
     if known is not None:
         return known[0]

@@ -1,4 +1,4 @@
-"""Read Linux's counters: CPU time and waits of a thread, idle time of CPUs, and pauses because of a CPU quota."""
+"""Linux's counters: CPU time and waits of a thread, idle time of CPUs, and pauses because of a CPU quota."""
 
 import os
 import threading
@@ -11,26 +11,26 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
-"""Names of a counter: the time in which a CPU quota stopped threads. Control groups of version 2 use the first name,
-version 1 the second name. Each value is the length of the counter's unit in seconds."""
+"""Time in which a CPU quota stopped threads, with its unit in seconds: control groups of version 2, then of version
+1."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""
 
 
 class CpuTime(NamedTuple):
-    """Times of a thread, in seconds since the thread began."""
+    """Seconds since the thread began."""
 
     ran: float
     queued: float
-    """Time in which the thread was ready to run and waited for a CPU."""
+    """Ready to run, without a CPU."""
 
     def since(self, before: "CpuTime") -> "CpuTime":
         return CpuTime(self.ran - before.ran, self.queued - before.queued)
 
 
 def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
-    """Read the times of the thread with this native id (default: the calling thread); None if unavailable."""
+    """`thread` is a native id; None: the calling thread."""
     with suppress(OSError, ValueError, IndexError):
         file = root / f"proc/self/task/{thread or threading.get_native_id()}/schedstat"
         ran, queued, *_ = map(int, file.read_text(encoding="ascii").split())
@@ -47,7 +47,7 @@ def runnable(thread: int, root: Path = Path("/")) -> bool:
 
 
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
-    """Return the sum of the idle seconds of these CPUs since boot; None if unavailable."""
+    """Return the sum of the idle seconds of these CPUs since boot."""
     found = []
     with suppress(OSError, ValueError, IndexError, AttributeError):  # Windows has no `sysconf`
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
@@ -59,7 +59,7 @@ def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
 
 
 def throttled(root: Path = Path("/")) -> float | None:
-    """Return the seconds for which a CPU quota stopped the threads of the control group; None if unavailable."""
+    """Return the seconds for which a CPU quota stopped the threads of the control group."""
     for file in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         with suppress(OSError, ValueError):
             for line in (root / file).read_text(encoding="ascii").splitlines():

@@ -1,4 +1,4 @@
-"""Use the sequence numbers of autograd nodes to find the model calls from which a loss comes."""
+"""Finds the model calls from which a loss comes, by the sequence numbers of autograd nodes."""
 
 from bisect import bisect_right
 from collections import deque
@@ -8,21 +8,19 @@ from typing import Any
 import torch
 
 Start = tuple[int, int]
-"""Beginning of a model call: the sequence number of the next autograd node, and the number of earlier calls."""
+"""Of a model call: sequence number of the next autograd node, and number of earlier calls."""
 
 FIRST: Start = (0, 0)
 
 
 def next_start(calls: int) -> Start:
-    """Return the start of a call that begins now, after `calls` earlier calls."""
     return int(torch.autograd._get_sequence_nr()), calls  # type: ignore[attr-defined]  # noqa: SLF001 nothing public
 
 
 def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
-    """Return the starts of the model calls that made nodes of the loss's graph.
+    """Return the starts (ascending) of the model calls that made nodes of the loss's graph; all without a graph.
 
-    `starts` must be in ascending order. A node belongs to the model call that started most recently before the node was
-    made. For a loss without a graph, all starts are returned.
+    A node belongs to the model call that started most recently before it was made.
     """
     each: Iterable[Any] = roots if isinstance(roots, list | tuple) else (roots,)
     nodes = deque([one.grad_fn for one in each if getattr(one, "grad_fn", None) is not None])

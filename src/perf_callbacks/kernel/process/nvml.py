@@ -1,7 +1,6 @@
 """NVIDIA GPUs of the machine, as NVML lists them, including GPUs that CUDA hides from this process.
 
-Only this file imports `pynvml`, and only when a function needs it. Without NVML the list is empty, and a monitor reads
-nothing.
+Only this file imports `pynvml`, when needed. Without NVML the list is empty, and a monitor reads nothing.
 """
 
 import math
@@ -22,9 +21,9 @@ class Listed:
     """A GPU in NVML's list."""
 
     pci: str
-    """PCI id as in `/sys`."""
+    """As in `/sys`."""
     uuid: str | None
-    """UUID without prefix. None: unknown."""
+    """Without prefix."""
     divided: bool = False
     """True: the GPU is divided into MIG instances, so several ranks may share it."""
 
@@ -35,10 +34,9 @@ class Inventory:
 
     gpus: tuple[Listed, ...] = ()
     unanswered: tuple[str, ...] = ()
-    """GPUs that NVML counts but that don't answer, each with the reason. Such a GPU has failed, or this process may not
-    use it."""
+    """GPUs that NVML counts but that have failed, or that this process may not use; each with the reason."""
     missing: str | None = None
-    """Reason why NVML lists no GPU."""
+    """Why NVML lists no GPU."""
 
 
 THROTTLES = {
@@ -51,8 +49,7 @@ THROTTLES = {
     0x080: counters.POWER_BRAKE,
     0x100: counters.DISPLAY,
 }
-"""Reasons for a lower clock. Each key is the value of a constant in nvml.h: nvmlClocksThrottleReason* or
-nvmlClocksEventReason*. Idleness is left out."""
+"""Reasons for a lower clock, without idleness, by the values of nvmlClocksThrottleReason* or nvmlClocksEventReason*."""
 
 
 class Monitor:
@@ -72,7 +69,7 @@ class Monitor:
                     break
 
     def read(self) -> DeviceUse:
-        """Read all values that this GPU supports, without waiting for the GPU. A side thread calls this method."""
+        """Don't wait for the GPU. A side thread calls this."""
         nvml, activity = self._nvml, self._activity
         if nvml is None or activity is None:
             return DeviceUse()
@@ -120,7 +117,7 @@ class Monitor:
 class _Activity:
     """Activity of tensor cores and memory between two samples of NVML's GPM, which needs Hopper or later.
 
-    At most two samples exist at a time. Each sample is freed, even after errors.
+    At most two samples exist at a time. Each is freed, even after errors.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -130,7 +127,7 @@ class _Activity:
         self._supported = support is not None and bool(support.isSupportedDevice)
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return the activity of tensor cores and of memory bandwidth since the last call, from 0 to 1."""
+        """Return both since the last call, from 0 to 1."""
         if not self._supported:
             return None, None
         before, self._before = self._before, _answer(self._sample)
@@ -141,7 +138,7 @@ class _Activity:
         return (None, None) if known is None else known
 
     def close(self) -> None:
-        """Free the last sample. Idempotent."""
+        """Idempotent."""
         self._supported = False
         before, self._before = self._before, None
         self._free(before)
@@ -174,14 +171,14 @@ class _Activity:
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """Return an answer of NVML; None if this GPU, or this version of NVML, doesn't support the query."""
+    """None: this GPU, or this version of NVML, doesn't support the query."""
     with suppress(Exception):
         return ask()
     return None
 
 
 def inventory() -> Inventory:
-    """List the GPUs. If a GPU doesn't answer, the other GPUs are still listed."""
+    """If a GPU doesn't answer, the others are still listed."""
     with guard() as attempt:  # no package, no library, no driver, or versions that don't match
         nvml = _started()
         try:
@@ -192,7 +189,7 @@ def inventory() -> Inventory:
 
 
 def _started() -> Any:
-    """Start NVML, which takes a few milliseconds. NVML counts its users: each start needs an `nvmlShutdown`."""
+    """Start NVML, which takes a few milliseconds. It counts its users: each start needs an `nvmlShutdown`."""
     import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
 
     pynvml.nvmlInit()

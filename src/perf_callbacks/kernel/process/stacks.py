@@ -12,30 +12,29 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
-"""Largest number of frames that are stored for one stack. The innermost frames are stored."""
+"""Innermost frames that are stored for one stack."""
 
 DEEPEST = 1000
-"""Largest number of frames that a search through a stack visits."""
+"""Most frames that a search through a stack visits."""
 
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
-"""Frameworks with their own training loop. `position` returns None while the innermost line of the program is a call
-into a framework of `_LOOPS`."""
+"""Frameworks with their own training loop. While the program calls into one, `position` returns None."""
 _OPERATIONS = "torch._ops"
 _TORCH = "torch."
 _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 """Modules of torch that the program calls for a single operation."""
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
-"""Names of C methods and operations that wait for other ranks, such as `Work.wait`. Waits within one rank, such as
+"""C methods and operations that wait for other ranks, such as `Work.wait`. Waits within one rank, such as
 `Thread.join`, are not found: their innermost line is in the standard library."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
-"""Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
+"""Waits of a store for other ranks. Methods of other objects may have the same names."""
 _POLLS = ("is_completed", "query", "exists", "is_file", "isfile", "is_set")
-"""Names of functions that say whether something has happened, such as the end of a collective or a new file."""
+"""Functions that say whether something has happened, such as the end of a collective or a new file."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
@@ -44,11 +43,11 @@ class Stack:
     """Position of a thread in its Python code."""
 
     frames: tuple[str, ...]
-    """Frames as `file:line function`, the innermost last, without frames of this package."""
+    """`file:line function`, the innermost last, without frames of this package."""
     place: str
     """Innermost line of the user's own code and, if different, the innermost line of all."""
     waits: bool
-    """True: the thread runs code in which a rank waits for other ranks, such as a collective or a backward."""
+    """True: the thread waits for other ranks, as in a collective or a backward."""
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -63,7 +62,7 @@ def callers() -> Iterator[FrameType]:
 
 
 def of_thread(thread: int) -> Stack | None:
-    """Read the stack of a thread. None if the thread runs no Python code, waits at a prompt, or is in a debugger."""
+    """None: the thread runs no Python code, waits at a prompt, or is in a debugger."""
     inmost = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
     frames = [one for one in islice(outward(inmost), DEEPEST) if not one.f_code.co_filename.startswith(_OURS)]
     if not frames or _person([_module(one) for one in frames]):
@@ -81,7 +80,7 @@ def of_thread(thread: int) -> Stack | None:
 
 
 def _waits(frames: list[FrameType]) -> bool:
-    """Return True if the innermost frame waits for other ranks, judged by its module and the names on its line."""
+    """Judge the innermost frame by its module and the names on its line."""
     modules = [_module(one) for one in frames]
     if modules[0].startswith(_COLLECTIVES):
         return True
@@ -109,17 +108,17 @@ class Position(NamedTuple):
     """Position of a thread in the program's own code."""
 
     line: str
-    """Innermost line of the program."""
+    """Innermost of the program."""
     in_torch: bool
     """True: the line has called a Python function of torch that runs several operations."""
     in_model: bool
     """True: the line is part of a module's forward or of an optimizer's own update."""
     polls: bool = False
-    """True: the line is in a loop that only asks whether something has happened: it waits."""
+    """True: the line waits, in a loop that only asks whether something has happened."""
 
 
 def position(thread: int, outer: Collection[int] = ()) -> Position | None:
-    """Return the position of a thread in the program; None if the innermost line called a framework of `_LOOPS`.
+    """Return the position of a thread; None if the innermost line called a framework of `_LOOPS`.
 
     `outer` are ids of frames that hold no position, such as those of `around_trainer`.
     """
@@ -138,7 +137,7 @@ def around_trainer() -> frozenset[int]:
 
 
 def calling_line() -> str | None:
-    """Return the innermost line of the program in the stack of the current thread."""
+    """Innermost of the program, in the current thread."""
     found = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
     return None if found is None else found.line
 
@@ -187,7 +186,7 @@ def _in_model(frame: FrameType) -> bool:
 
 
 def _person(modules: list[str]) -> bool:
-    """Return True if a debugger waits for input, or if a notebook waits for its next cell."""
+    """Return True if a debugger waits for input, or a notebook for its next cell."""
     if any([module.partition(".")[0] in _DEBUGGERS for module in modules]):
         return True
     return "ipykernel.kernelapp" in modules and "IPython.core.interactiveshell" not in modules

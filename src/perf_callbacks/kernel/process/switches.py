@@ -1,8 +1,7 @@
-"""Shorten the interpreter's switch interval while a side thread waits to sample another thread.
+"""Shortens the interpreter's switch interval while a side thread waits to sample another thread.
 
-By default, a thread that runs Python keeps the GIL for up to 5 ms after another thread asks for it. But an operation of
-torch releases the GIL at once. With the default interval, a sample of Python code shorter than 5 ms would show the next
-operation of torch instead.
+By default, a thread that runs Python keeps the GIL for up to 5 ms after another asks for it, but an operation of torch
+releases it at once: a sample of Python code shorter than 5 ms would show the next operation of torch instead.
 """
 
 import os
@@ -11,14 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHORT_SECONDS = 0.0001
-"""Shortened switch interval. A sample is late by at most this many seconds."""
+"""A sample is late by at most this much."""
 
 
 class Switches:
-    """Shortens the switch interval for a moment, and then restores the program's interval.
-
-    Only one thread may use a `Switches`.
-    """
+    """Shortens the switch interval for a moment, and then restores the program's. For one thread only."""
 
     def __init__(self) -> None:
         self._usual: float | None = None  # while the interval is short
@@ -26,7 +22,7 @@ class Switches:
 
     @contextmanager
     def soon(self) -> Iterator[None]:
-        """Shorten the switch interval in a `with` block, so that the side thread gets the GIL soon after a wait."""
+        """Within the block, the side thread gets the GIL soon after a wait."""
         self._usual = sys.getswitchinterval()
         try:
             sys.setswitchinterval(min(SHORT_SECONDS, self._usual))
@@ -38,7 +34,7 @@ class Switches:
     def restore(self) -> None:
         """Restore the interval, unless other code has changed it. Idempotent.
 
-        A forked child calls `restore` too, because the side thread doesn't exist in the child.
+        A forked child needs this too, because it lacks the side thread.
         """
         usual, self._usual = self._usual, None
         if usual is not None and sys.getswitchinterval() == self._short:
@@ -46,7 +42,6 @@ class Switches:
 
 
 SWITCHES = Switches()
-"""The one `Switches` of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=SWITCHES.restore)

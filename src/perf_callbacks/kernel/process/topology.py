@@ -1,6 +1,6 @@
 """CPUs of the machine by core, socket and NUMA node, as `/sys` and `/proc` show them.
 
-Files in `/sys` and `/proc` may be missing: on other systems, in sandboxes, and for CPUs that are offline.
+Files there may be missing: on other systems, in sandboxes, and for CPUs that are offline.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ QUOTAS = (
     ("sys/fs/cgroup/cpu.max",),
     ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
-"""Files with a CPU quota and its period in microseconds: first for version 2 of control groups, then for version 1."""
+"""A CPU quota and its period in microseconds, in version 2 of control groups, and in version 1."""
 
 
 def machine(root: Path, *, cores: bool = False) -> Machine:
@@ -32,9 +32,9 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
 
 
 def node(root: Path, pci: str, known: Machine) -> int | None:
-    """Return the NUMA node that the firmware names for a PCI device; None if the firmware names no node (-1).
+    """Return the NUMA node that the firmware names for a PCI device. None: it names none (-1).
 
-    If the machine has a single node with CPUs, return that node without asking the firmware.
+    A single node with CPUs needs no answer of the firmware.
     """
     if len(known.nodes) == 1:
         return next(iter(known.nodes))
@@ -43,7 +43,6 @@ def node(root: Path, pci: str, known: Machine) -> int | None:
 
 
 def mask_of(root: Path, process: int) -> Cpus | None:
-    """Return the CPUs that another process may run on."""
     cpus = entry(root / "proc" / str(process) / "status", "Cpus_allowed_list")
     return None if cpus is None else parse(cpus)
 
@@ -60,7 +59,7 @@ def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
 
 
 def quota(root: Path) -> float | None:
-    """Return the CPU quota of the control group in `/sys/fs/cgroup`, in CPUs; None without a limit."""
+    """Return the quota of the control group in `/sys/fs/cgroup`, in CPUs."""
     for names in QUOTAS:
         words = " ".join([text(root / name) or "" for name in names]).split()
         if len(words) == len(QUOTAS) and words[0].isdecimal() and int(words[1]):  # "max" and -1 are no limit

@@ -1,8 +1,7 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks run at the end of each step, so hooks can't notice that no step ends any more. Sometimes no step ends for a long
-time: a loop has swallowed an exception, a fit is never closed, or a step takes minutes. So the watchdog calls every
-registered object once a second. For example, an object releases process-wide state, or writes records to the disk.
+Hooks run at the end of a step, and sometimes no step ends for long: a loop has swallowed an exception, a fit is never
+closed, or a step takes minutes. Once a second, the watched objects release process-wide state, or write records.
 """
 
 import atexit
@@ -17,23 +16,22 @@ from perf_callbacks.kernel.clock import monotonic
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 PERIOD_SECONDS = 1.0
-"""Seconds between two ticks."""
+"""Between two ticks."""
 
 EXIT_SECONDS = 1.0
-"""Seconds that the end of the interpreter may wait for a tick that is under way."""
+"""Longest wait of the interpreter's end for a tick that is under way."""
 
 HURRY_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the watchdog's thread. The thread ends at once unless the machine is very
-busy."""
+"""Longest wait of a fit's end for the watchdog's thread, which ends at once unless the machine is very busy."""
 
 log = logging.getLogger("perf_callbacks")
 
 
 class Watched(Protocol):
-    """Object whose `tick` the watchdog calls once a second. The watchdog holds a weak reference only."""
+    """Object whose `tick` the watchdog calls once a second. It holds a weak reference only."""
 
     def tick(self, now: float) -> bool:
-        """Check the object on the watchdog's thread. Return False if no more ticks are needed."""
+        """Return False if no more ticks are needed."""
         ...
 
 
@@ -44,7 +42,7 @@ class Watchdog:
         self._clock = clock
         self._threaded = threaded
         self.wait: tuple[float, float | None] = clock(), clock()
-        """Begin and end of the thread's last wait for a tick. The end is None while the thread waits."""
+        """Begin and end of the thread's last wait for a tick. The end is None while it waits."""
         self._reset()
         if threaded:
             atexit.register(self.stop)
@@ -52,7 +50,7 @@ class Watchdog:
                 os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Forget all watched objects: a forked child belongs to no fit, and has no watchdog thread."""
+        """A forked child belongs to no fit, and has no watchdog thread."""
         self._lock = threading.RLock()  # a garbage collection under the lock may close a fit, which takes the lock
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
@@ -60,7 +58,7 @@ class Watchdog:
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Call `watched.tick` once a second until `tick` returns False or `watched` is freed. Idempotent.
+        """Call `watched.tick` once a second until it returns False or `watched` is freed. Idempotent.
 
         If no thread can be started, nothing calls `tick`.
         """
@@ -77,7 +75,7 @@ class Watchdog:
                     raise
 
     def tick(self) -> bool:
-        """Tick all watched objects once. Return False if no objects are left."""
+        """Return False if no objects are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
@@ -133,4 +131,3 @@ class Watchdog:
 
 
 WATCHDOG = Watchdog()
-"""The one `Watchdog` of this process."""

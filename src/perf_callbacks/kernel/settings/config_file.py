@@ -1,8 +1,7 @@
-"""Read settings from YAML or JSON files.
+"""Reads settings from YAML or JSON files.
 
-PyYAML only parses the text into nodes, and constructs no Python objects. So a tag can't run code, and aliases are not
-expanded. The text of a value is parsed like the text of an environment variable, because YAML itself would read `off`
-as False.
+PyYAML only parses the text into nodes: a tag can't run code, and aliases are not expanded. Values are parsed like the
+environment's, because YAML itself would read `off` as False.
 """
 
 import stat
@@ -14,14 +13,13 @@ from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
-"""Largest size of a file, in bytes. PyYAML takes about a second to compose a file of this size."""
+"""Bytes. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
-"""A node of PyYAML. The type is `Any`, because PyYAML has no type annotations."""
+"""A node of PyYAML, which has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Return the settings in force, from `config`, the file of `PERF_CALLBACKS_CONFIG` and the environment."""
     name = environ.get(FILE)
     if not name or switched_off(environ):
         return resolve(config, environ)
@@ -58,7 +56,7 @@ def read(path: Path) -> str:
 
 
 def compose(path: Path, text: str) -> Node | None:
-    """Return the root node of a file, or None if the file is empty. The root node must be a mapping."""
+    """Return the root mapping, or None if the file is empty."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:
@@ -76,7 +74,6 @@ def compose(path: Path, text: str) -> Node | None:
 
 
 def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
-    """Return the fields that a mapping sets. `name` is the file's name."""
     found: dict[str, FileEntry] = {}
     for key, value in mapping.value:
         where = f"{name}, line {line(key)}"

@@ -1,4 +1,4 @@
-"""Find the settings in force: a file overrides the code, and the environment overrides both."""
+"""Decides which source of a setting wins: a file overrides the code, and the environment overrides both."""
 
 import difflib
 import re
@@ -13,19 +13,19 @@ SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
 
 FILE = "PERF_CALLBACKS_CONFIG"
-"""Environment variable with the path of a settings file."""
+"""Variable with the path of a settings file."""
 
 SECTION = "PERF_CALLBACKS_SECTION"
-"""Environment variable with the names of all fields that come from accelerate's config."""
+"""Variable with the names of all fields that come from accelerate's config."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Setting that a file contains."""
+    """A setting in a file."""
 
     name: str
     text: str
-    """The value as written; empty for YAML's null."""
+    """As written; empty for YAML's null."""
     where: str
     """File and line."""
 
@@ -35,20 +35,18 @@ class Settings:
     """Settings in force, and the origin of each."""
 
     config: PerfConfig
-    """Settings in force."""
     from_env: tuple[str, ...]
-    """Fields whose value comes from the environment. Values from accelerate's config don't count."""
+    """Fields from the environment, without those of accelerate's config."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
+    """Variable, place in a file or accelerate's config, for each field that is set from outside."""
     remarks: tuple[str, ...]
-    """Sentences for the log about environment variables that look like settings but are none."""
+    """Sentences for the log about variables that look like settings but are none."""
     on_event: tuple[str, ...] = ()
-    """Command that runs at events, with its arguments; empty if there is none. `config` has no such field, because only
-    the environment can set the command."""
+    """Command that runs at events. Only the environment can set it, so `config` lacks it."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Values of all settings. The command for events is shown without its arguments, which may hold secrets."""
+        """Values of all settings. The command's arguments may hold secrets, and are left out."""
         return asdict(self.config) | {on_event.FIELD: on_event.shown(self.on_event) if self.on_event else None}
 
     @property
@@ -58,7 +56,7 @@ class Settings:
 
 
 def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[FileEntry] = ()) -> Settings:
-    """Return the settings in force: a file's entries override the configuration, and the environment overrides both.
+    """Return the settings in force.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
@@ -89,7 +87,6 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
-    """Return True if `PERF_CALLBACKS=0` turns everything off."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch and switch not in FLAGS:
         raise ConfigError(f"{SWITCH}: got {shown(environ[SWITCH])}, wanted 0 or 1.")
@@ -129,7 +126,7 @@ def _value(name: str, text: str, where: str) -> object:
 
 
 _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
-"""Pattern of likely misspellings of `PERF_CALLBACKS`, alone or at the beginning of a longer name."""
+"""Likely misspellings of `PERF_CALLBACKS`, alone or at the beginning of a longer name."""
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
