@@ -130,7 +130,9 @@ def _sizes(operands: list[torch.Tensor]) -> _Sizes:
 
 def _product(operands: list[torch.Tensor]) -> tuple[int, int, int, int] | None:
     """Return batch, rows, length of the sums and columns of a product of two matrices, or None for other operations."""
-    first, second = [tuple(one.shape) for one in operands[-2:]] if len(operands) >= _MATRIX else ((), ())
+    if len(operands) < _MATRIX or any(tensor.is_nested for tensor in operands):
+        return None
+    first, second = [tuple(tensor.shape) for tensor in operands[-2:]]
     if not _MATRIX <= len(first) == len(second) <= _MATRIX + 1 or first[-1] != second[-2]:
         return None
     return first[0] if len(first) > _MATRIX else 1, first[-2], first[-1], second[-1]
