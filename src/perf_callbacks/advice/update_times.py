@@ -14,7 +14,6 @@ from perf_callbacks.kernel.engine.steps import NEVER, WATCHED_BLOCK, Step
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.patches import Patches
-from perf_callbacks.kernel.records.fit_records import Gc
 
 SKIPPED, TIMED = 2, 20
 """Number of updates that are skipped at first, and number of updates that are then timed.
@@ -48,7 +47,7 @@ class UpdateTimes(Observer):
         """True until the engine has read all training steps in which calls of `step` are timed."""
         return self._first != NEVER and self._recorder.step <= self._last + 2 * WATCHED_BLOCK
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 times suffice
+    def steps_measured(self, steps: Sequence[Step]) -> None:
         """Collect the seconds of the stage `optimizer` in the training steps with timed calls."""
         self._stages += [
             step.seconds[OPTIMIZER]

@@ -10,7 +10,6 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Step
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.records.fit_records import Gc
 
 
 class EpochWaits(Observer):
@@ -37,7 +36,7 @@ class EpochWaits(Observer):
         """Record the end of an epoch."""
         self._last.add(self._recorder.step)
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
+    def steps_measured(self, steps: Sequence[Step]) -> None:
         """Add the waits for data in steps that begin an epoch."""
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
