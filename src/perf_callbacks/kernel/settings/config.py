@@ -121,15 +121,9 @@ class PerfConfig:
 
 
 def refusal(name: str, value: object) -> str:
-    """Return the end of a message about a value that the field doesn't accept.
-
-    >>> refusal("checklist", "prove")
-    "'prove' is gone: use `perf-callbacks try` to measure what each item gains."
-    """
+    """Return the end of a message about a value that the field doesn't accept."""
     instead = GONE.get(f"{name}={value}") if isinstance(value, str) else None
-    if instead is not None:
-        return f"{value!r} is gone: {instead}."
-    return f"got {shown(value)}, wanted {rules()[name].wanted}."
+    return f"{value!r} is gone: {instead}." if instead else f"got {shown(value)}, wanted {rules()[name].wanted}."
 
 
 def shown(value: object) -> str:
