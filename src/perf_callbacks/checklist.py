@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
+from typing_extensions import override
 
 from perf_callbacks.affinity import item as affinity
 from perf_callbacks.garbage import item as garbage
@@ -76,8 +77,8 @@ class Startup(Observer):
         return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the next step at whose end an item has work to do."""
         return self._due
 
     def announce(self) -> None:
@@ -86,6 +87,7 @@ class Startup(Observer):
             self._write(row)
 
     @property
+    @override
     def asks(self) -> Mapping[str, int]:
         """Values that this rank proposes to all ranks, by name."""
         asks = dict(NO_WISH)
@@ -93,24 +95,24 @@ class Startup(Observer):
             asks.update(item.asks)
         return asks
 
+    @override
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Give the items the values that all ranks adopt at the end of step `step`."""
         self._each(lambda item: item.agreed(least, step))
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Let the checklist items do their work at the end of a step."""
         self._each(lambda item: item.step_ended(step))
 
+    @override
     def span_began(self, kind: str, step: int) -> None:
-        """Tell the checklist items that an evaluation or a checkpoint has begun after step `step`."""
         self._each(lambda item: item.span_began(kind, step))
 
+    @override
     def span_ended(self) -> None:
-        """Tell the checklist items that an evaluation or a checkpoint is about to end."""
         self._each(lambda item: item.span_ended())
 
+    @override
     def closed(self) -> None:
-        """Undo all checklist items, in reverse order. Idempotent."""
         self._due = NEVER
         with ExitStack() as undo:
             for item in self.hand_over().values():

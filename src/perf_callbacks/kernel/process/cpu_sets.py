@@ -128,7 +128,6 @@ def _near(facts: CpuFacts, gpu: Gpu) -> Choice:
 
 
 def _share_of_nodes(facts: CpuFacts) -> Choice:
-    """Divide the NUMA nodes among the ranks of the machine."""
     nodes = [cpus for _, cpus in sorted(facts.machine.nodes.items())]
     allowed = [cpus & facts.mask for cpus in nodes if cpus & facts.mask]
     if facts.local_world_size == 1:
