@@ -64,7 +64,7 @@ class Startup(Observer):
         self._write = write
         self._due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
-        self.rows = tuple([done.get(item.slug) or self._start(item, fit) for item in items])
+        self.rows: tuple[Checklist, ...] = tuple([done.get(item.slug) or self._start(item, fit) for item in items])
         """One checklist row per item, with the decision made when the fit began."""
         self._look_ahead()
 
