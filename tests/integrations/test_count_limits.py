@@ -206,6 +206,6 @@ def test_an_update_that_was_not_counted_to_its_end_marks_hfu(tmp_path, monkeypat
     assert record.uncounted == {REST: 1}
     assert 0 < record.by_phase["optimizer"] < 300 * 16
     peaked = replace(summary.flops, peak_flops_per_second=1e9, dtype="float32")
-    text = " ".join(card(replace(summary, flops=peaked)).split())
+    text = " ".join(card(replace(summary, flops=peaked), 80).split())
     assert re.search(r"MFU [\d.]+%, HFU ≥ [\d.]+% of", text)
     assert REST in text
