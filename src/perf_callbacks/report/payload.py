@@ -120,9 +120,8 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     full = next((attempt.full for _, attempt in fit.attempts if attempt.full), "")
     if full:
         yield f"R{full[1:]}. The charts show no other steps."
-    schema = max(attempt.run.schema for _, attempt in fit.attempts)
-    if schema > SCHEMA:
-        yield f"A newer version wrote the journal (schema {schema}): this page doesn't show what that version added."
+    for schema in sorted({attempt.run.schema for _, attempt in fit.attempts} - {SCHEMA}):
+        yield f"Another version wrote the journal (schema {schema}, not {SCHEMA}): this page shows no records that differ."
     if within is not None:
         yield (
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "
