@@ -1,7 +1,6 @@
 """The public reader of journals."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,9 +8,9 @@ from fakes import a_run
 from journals import a_fit, a_summary, write
 
 from perf_callbacks import journal
-from perf_callbacks.kernel.records.codec import Entry, decode, encode
-from perf_callbacks.kernel.records.fit_records import Row, Steps, Summary
-from perf_callbacks.kernel.records.summary_parts import CpuSummary, StallSummary
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import Row, Steps
+from perf_callbacks.kernel.records.summary_parts import CpuSummary
 
 
 def test_a_directory_is_read_rank_by_rank_and_writer_by_writer(tmp_path):

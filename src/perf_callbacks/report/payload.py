@@ -10,7 +10,6 @@ from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks
-from perf_callbacks.report.explanation import MEANINGS
 from perf_callbacks.report.figure_inputs import FigureInputs
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.heat_map import heat_map
@@ -94,7 +93,6 @@ def payload(
         "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
-        "glossary": MEANINGS,
     }
     if other is not None:
         guarded("Run B", lambda: overlay.add(content, notes, fit, other, axis))
@@ -121,7 +119,7 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     if full:
         yield f"R{full[1:]}. The charts show no other steps."
     for schema in sorted({attempt.run.schema for _, attempt in fit.attempts} - {SCHEMA}):
-        yield f"Another version wrote the journal (schema {schema}, not {SCHEMA}): this page shows no records that differ."
+        yield f"Another version wrote the journal (schema {schema}, not {SCHEMA}). Records that differ are not shown."
     if within is not None:
         yield (
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "

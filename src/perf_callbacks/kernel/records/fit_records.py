@@ -3,9 +3,9 @@
 `perf_callbacks.kernel.records.codec` encodes records as lines of a journal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
@@ -367,11 +367,9 @@ class Summary:
         """
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 
-    def _repr_html_(self) -> str | None:
-        """Return the card as HTML: Jupyter calls this method if a summary is the last line of a cell."""
-        from perf_callbacks.report import run_card  # noqa: PLC0415 records import reports for this alone
-
-        return run_card.html(self)
+    _repr_html_: ClassVar[Callable[["Summary"], str | None]]
+    """Return the card as HTML: Jupyter calls this method if a summary is the last line of a cell. The package `report`
+    sets the method, because records know no reports."""
 
 
 Record = (
