@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from threading import Thread
 
+from typing_extensions import override
+
 from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
 from perf_callbacks.baseline.standing import line, standing
@@ -98,8 +100,8 @@ class BaselineWatch(Observer):
         long = (figures.step_seconds or 0.0) * figures.steps >= EARLY_SECONDS
         return figures if long else None
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Add the run to the ledger at the end of the fit."""
         if not isinstance(record, Summary) or self._ended or os.getpid() != self._process:
             return
         self._ended = True
