@@ -7,8 +7,7 @@ The faults are those of `hidden_faults.py`, with batches of other lengths. The r
 program is a process of its own, which trains three times without and twice with the remedy. The promise is the range of
 the finding in the first training. The gain is the part of the time after startup that the fastest training with the
 remedy saves against the fastest one without; in parentheses the least and most gain of any two trainings. If these
-differ much, the machine changed its speed. For attention and checkpointing in models of other sizes, see
-`advice_figures.py llama`.
+differ much, the machine changed its speed.
 """
 
 import argparse

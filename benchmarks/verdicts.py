@@ -1,23 +1,12 @@
-"""Does the verdict name the cause? Real runs on a CPU, each slowed down in one way, and healthy ones.
+"""Real trainings on a CPU, each slowed down in one way, for `hidden_faults.py` and `promises.py`."""
 
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py            # 7 causes with 3 seeds each, 6 healthy runs
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py --cards    # also print the closing cards
-
-The integrations take turns. For each run: the first finding with its share, and how far the account of wall time is
-from a stopwatch around the training.
-"""
-
-import argparse
 import contextlib
-import functools
 import gc
 import io
 import json
 import logging
 import os
 import random
-import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -31,7 +20,6 @@ from perf_callbacks import PerfConfig
 
 STEPS, BATCH, LENGTH, SMALL_TENSORS = 600, 4, 64, 400
 CAUSES = ("data", "host", "recompute", "evaluation", "sync", "optimizer", "gc")
-SEEDS = 3
 DOORS = ("loop", "transformers", "lightning", "accelerate")
 WORK_SECONDS = 0.015
 
@@ -270,57 +258,6 @@ def train(door, cause, seed, **options):
         return summary(), run.seconds, card[card.rfind("perf_callbacks: ") :]
 
 
-def told(summary):
-    if not summary.findings:
-        return "nothing", 0.0
-    return summary.findings[0].cause, summary.findings[0].share or 0.0
-
-
-def account_error(summary, seconds):
-    return abs(sum(summary.wall_seconds.values()) / seconds - 1)
-
-
-def injected(cards, first):
-    right, errors = 0, []
-    print(
-        "| integration | seed | injected | first finding | share | account, seconds | stopwatch |\n" + 7 * "|---" + "|"
-    )
-    for number, cause in enumerate(CAUSES):
-        for seed in range(first, first + SEEDS):
-            door = DOORS[(number + seed) % len(DOORS)]
-            summary, seconds, card = train(door, cause, seed)
-            found, share = told(summary)
-            right += found == cause
-            errors.append(account_error(summary, seconds))
-            wall = sum(summary.wall_seconds.values())
-            print(f"| {door} | {seed} | {cause} | {found} | {share:.0%} | {wall:.2f} | {seconds:.2f} |", flush=True)
-            if cards:
-                print(card)
-    print(f"\nThe first finding is the injected cause in {right} of {len(CAUSES) * SEEDS} runs.")
-    print(f"Account against stopwatch: at most {max(errors):.1%} apart, median {statistics.median(errors):.1%}.\n")
-
-
-def healthy(cards):
-    print("| integration | workers | largest finding | share | account, seconds | stopwatch |\n" + 6 * "|---" + "|")
-    for number, door in enumerate((*DOORS, "loop", "transformers")):
-        workers = int(number >= len(DOORS))
-        summary, seconds, card = train(door, "", 10 + number, workers=workers)
-        found, share = told(summary)
-        wall = sum(summary.wall_seconds.values())
-        print(f"| {door} | {workers} | {found} | {share:.1%} | {wall:.2f} | {seconds:.2f} |", flush=True)
-        if cards:
-            print(card)
-    print()
-
-
-def sentences():
-    """What the verdict says of the plain loop, for comparison with other tools: see `verdicts_traceml.py`."""
-    for cause in (*CAUSES, ""):
-        card = train("loop", cause, 0)[2]
-        verdict = " ".join(line.strip() for line in card.splitlines()).removeprefix("perf_callbacks: ")
-        print(f"| {cause or 'none'} | {verdict.partition(' also: ')[0].partition(f' {STEPS} steps,')[0]} |", flush=True)
-
-
 def prepare(doors=DOORS):
     """Make the process ready: one thread, no warnings, and one fit of each integration."""
     torch.set_num_threads(1)
@@ -329,25 +266,3 @@ def prepare(doors=DOORS):
     os.environ["TQDM_DISABLE"] = "1"
     for door in doors:  # what a first fit imports is not the cause of anything
         train(door, "", 99)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cards", action="store_true")
-    parser.add_argument("--only", choices=("injected", "healthy", "sentences"))
-    parser.add_argument("--first-seed", type=int, default=0)
-    arguments = parser.parse_args()
-    first = arguments.first_seed
-    prepare()
-    parts = {
-        "injected": functools.partial(injected, arguments.cards, first),
-        "healthy": functools.partial(healthy, arguments.cards),
-        "sentences": sentences,
-    }
-    for name, part in parts.items():
-        if arguments.only == name or (arguments.only is None and name != "sentences"):
-            part()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
