@@ -4,9 +4,10 @@ PYTHONPATH=src python benchmarks/gpu.py --out docs/results/DATE-DEVICE.md
 PYTHONPATH=src python benchmarks/gpu.py --device sim --quick
 PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick
 
-Each part is a table. A part that fails says why, and the others go on. A part that lacks a package says so. The file is written anew after each part, so that a run that is cut off leaves the parts so far. Each part has
-planned seconds, 540 at most in all, and stops at its next round when they are over. "sim" is a device in Python, on
-which every part runs that doesn't name CUDA. Needs torch and msgspec; the Llama needs transformers.
+Each part is a table. A part that fails says why, and the others go on. A part that lacks a package says so. The file
+is written anew after each part, so that a run that is cut off leaves the parts so far. Each part has planned seconds,
+540 at most in all, and stops at its next round when they are over. "sim" is a device in Python, on which every part
+runs that doesn't name CUDA. Needs torch and msgspec; the Llama needs transformers.
 """
 
 import argparse

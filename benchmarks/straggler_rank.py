@@ -175,7 +175,8 @@ def with_lightning(plan, faults, config):
 
     trainer = lightning.Trainer(
         accelerator="cpu", devices=plan["world_size"], strategy="ddp", max_steps=plan["steps"], logger=False,
-        callbacks=[PerfCallback(config)], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[PerfCallback(config)], enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Module(), DataLoader(Rows(faults, plan["steps"], plan["world_size"]), batch_size=BATCH))
 
