@@ -173,7 +173,7 @@ def one(kind, door, seed, workers):
         verdicts.STEPS = steps * 3 // 2  # more than ten seconds on any machine like this one
     if kind == "attention":
         verdicts.LENGTH, verdicts.STEPS = 256, 200
-    summary, _, card = verdicts.train(door, kind, seed, workers=workers)
+    summary, card = verdicts.train(door, kind, seed, workers=workers)
     findings = [(found.cause, found.share, found.low, found.evidence) for found in summary.findings]
     first = card.partition("perf_callbacks: ")[2].partition(f"{verdicts.STEPS:,} steps")[0]
     print(json.dumps({"findings": findings, "sentence": " ".join(first.split()), "torch": torch.__version__}))

@@ -127,7 +127,7 @@ def turn(kind, door, seed, remedy=""):
     """Train once. Return the time after startup, and the findings."""
     verdicts.Run = Followed if remedy else hidden_faults.Run
     verdicts.Run.door, verdicts.Run.remedy = door, remedy
-    summary, _, _ = verdicts.train(door, kind, seed)
+    summary, _ = verdicts.train(door, kind, seed)
     wall = summary.wall_seconds
     return sum(wall.values()) - wall.get("startup", 0.0), summary.findings
 

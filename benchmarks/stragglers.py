@@ -63,7 +63,7 @@ def started(own, environ, errors):
         return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.DEVNULL, stderr=file)
 
 
-def job(plan, directory, start=started):
+def job(plan, directory):
     """Run all ranks, and return what they told."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -76,7 +76,7 @@ def job(plan, directory, start=started):
             "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         }  # fmt: skip
         own = {**plan, "rank": rank, "directory": str(directory)}
-        ranks.append(start(own, environ, directory / f"rank{rank}.err"))
+        ranks.append(started(own, environ, directory / f"rank{rank}.err"))
     deadline, codes = time.monotonic() + MOST_SECONDS, [None]
     try:
         while None in codes:

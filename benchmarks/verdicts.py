@@ -32,14 +32,14 @@ def spin(seconds):
 
 
 class Rows(Dataset):
-    def __init__(self, seed, seconds, take):
-        self.seed, self.seconds, self.take = seed, seconds, take
+    def __init__(self, seed, seconds):
+        self.seed, self.seconds = seed, seconds
 
     def __len__(self):
         return STEPS * BATCH
 
     def __getitem__(self, index):
-        self.take(self.seconds)
+        spin(self.seconds)
         ids = torch.randint(0, 512, (LENGTH,), generator=torch.Generator().manual_seed(self.seed + index))
         return {"input_ids": ids, "labels": ids}
 
@@ -47,7 +47,7 @@ class Rows(Dataset):
 class Run:
     """One training, slowed down by one cause or by none."""
 
-    def __init__(self, cause, seed, folder, *, workers=0, take=spin, device_seconds=0.0):
+    def __init__(self, cause, seed, folder, *, workers=0):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(seed)
@@ -63,21 +63,12 @@ class Run:
         if cause == "optimizer":
             self.model.small = nn.ParameterList([nn.Parameter(torch.zeros(8)) for _ in range(SMALL_TENSORS)])
             self.model.register_forward_hook(self._use_small)
-        if device_seconds:
-            self.model.register_forward_pre_hook(lambda *_: time.sleep(device_seconds))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=cause != "optimizer")
-        self.rows = Rows(seed, WORK_SECONDS / BATCH if cause == "data" else 0, take)
+        self.rows = Rows(seed, WORK_SECONDS / BATCH if cause == "data" else 0)
         self.workers = workers
         self.evaluated_every = 3
         self.heap = [[number] for number in range(60_000)] if cause == "gc" else []
         self.log = (folder / "log.jsonl").open("w")
-        self.began = self.seconds = 0.0
-
-    @contextlib.contextmanager
-    def stopwatch(self):
-        self.began = time.perf_counter()
-        yield
-        self.seconds = time.perf_counter() - self.began
 
     @staticmethod
     def _use_small(model, _args, out):
@@ -114,7 +105,7 @@ def loop(run):
     from perf_callbacks.loop import measure
 
     measured = measure(model=run.model, optimizer=run.optimizer, loader=run.loader, config=run.config)
-    with run.stopwatch(), measured as perf:
+    with measured as perf:
         for step, batch in enumerate(perf.loader):
             loss = run.model(**batch).loss
             loss.backward()
@@ -136,18 +127,17 @@ def accelerate(run):
     attached = attach(accelerator, run.config)
     model, optimizer, loader = accelerator.prepare(run.model, run.optimizer, run.loader)
     model.train()
-    with run.stopwatch():
-        for step, batch in enumerate(loader):
-            loss = model(**batch).loss
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            run.after_step(loss.detach())
-            if run.cause == "evaluation" and (step + 1) % run.evaluated_every == 0:
-                model.eval()
-                run.evaluate()
-                model.train()
-        accelerator.end_training()
+    for step, batch in enumerate(loader):
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        run.after_step(loss.detach())
+        if run.cause == "evaluation" and (step + 1) % run.evaluated_every == 0:
+            model.eval()
+            run.evaluate()
+            model.train()
+    accelerator.end_training()
     return lambda: attached.summary
 
 
@@ -157,9 +147,6 @@ def transformers(run):
     from perf_callbacks.transformers import PerfCallback
 
     class AfterStep(TrainerCallback):
-        def on_train_begin(self, *_args, **_kwargs):
-            run.began = time.perf_counter()  # `train` collects garbage and makes loaders before
-
         def on_step_end(self, *_args, **_kwargs):
             if run.cause in {"host", "gc"}:
                 run.after_step(None)
@@ -194,8 +181,7 @@ def transformers(run):
         optimizers=(run.optimizer, None),
         callbacks=[callback, AfterStep()],
     )
-    with run.stopwatch():
-        trainer.train()
+    trainer.train()
     return lambda: callback.summary
 
 
@@ -238,8 +224,7 @@ def lightning(run):
     )
     evaluated = DataLoader(run.rows, batch_size=BATCH) if evaluating else None
     module, loader = Module(), run.loader
-    with run.stopwatch():
-        trainer.fit(module, loader, evaluated)
+    trainer.fit(module, loader, evaluated)
     return lambda: callback.summary
 
 
@@ -247,7 +232,7 @@ TRAIN = {"loop": loop, "accelerate": accelerate, "transformers": transformers, "
 
 
 def train(door, cause, seed, **options):
-    """Train, and return the summary, the seconds by a stopwatch and what was printed."""
+    """Train, and return the summary and what was printed."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(cause, seed, Path(folder), **options)
         printed = io.StringIO()
@@ -255,7 +240,7 @@ def train(door, cause, seed, **options):
             summary = TRAIN[door](run)
         run.log.close()
         card = printed.getvalue()
-        return summary(), run.seconds, card[card.rfind("perf_callbacks: ") :]
+        return summary(), card[card.rfind("perf_callbacks: ") :]
 
 
 def prepare(doors=DOORS):
