@@ -28,7 +28,6 @@ Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
 
 def example_of(tensors: Mapping[str, Any]) -> Example:
-    """Return the shape, the dtype and the device of each tensor of a batch."""
     return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
 
 

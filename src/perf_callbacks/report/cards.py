@@ -67,7 +67,6 @@ _EXCLUDING = {
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
-    """Render the table at the end of training."""
     first, *others = lines(summary, checklist)
     return card([OURS + first, *others], columns, indent="")
 
@@ -116,7 +115,6 @@ def _sure(found: Finding) -> float:
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
-    """Yield the verdict, and then a line for each further finding."""
     large, sentence = _large(summary), verdict(summary)
     yield sentence or _too_short(summary)
     label = "also" if sentence and (large or not _failed(summary)) else "found"
@@ -159,7 +157,6 @@ def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
 
 
 def _change(found: Finding) -> str:
-    """Render a finding as a sentence."""
     if found.cause == STALL:  # no change to the program is known
         return f"{found.evidence}; see {found.remedy}."
     said = f"{found.evidence}; try {found.remedy}."
@@ -260,7 +257,6 @@ def _stages(summary: Summary) -> Iterable[str]:
 
 
 def _throughput(summary: Summary) -> Iterable[str]:
-    """Render the rates, and the reasons for missing rates."""
     seconds = summary.included_seconds
     amounts = {
         "samples/s": summary.included_samples,
@@ -310,7 +306,6 @@ def _work(summary: Summary) -> Iterable[str]:
 
 
 def _uncounted(flops: FlopsSummary) -> Iterable[str]:
-    """Yield the reasons why FLOPs are a lower bound."""
     names, coverage = flops.uncounted, flops.coverage
     if names:
         yield f"not counted: {few(names, MOST_NAMES)}"
@@ -373,7 +368,6 @@ def _global_batch(summary: Summary) -> str:
 
 
 def _memory(summary: Summary) -> Iterable[str]:
-    """Render the known parts of memory."""
     known = {} if summary.memory is None else summary.memory.parts_gb
     parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()

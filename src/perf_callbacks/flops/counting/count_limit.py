@@ -40,7 +40,6 @@ class CountLimit:
 
     @property
     def calls(self) -> Calls:
-        """Forwards and backwards of the step so far."""
         return self._tracker.calls
 
     def reached(self, sort: Sort, operations: int) -> bool:

@@ -107,7 +107,6 @@ def _modes_are_lent() -> bool:
 
 
 def _sweep() -> None:
-    """Remove inactive counters from the top of this thread's stack of modes."""
     for counter in reversed(dispatch_modes()):
         if not (isinstance(counter, FlopCounter) and counter.inert):
             break

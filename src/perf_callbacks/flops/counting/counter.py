@@ -167,7 +167,6 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         self.forget()
 
     def forget(self) -> None:
-        """Drop all FLOPs that were counted."""
         self.passes = [Counter()]
         self.modules.forget()
 
@@ -177,7 +176,6 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         return self._broken or bool(self._forwards) or bool(self._begun)
 
     def work(self) -> Work:
-        """Return all FLOPs that were counted."""
         return Work.sum(Work(cells) for cells in self.passes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

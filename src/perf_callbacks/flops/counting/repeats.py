@@ -51,7 +51,6 @@ class Repeats:
         self._gradients: set[int] = set()  # addresses of storages
 
     def multiplied(self, operands: list[torch.Tensor]) -> None:
-        """Store the sizes of a product in the forward."""
         self._forward.add(_sizes(operands))
 
     def repeated(self, operands: list[torch.Tensor]) -> bool:

@@ -71,7 +71,6 @@ class StackedMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             sys.setprofile(self._called)
 
     def end_profile(self) -> None:
-        """Stop to wait for the program's next call."""
         if sys.getprofile() == self._called:
             sys.setprofile(None)
 

@@ -46,7 +46,6 @@ class ModelCalls:
         self._watch(recorder)
 
     def again(self) -> None:
-        """Watch the compiled call of a model that has just been compiled in place."""
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
