@@ -180,6 +180,7 @@ SWITCHED = {
 }
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(("program", "variables", "times"), SWITCHED.values(), ids=SWITCHED)
 def test_a_switch_without_effect_is_told_once_at_the_end(tmp_path, program, variables, times):
     script = tmp_path / "train.py"
