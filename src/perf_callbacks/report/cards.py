@@ -9,7 +9,6 @@ from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import (
     ENOUGH_SECONDS,
     ENOUGH_STEPS,
-    TRIED,
     Checklist,
     Finding,
     Summary,
@@ -83,7 +82,6 @@ def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
         *_work(summary),
         _pauses(summary),
         *_applied(checklist),
-        *_proofs(summary),
         *straggler_text.lines(summary.stragglers, straggler_text.verdict_remedy(summary.findings)),
         _stalls(summary),
         *map(profile_text.line, summary.profiles),
@@ -279,26 +277,27 @@ def _throughput(summary: Summary) -> Iterable[str]:
 def _work(summary: Summary) -> Iterable[str]:
     flops = summary.flops or FlopsSummary()
     at_least = "≥ " if flops.lower_bound else ""
+    executed_at_least = "≥ " if flops.lower_bound or flops.uncounted else ""
     if not flops.seconds or flops.model_flops is None or flops.hardware_flops is None:
         if flops.unknown is not None:
             yield f"TFLOPS and MFU unknown: {flops.unknown}"
         return
     model, hardware = [speed(amount / flops.seconds) for amount in (flops.model_flops, flops.hardware_flops)]
     kind = "recomputation" if flops.beside_model is None else flops.beside_model
-    parts = [f"{at_least}{model} of the model", *[f"{at_least}{hardware} including {kind}"] * bool(kind)]
+    parts = [f"{at_least}{model} of the model", *[f"{executed_at_least}{hardware} including {kind}"] * bool(kind)]
     if flops.source is not None:
         parts.append(checked(flops.source, flops.checked_step, summary.step))
     if flops.coverage is not None:
         parts.append(f"{flops.coverage:.1%} of the weights covered")
     yield ", ".join(parts)
-    if flops.lower_bound:
+    if executed_at_least:
         yield f"≥: {'; '.join(_uncounted(flops))}"
     if flops.heaviest_modules:
         yield f"most FLOPs: {joined(f'{path} {percent(share)}' for path, share in flops.heaviest_modules)}"
     if flops.mfu is not None and flops.hfu is not None and flops.peak_flops_per_second is not None:
         kind = "measured peak" if flops.peak_measured else "peak"
         peak = f"{kind} {speed(flops.peak_flops_per_second)} ({flops.dtype})"
-        yield f"MFU {at_least}{percent(flops.mfu)}, HFU {at_least}{percent(flops.hfu)} of {peak}"
+        yield f"MFU {at_least}{percent(flops.mfu)}, HFU {executed_at_least}{percent(flops.hfu)} of {peak}"
     elif flops.mfu_unknown is not None:
         yield f"MFU unknown: {flops.mfu_unknown}"
     if flops.unknown is not None:
@@ -338,15 +337,9 @@ def _pauses(summary: Summary) -> str:
 
 
 def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist in one line, without the items that `_proofs` renders."""
-    parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
+    parts = [f"{row.item} {row.status}" for row in checklist]
     if parts:
         yield f"checklist: {joined(parts)}"
-
-
-def _proofs(summary: Summary) -> Iterable[str]:
-    for item, told in summary.proofs.items():
-        yield f"{item}: {'still on trial when the fit ended' if told == TRIED else told}"
 
 
 def _stalls(summary: Summary) -> str:

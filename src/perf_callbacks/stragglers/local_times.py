@@ -178,7 +178,7 @@ class LocalTimes(Observer):
     ) -> tuple[list[tuple[float, float]], float, bytes, tuple[int, int]]:
         """Return the waits of a step: end and seconds of each, and the seconds of all within backwards.
 
-        Then the latest `schedstat`, and the ends of the last backward with reduced gradients and of the last wait, or -1.
+        Then the latest `schedstat`, and where the last backward with reduced gradients and the last wait end, or -1.
         """
         found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward

@@ -115,8 +115,6 @@ class Engine:
         self._look_at = 0
         """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
-        self.baseline_rate: float | None = None
-        """The baseline's samples per second and device, for `perf/scaling_efficiency`."""
 
     def start(self, now: float) -> None:
         self.account.began = now
@@ -158,7 +156,7 @@ class Engine:
         else:
             self.tape.note(pause)
 
-    def _tell(self, pause: Pause, stage: str, step: int | None) -> Gc:
+    def _tell(self, pause: Pause, stage: str, step: int | None) -> None:
         record = Gc(
             step=self.step + 1 if step is None else step,
             stage=stage,
@@ -170,7 +168,6 @@ class Engine:
             ours=pause.ours,
         )
         self._emit(record)
-        return record
 
     def begin_span(self, kind: str, now: float) -> None:
         """A span's time belongs to no step. The interrupted step is excluded."""
@@ -276,7 +273,7 @@ class Engine:
         # A window covers about as many steps as a row, so a row gets the window's rates. The whole fit does not.
         window = self._windows.latest if kind == "row" else None
         shown = replace(self._shown, devices=None) if self._ambiguous() else self._shown
-        metrics = ratios.metrics(totals, shown, window, flops, self.baseline_rate)
+        metrics = ratios.metrics(totals, shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)
             keys = KEYS[kind]

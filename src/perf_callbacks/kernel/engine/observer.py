@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
-from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
+from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
 """Seconds of some steps, by name of the signal. None: unknown."""
@@ -59,11 +59,8 @@ class Observer:
     def epoch_ended(self) -> None:
         """A trainer's epoch ended. A plain loop calls `loader_left` instead."""
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Handle steps whose times have become known. The steps may have ended long ago.
-
-        `pauses` are garbage collections. The step of a collection may follow in a later call.
-        """
+    def steps_measured(self, steps: Sequence[Step]) -> None:
+        """Handle steps whose times have become known. The steps may have ended long ago."""
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Read the marks on the tape before the engine does, perhaps in a thread of a data loader.
@@ -230,10 +227,10 @@ class Observers:
     summary = _merged(Observer.summary)
     facts = _merged(Observer.facts)
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step]) -> None:
         for observer in self.overriding["steps_measured"]:
             if observer.watching:
-                observer.steps_measured(steps, pauses)
+                observer.steps_measured(steps)
         self.look_ahead()
 
     def suspended(self, seconds: float) -> bool:

@@ -15,13 +15,11 @@ def metrics(
     shown: KnownParts,
     window: Window | None = None,
     flops: Mapping[str, float | None] | None = None,
-    baseline_rate: float | None = None,
 ) -> dict[str, float]:
     """Unknown metrics are left out; without steps, all are.
 
     The job's rates and resources come from `window`, the newest one of all ranks, or from `totals` in a job of one
-    process. Rates per device always come from `totals`; a job with one device has none. `baseline_rate`: samples per
-    second and device.
+    process. Rates per device always come from `totals`; a job with one device has none.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -37,8 +35,6 @@ def metrics(
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
         values |= {name: window.job[name] for name in JOB_FIGURES if name in window.job}
-    if baseline_rate and totals.samples is not None and shown.devices is not None:
-        values["scaling_efficiency"] = totals.samples / seconds / shown.devices / baseline_rate
     values |= flops or {}
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}

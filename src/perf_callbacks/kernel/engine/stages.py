@@ -20,7 +20,7 @@ class Stage(IntEnum):
     OTHER = 6
     """Logging, callbacks, and all work of a step that is in no other stage."""
     UNDECIDED = 7
-    """In a plain loop, from a backward on. Before an optimizer step or a collective, it is `OPTIMIZER`, else `OTHER`."""
+    """In a plain loop, from a backward on. It is `OPTIMIZER` before an optimizer step or a collective, else `OTHER`."""
     ASIDE = 8
     """Evaluation, checkpointing and other work that is part of no step."""
 

@@ -74,9 +74,11 @@ def off_compilation(callback: Any) -> None:
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback in compiler.callback_handler.start_callbacks:
         # `warnings.catch_warnings` may have begun, or have ended, since
-        for filters in {id(one): one for one in (warnings.filters, _filters.pop(callback, []))}.values():
+        current: Any = warnings.filters
+        earlier = _filters.pop(callback, current)
+        for filters in (current,) if earlier is current else (current, earlier):
             if _FILTER in filters:
-                filters.remove(_FILTER)  # type: ignore[attr-defined] # as above
+                filters.remove(_FILTER)
         compiler.callback_handler.remove_start_callback(callback)
 
 
