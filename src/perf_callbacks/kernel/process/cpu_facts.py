@@ -16,9 +16,10 @@ LOCAL_RANKS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
 )
-"""Environment variables by which launchers pass the local rank and the number of ranks on the machine.
+"""Variables of launchers for the local rank and the number of ranks on the machine.
 
-Slurm's variables are left out, because Slurm also sets them for the batch script itself, which is no rank."""
+Slurm's are left out, because Slurm also sets them for the batch script itself, which is no rank.
+"""
 
 
 def read(

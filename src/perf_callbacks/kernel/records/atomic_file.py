@@ -1,4 +1,4 @@
-"""Replace a file as a whole or not at all. Each file of ours that is not appended to is written here."""
+"""Replaces a file as a whole or not at all. Each file of ours that is not appended to is written here."""
 
 import os
 from collections.abc import Iterable
@@ -11,15 +11,10 @@ from perf_callbacks.kernel.foreign_errors import suppress
 def replace(
     path: Path, data: bytes | Iterable[bytes], mode: int | None = None, owner: tuple[int, int] | None = None
 ) -> None:
-    """Replace a file. Raise `OSError` if writing fails.
+    """Replace a file, or a link itself, with content in one piece or in parts. Raise `OSError` if writing fails.
 
-    Nobody can put a link to another file of the user in the way: the name of the new file is drawn at random.
-
-    Args:
-        path: The file. If it is a link, the link is replaced.
-        data: The new content, whole or in parts.
-        mode: Permissions of the file, whatever the process's umask is. None: the usual permissions of a new file.
-        owner: User and group of the file, if the system lets this process set them. None: those of this process.
+    Nobody can put a link to another file of the user in the way: the name of the new file is drawn at random. `mode`
+    holds whatever the umask is; `owner` (user and group) only if the system lets this process set it.
     """
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
