@@ -44,10 +44,7 @@ LEFT_TO_DO = frozenset({ADVISED, FAILED})
 
 
 class Startup(Observer):
-    """Applies, runs and undoes the checklist items of a fit.
-
-    If an item fails, only this item is undone. The journal gets the error, and the other items go on.
-    """
+    """Applies, runs and undoes the checklist items of a fit. If one fails, only this one is undone, and reported."""
 
     def __init__(
         self,
@@ -79,6 +76,7 @@ class Startup(Observer):
         return self._due
 
     def announce(self) -> None:
+        """Write the rows that were decided at the beginning of the fit."""
         for row in self.rows:
             self._write(row)
 

@@ -78,11 +78,7 @@ W = TypeVar("W", bound=Watch)
 def checked(
     config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
 ) -> PerfConfig | None:
-    """Check the arguments that the user passed to an integration, and return `config`.
-
-    `strays` are unknown keyword arguments. For a setting among them, the error shows the right `call`, with `{}` for
-    settings.
-    """
+    """Check an integration's arguments. For a setting in `strays`, the error shows the right `call`, with `{}`."""
     fields = [name for name in strays if name in rules()]
     if fields:
         example = call.format(f"{fields[0]}={strays[fields[0]]!r}")

@@ -1,7 +1,4 @@
-"""Functions of the module `time`, imported once.
-
-A user's test may replace `time.perf_counter` by a mock that returns prepared values, which we must not take.
-"""
+"""Functions of the module `time`, imported once: a user's test may mock `time.perf_counter`, with values for itself."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +9,7 @@ __all__ = ["cpu_seconds_of", "monotonic", "perf_counter", "process_time", "secon
 
 
 def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
-    """Return a reader of a running thread's CPU time. None: this system has no such clock.
-
-    The clock is more exact than /proc. The call doesn't release the GIL.
-    """
+    """Return a reader of a running thread's CPU time, if the system has it. More exact than /proc; it keeps the GIL."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return None
     return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))

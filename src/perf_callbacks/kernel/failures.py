@@ -104,10 +104,7 @@ class guard:  # noqa: N801 named like `contextlib.suppress`
 
 
 def logs(log: Callable[..., None], message: str, *, trace: bool = False) -> Callable[[Exception], None]:
-    """Return a handler for `guard` that logs `message`, with the error in place of `%s`.
-
-    With `trace=True`, the handler also logs the traceback.
-    """
+    """Return a handler for `guard` that logs `message`, with the error for `%s`, and perhaps the traceback."""
 
     def handle(error: Exception) -> None:
         let_pass(error)

@@ -58,10 +58,7 @@ def frames_of(error: BaseException) -> list[FrameType]:
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
-    """Return True if the arguments of `inner` are a signal number and the frame `outer`, as in a signal handler.
-
-    The handler may no longer be installed, because many handlers restore the default before they raise.
-    """
+    """Look for a signal number beside `outer`. Many handlers restore the default first, and are not installed."""
     code, values = inner.f_code, list[object]()
     for name in code.co_varnames[: code.co_argcount + bool(code.co_flags & CO_VARARGS)]:
         value = inner.f_locals.get(name)

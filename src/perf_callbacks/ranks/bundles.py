@@ -1,7 +1,4 @@
-"""Bundles: the data of several ranks for one window, with summed amounts and with the signals of each rank.
-
-A rank's data for one window are a part. The first rank of a machine bundles its parts, so rank 0 gets one note each.
-"""
+"""Bundles: the data of several ranks for one window. A machine's first rank makes one, so rank 0 gets one note each."""
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -141,9 +138,7 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 class Combination:
     """Sums the data of all ranks for one window. To keep each call short, `add` takes only some ranks at a time.
 
-    Sums are exact, and unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
-    samples, the sum is divided by their number. After a remainder, the ranks counted differently, and the sum is
-    unknown.
+    Sums are exact; unknown if a rank's is, and after a remainder: ranks of the same samples then counted differently.
     """
 
     def __init__(self) -> None:

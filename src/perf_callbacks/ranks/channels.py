@@ -1,7 +1,4 @@
-"""Named channels between ranks: features pack notes of text, and the exchange passes them on without reading them.
-
-A channel has one note of each rank, and one shared note that all ranks read.
-"""
+"""Named channels between ranks, with one text of each rank, and one that all read, which the exchange doesn't."""
 
 from abc import ABC, abstractmethod
 
@@ -16,8 +13,7 @@ class Channel:
         self.rank, self.world_size = rank, world_size
         self.fit = fit
         self.seen = ""
-        """Newest shared note that this rank read or wrote, with the id of its fit. In a job of many ranks, the first
-        rank of each machine passes it on to the others."""
+        """Newest shared note here, with the id of its fit. A machine's first rank may pass it on to the others."""
         self._name, self._board = name, board
 
     @property
@@ -64,10 +60,7 @@ class Channel:
 
 
 class ChannelHandler(ABC):
-    """A feature that uses a channel, in the side thread of the exchange.
-
-    The thread keeps the handler alive, so a handler must hold neither the recorder nor the exchange.
-    """
+    """A feature that uses a channel. The exchange's thread keeps it alive: it must hold no recorder and no exchange."""
 
     @abstractmethod
     def round(self, channel: Channel, now: float) -> float | None:

@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
-A side thread makes all calls to the process group's store, and each returns at once. A rank that hangs or lacks the
-callback sends no data. Rank 0 closes a window even if the data of some ranks are missing.
+A side thread makes all calls to the store, and each returns at once. Rank 0 closes a window even without a rank that
+hangs or lacks the callback.
 """
 
 import atexit
@@ -79,10 +79,9 @@ def of(recorder: Recorder) -> "Exchange | None":
 
 
 class Exchange:
-    """One rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
+    """One rank's side of the exchange, for the training thread. Only `agree` and `close` wait.
 
-    All ranks use the window length, the run id and the directory of rank 0. Without a window length, ranks exchange
-    nothing.
+    All ranks use the window length, the run id and the directory of rank 0. Without a length, ranks exchange nothing.
     """
 
     def __init__(
@@ -147,11 +146,7 @@ class Exchange:
         self._rounds.role = dict(role)
 
     def set_reader(self, reader: WindowReader) -> None:
-        """Register the reader of the gathered windows on rank 0; other ranks ignore the call.
-
-        It is held weakly, because the side thread must not keep an abandoned fit alive. After an exception it gets no
-        more windows.
-        """
+        """On rank 0, windows go to the reader until it raises. It is held weakly, for abandoned fits."""
         if isinstance(self._rounds, Leader):
             self._rounds.reader = weakref.WeakMethod(reader)
 
@@ -166,10 +161,7 @@ class Exchange:
         return self._rounds.failure
 
     def open(self, name: str, handler: ChannelHandler) -> None:
-        """Open a channel: the side thread calls the handler in each round.
-
-        In a job of many ranks, the first rank of each machine must open it too, because notes go through that rank.
-        """
+        """The side thread calls the handler in each round. In large jobs, each machine's first must open it too."""
         self._rounds.open(name, handler)
 
     def wake(self) -> None:
@@ -177,10 +169,7 @@ class Exchange:
         self._talk.wake()
 
     def offer(self, part: Part) -> None:
-        """Hand a finished window to the side thread, which keeps only recent windows.
-
-        This doesn't wait for a device that still computes the useful tokens.
-        """
+        """Hand a window to the side thread, which keeps recent ones, without a wait for useful tokens."""
         if self._talk.here:
             self._rounds.offers.append(part)
             self._talk.wake()

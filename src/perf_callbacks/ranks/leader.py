@@ -19,12 +19,10 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""Wait of rank 0, after its own window, in a job of more than `MANY` ranks: each look for data costs milliseconds
-there."""
+"""Wait after rank 0's own window, in a job of more than `MANY` ranks, where each look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""Factor for rank 0's pauses in such a job: after 1 s of waiting it pauses for 3 s. The second look comes after 4 s,
-later than `GATHER_SECONDS`."""
+"""Factor for rank 0's pauses in such a job: its second look comes after 4 s, later than `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
 """Work of a side thread until it yields the GIL. It may hold the GIL half a millisecond longer."""
@@ -36,12 +34,12 @@ BREATH_SECONDS = 0.0002
 """Between two slices of work. After a sleep of 0 s, the thread may take the GIL back before another has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
-"""Notes, and bytes of signals, in one request. The thread holds the GIL while torch copies an answer: 51 MB, such as
-32 notes of machines with 64 ranks, took 0.1 s."""
+"""Notes, and bytes, of one request: while torch copied 51 MB, 32 notes of machines with 64 ranks, it held the GIL
+0.1 s."""
 
 LATE_SECONDS = 1.0
-"""If rank 0's first round after a deadline is later than this, its process was suspended, and with it the store that
-it serves. The window then stays open for so many seconds more, so that delayed notes arrive."""
+"""After a deadline, so late a first round means that rank 0 was suspended, with the store. The window then stays
+open for so many seconds more."""
 
 MOST_SHOWN = 8
 """Missing ranks that the warning names."""
@@ -65,11 +63,7 @@ class _Pending:
     """True: the deadline was postponed, because rank 0's process was suspended."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """Replace the bundles of a source, and return True, if the new ones are valid.
-
-        They must contain all ranks of the source's previous bundles and at least one more, and no rank of another
-        source.
-        """
+        """Replace a source's bundles by valid ones: its earlier ranks, one more, and none of another source."""
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
         new = {*ranks} - before

@@ -1,7 +1,6 @@
 """The ranks of one machine in a large job: only the machine's first rank talks with the store.
 
-They leave each other notes as files in a private directory. The first rank packs the machine's data into one note for
-the store, and passes on settings, windows and the notes of channels.
+It packs the machine's notes, files in a private directory, into one, and passes on settings, windows and channels.
 """
 
 import os
@@ -56,10 +55,8 @@ def gathered(
 ) -> Node | None:
     """Return the `Node` of this machine, or None if every rank of the machine talks with the store directly.
 
-    The ranks of a machine can't ask each other, because they would need a connection, and must decide alike by
-    themselves. Launchers number them one after the other. Different results on two machines do no harm, because rank 0
-    finds out which ranks talk with the store. `job` are words that distinguish this job from others on the machine;
-    each `attempt` has a directory of its own.
+    The machine's ranks, numbered one after the other, must decide alike, without a connection. Different results on two
+    machines do no harm, because rank 0 finds out who talks. `job` distinguishes this job from others on the machine.
     """
     place, number = local or (0, 1)
     first = rank - place
@@ -116,9 +113,8 @@ class FileNotes:
         return [notes[key] for key in keys]
 
     def leave(self, *, talks: bool = False) -> None:
-        """Remove notes that no rank reads any more.
+        """Remove notes that no rank reads any more, and the directory if this rank talks, and no next fit uses it yet.
 
-        The rank that talks with the store removes the directory, or only its own notes if the next fit already uses it.
         Any other rank removes its notes only if the directory has no settings: the rank that talks has left.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
@@ -139,10 +135,7 @@ class FileNotes:
 
 
 def remove_earlier(directory: Path) -> None:
-    """Remove directories left by killed attempts of this job, and directories unused for a day.
-
-    That does a running job no harm: after a day, all notes have been read, and its next note makes the directory again.
-    """
+    """Remove directories of killed attempts, or unused for a day: a running job then makes a new one."""
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")
     for other in directory.parent.glob(f"{user}-*-[0-9]*") if user else ():
@@ -155,10 +148,7 @@ def remove_earlier(directory: Path) -> None:
 
 
 def process_began() -> float:
-    """Return the wall-clock time at which this process began, or 0 if unknown.
-
-    Ranks of one job write notes after all processes have begun, because the process group waits for them.
-    """
+    """Return this process's begin by the wall clock, or 0. Notes are written later: the process group waits for all."""
     age = processes.age()
     return 0.0 if age is None else unix_time() - age
 
@@ -195,10 +185,7 @@ class Relay:
         return new
 
     def collect(self, fit: bytes, now: float) -> dict[str, bytes]:
-        """Return notes for the store: windows that are complete or have waited `GATHER_SECONDS`.
-
-        Parts of other ranks that come later are passed on too, until the deadline of the window.
-        """
+        """Return windows that are complete or have waited `GATHER_SECONDS`, and later parts until the deadline."""
         notes: dict[str, bytes] = {}
         for window, one in [*self._open.items()]:
             blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)

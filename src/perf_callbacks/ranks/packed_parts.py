@@ -1,8 +1,7 @@
 """Ranks' data of a window as bytes for the store: a header in JSON, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped, and so are impossible numbers: machines may have different versions of
-this package, and a different number of resources would shift all signals. Byte order is the machine's: a job has one
-kind.
+Foreign or damaged bytes and impossible numbers are dropped: another version of this package may have more resources,
+which would shift all signals. Byte order is the machine's: a job has one kind.
 """
 
 import json

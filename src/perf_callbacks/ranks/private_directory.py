@@ -1,8 +1,7 @@
 """A private directory inside a directory that all users may write to.
 
-Without a sticky bit on the outer directory, another user may replace the private one at any time. So it is opened,
-checked and "held": files are reached through it, never through its path, and no link is followed. Windows can't hold a
-directory: there, files are reached through the path, and only checked to be in a directory.
+Without a sticky bit there, another user may replace it at any time. So it is checked and held open, and files are
+reached through it, without links. Windows can't hold a directory, and only checks that it is one.
 """
 
 import os
@@ -115,10 +114,7 @@ class PrivateDirectory:
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
-        """Remove these files, or all, and the directory if it is then empty.
-
-        If `names` is None and a file isn't named as a note, nothing is removed: the user may have other files there.
-        """
+        """Remove these files, or all if they are notes (`names` None), and then the directory if it is empty."""
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory
             if not all(map(_NOTE.fullmatch, names)):

@@ -1,7 +1,7 @@
 """Rounds of messages between ranks: rank 0's settings, each rank's data of a window, and combined windows.
 
-A round does all work that is possible now and returns the seconds until the next. Nothing here reads a clock, or waits,
-except for a number that a device is still computing.
+A round does what is possible now and returns the seconds until the next. It reads no clock, and waits only for a number
+that a device still computes.
 """
 
 import dataclasses
@@ -168,10 +168,9 @@ class Rounds:
 
 
 class Follower(Rounds):
-    """A rank other than rank 0, which follows rank 0's settings and sends its own data.
+    """Follows rank 0's settings and sends its own data.
 
-    The store may still hold the settings of an earlier fit. If this process took part in it, they are ignored, and
-    otherwise followed until the current ones arrive, before the first window is sent.
+    Settings of an earlier fit in the store are ignored, or followed for a moment if this process had no part in it.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
@@ -247,10 +246,7 @@ def pause(waited: float, least: float = SOON) -> float:
 
 
 def patience(part: Part) -> float:
-    """Return the seconds after which a window closes even without the data of some ranks.
-
-    At least the time of two steps, because a rank may send its data one step after the window's end.
-    """
+    """Return after how long a window closes without some ranks: two steps at least, as parts may come a step late."""
     return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 
 

@@ -1,8 +1,4 @@
-"""Notes that the ranks of a job leave for each other, in the key-value store of their process group.
-
-There is no collective and no further process group, only a connection to the store's server. A note is a few lines of
-text, or packed columns of numbers; it is never unpickled.
-"""
+"""Notes that ranks leave for each other, in their process group's key-value store: text or columns, never unpickled."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,8 +15,7 @@ import torch.distributed as dist
 c10d: Any = dist  # torch documents this module's names without exporting them
 
 LARGEST = 1_000_000
-"""Bytes of the packed parts under a key, unless a single part is larger: enough for about thirty ranks in the
-longest windows with signals. The server closes a connection that sends more than 8 MiB."""
+"""Bytes of packed parts under a key: about thirty ranks in the longest windows. More than 8 MiB closes a connection."""
 
 MOST_WRITTEN = 1_000
 """Keys that are written at once."""
@@ -38,9 +33,8 @@ def default_store() -> Any:
 
 
 def shortage(store: Any, world_size: int, connections: int) -> str | None:
-    """Return why a store's server can't take `connections` more connections. None: it can.
+    """Return why the server can't take `connections` more; without descriptors, the training's next `open` would fail.
 
-    Each rank has one already. Without descriptors, the next `open` of the process would fail, and so would training.
     Each rank decides by itself, because asking needs a new connection. Limits that differ between nodes are not
     detected.
     """
@@ -68,8 +62,7 @@ def open_files_allowed() -> int | None:
 class StoreNotes:
     """Notes by key. A note is never removed, only overwritten: once found, it can be read again without waiting.
 
-    Their number doesn't grow with fits and windows: the settings, the newest window, each rank's data of some windows,
-    and in each channel a shared note and one per rank.
+    Their number doesn't grow with fits and windows.
     """
 
     def __init__(self, store: Any) -> None:

@@ -22,8 +22,7 @@ REMEDIES = {
     "accelerate": "Accelerator(cpu=True) or ACCELERATE_USE_CPU=true, which a job on CPUs needs",
 }
 ALONE = {"transformers", "accelerate"}
-"""Integrations whose framework says how many processes train together. Without accelerators, accelerate forms a
-process group in which, without further settings, each process trains alone."""
+"""Frameworks that say themselves how many train together: without accelerators, accelerate's group may train alone."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
@@ -31,8 +30,7 @@ REMEDY = (
 """For integrations that `REMEDIES` doesn't name."""
 
 FORMED: set[int] = set()
-"""Sizes of jobs in which this process has formed a group. It may close the group and then rightly train on rank 0
-alone."""
+"""Sizes of jobs with a group of this process, which it may close, and then rightly train on rank 0 alone."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
@@ -55,11 +53,7 @@ def processes(environ: Mapping[str, str]) -> int:
 
 
 class UngroupedWatch(Observer):
-    """Warns once, on rank 0, that each process trains alone.
-
-    Frameworks form the group before the first step, a loop perhaps later: the warning waits for the first window, or
-    the end of a shorter fit.
-    """
+    """Warns once, on rank 0, that each process trains alone; after a window, because a loop may form its group late."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self._recorder, self._number = recorder, number

@@ -1,7 +1,4 @@
-"""Diagnosis of stalls: `Patience` notices that no step ends any more, and `blame` finds the rank that is the cause.
-
-Callers pass the time.
-"""
+"""Diagnosis of stalls: `Patience` notices that no step ends any more, and `blame` finds the rank that is the cause."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
@@ -53,8 +50,7 @@ class Patience:
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Since the end of a step, or the begin or end of an evaluation or a checkpoint. At most `SHORT_TICK` of a
-        suspension."""
+        """Since the last end of a step, or begin or end of a span; at most `SHORT_TICK` of a suspension."""
         self.stalled = False
 
     @property
@@ -71,11 +67,7 @@ class Patience:
         return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
 
     def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
-        """Return what has changed, if anything.
-
-        `span` is the identity of the evaluation or checkpoint under way; `longer`: an operation that may take long is
-        running.
-        """
+        """Return what has changed, if anything. `span` identifies the span under way; `longer`: it may take long."""
         passed, self._now = now - self._now, now
         passed = passed if passed <= LONGEST_TICK else SHORT_TICK
         self.waited += passed
@@ -149,10 +141,7 @@ def undecided(notes: Notes, silent: Collection[int]) -> bool:
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
-    """Find the ranks that are silent, have ended or have left the loop or, if all still train, are behind the others.
-
-    `silent` are ranks whose side thread writes no notes any more; a rank may never have written a note.
-    """
+    """Find the ranks that are silent, have ended or left the loop or, if all still train, are behind the others."""
     unheard = [rank for rank in range(world_size) if rank not in notes]
     ended = {rank: note for rank, note in notes.items() if note.state == ENDED}
     quiet = {rank: note for rank, note in notes.items() if rank in silent and rank not in ended}

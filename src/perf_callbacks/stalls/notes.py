@@ -1,8 +1,6 @@
 """Notes that ranks write for each other about stalls, so that only one rank reports each stall.
 
-A rank updates its note now and then, and at once when a stall begins. Rank 0 reads all notes and reports; if it
-doesn't, for example because its process hangs, another rank does some seconds later, low numbers first. A shared note
-says which.
+Rank 0 reads all notes and reports; if it hangs, others do some seconds later, low numbers first, as a shared note says.
 """
 
 from collections.abc import Mapping
@@ -15,10 +13,7 @@ LOOK_SECONDS = 2.0
 """Between two readings of the notes by a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""In a stall, rank 0 waits up to so long for other ranks to notice it too.
-
-So does rank 1, so that rank 0 can report first; ranks 2 and 3 wait twice as long, and ranks 4 to 7 three times.
-"""
+"""So long rank 0 waits for others to notice a stall, and rank 1 for rank 0; ranks 2 and 3 twice, 4 to 7 three times."""
 
 BEATS = 4
 """Notes in the time after which a wait counts as a stall."""
@@ -58,10 +53,7 @@ class StallNotes(ChannelHandler):
         self._mine = note
 
     def round(self, channel: Channel, now: float) -> float | None:
-        """Write this rank's note if it is new. In a stall, read the notes of all ranks.
-
-        Return the seconds until the next round; None: it begins with this rank's next note.
-        """
+        """Write a new note; in a stall, read all. Return the seconds until the next round; None: with the next note."""
         mine, pause = self._mine, None
         if mine is None:
             return None

@@ -46,11 +46,7 @@ def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
 
 
 class StallWatch(Observer):
-    """Notices that no step ends any more, records where the training thread is, and reports the stall once.
-
-    It runs in the watchdog's thread, and reads the number of the step, the spans under way and, when a stall begins,
-    the stack of the training thread.
-    """
+    """In the watchdog's thread, notices that no step ends, reads the training's stack, and reports it once."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

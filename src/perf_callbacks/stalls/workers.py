@@ -1,7 +1,4 @@
-"""Worker process of a `DataLoader` for which the training thread waits.
-
-Python can't read its stack without stopping it or adding a signal handler: its id and its state in `/proc` must do.
-"""
+"""Worker of a `DataLoader` for which the training waits: its id and state in `/proc`, as its stack can't be read."""
 
 import sys
 from itertools import islice

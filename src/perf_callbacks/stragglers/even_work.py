@@ -1,7 +1,4 @@
-"""Corrects local times for batches that are larger or smaller than usual.
-
-A rank with more tokens in its batch than other ranks takes longer, but is not slow.
-"""
+"""Corrects local times for batches of unusual size: a rank with more tokens takes longer, but is not slow."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +11,7 @@ EXPLAINED = 0.8
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
-    """Subtract the seconds that larger batches explain, from ranks that do the same work.
-
-    Ranks without sizes are not corrected. Usual size and usual seconds per unit are medians over ranks, so the
-    correction doesn't hide a slow rank.
-    """
+    """Subtract the seconds that larger batches explain. Medians over ranks keep a slow rank visible."""
     sized = [one for one in signals if WORK in one]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
     sizes = [*chain.from_iterable([known(one[WORK]) for one in sample])]
@@ -35,9 +28,9 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return the extra seconds of each rank's batch in each step, compared with the step's mean size; less is negative.
+    """Return each batch's extra seconds over the mean size, which an unknown size counts as; negative if smaller.
 
-    An unknown size counts as the mean. None: sizes don't explain local times, or a rank has none.
+    None: sizes don't explain local times, or a rank has none.
     """
     if not all(WORK in one for one in signals):
         return None

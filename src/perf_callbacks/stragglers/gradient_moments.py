@@ -1,7 +1,4 @@
-"""Times at which this rank has computed the last gradient of a backward, and waits for other ranks.
-
-A hook on one parameter records them. The forward usually uses a model's first parameter first, so its gradient is last.
-"""
+"""Times of each backward's last gradient, by a hook on the first parameter: the forward usually uses it first."""
 
 import gc
 import math
@@ -44,10 +41,9 @@ class GradientMoments:
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
-    """Return the parameter whose gradient is done last, guessed from the order in the model.
+    """Return the parameter whose gradient is last, by its order. Scalars, such as a loss's scale, get theirs early.
 
-    Scalars, such as the scale of a loss, get their gradients early, so more dimensions are preferred. None: no
-    parameter is trained, or a lazy module has parameters without a shape.
+    None: no parameter is trained, or a lazy module has parameters without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):

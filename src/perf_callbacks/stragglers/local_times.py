@@ -29,20 +29,14 @@ class Moment(NamedTuple):
 
     time: float
     line: bytes
-    """The thread's `schedstat` in `/proc`, empty without such a file.
-
-    Its second number are nanoseconds in which the thread was ready to run but had no CPU. In short steps, the file is
-    not read each time, and the previous line stands here.
-    """
+    """The thread's `schedstat` in `/proc`; in short steps, the previous one. The second number are nanoseconds
+    without CPU."""
     reduced: bool
     """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
 
 class LocalTime(NamedTuple):
-    """Seconds of one rank in the cycle that ends in a step. Unknown times are NaN.
-
-    If no cycle ends in the step, all times except `waited` are NaN.
-    """
+    """Seconds of one rank in the cycle that ends in a step; unknown is NaN, and without an end, all except `waited`."""
 
     local: float
     """Time of the cycle without waits for other ranks."""
@@ -71,10 +65,7 @@ class LocalTimes(Observer):
     """Computes local times from the marks of the tape, and from the times at which gradients were done."""
 
     def __init__(self, moments: "deque[Moment]", *, reduced: bool) -> None:
-        """`marks_read` removes each `Moment`, one per backward, after reading it.
-
-        `reduced`: the model has a wrapper that reduces gradients.
-        """
+        """`marks_read` removes each backward's `Moment` after reading it. `reduced`: a wrapper reduces gradients."""
         self._moments, self._reduced = moments, reduced
         self._steps: dict[int, LocalTime] = {}
         self._marks: list[Any] = []  # of the step that has not ended
@@ -203,10 +194,7 @@ class LocalTimes(Observer):
         return found, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Remove the garbage collections that began before `until`.
-
-        Return their seconds in this cycle, and the part within waits for data.
-        """
+        """Remove collections that began before `until`: return their seconds, and the part within waits for data."""
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()

@@ -36,10 +36,7 @@ from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 from perf_callbacks.stragglers.work_kinds import KIND, kind
 
 LAST_SECONDS = 0.5
-"""Longest wait of training for the search at the end of a fit.
-
-Rank 0 waits for the other ranks' signals of the last window; a job of one process, for the comparison of its steps.
-"""
+"""Longest wait of a fit's end for the search: for the other ranks' last signals, or a single process's comparison."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
 """New steps after which a single process compares its steps during training; and the fewest at the end of a fit."""
@@ -51,10 +48,7 @@ MOST_TOLD = 8
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
-    """The setting of rank 0 holds for all ranks.
-
-    A single process needs timed stages, because only they show the cause of a slow step.
-    """
+    """Rank 0's setting holds for all ranks. A single process needs timed stages, to find causes."""
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
             return None

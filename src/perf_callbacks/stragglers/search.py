@@ -38,10 +38,8 @@ EXACT = frozenset({GC, STEAL})
 """Measured directly. They come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""Median deviations above the usual loss from which a loss counts, unless its cause is in `EXACT`.
-
-A standard deviation is 1.4826 median deviations.
-"""
+"""Median deviations (of 1 / 1.4826 standard deviations) above the usual loss, from which causes not in `EXACT`
+count."""
 
 MEMORY = 200
 """Latest steps whose median loss is the usual one."""
@@ -50,11 +48,7 @@ SHORTAGE = 2.0
 """Usual waits for a CPU that raise the smallest loss, unless the cause is in `EXACT`: times vary more on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
-"""Signals that show how local times were measured. Only times that were measured in the same way are compared.
-
-`STEAL`: the rank times its thread's waits. `DEVICE`: it computes on a device, and times forward and optimizer. Neither:
-it times only the stages outside of the model.
-"""
+"""Signals by whose presence ranks are comparable: waits are timed, or forward and optimizer on a device, or neither."""
 
 Who = tuple[int, ...]
 """Ascending."""
@@ -91,10 +85,7 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]] | None = None,
         rest: Callable[[], object] = lambda: None,
     ) -> list[Straggler]:
-        """Compare the ranks of a window. A rank is left out if its signals don't have one value per step.
-
-        `rest` is called between slices of the work, of less than a millisecond each.
-        """
+        """Leave out ranks without one value per step. `rest` is called after slices of less than a millisecond."""
         roles = roles or {}
         work, self.other_work = _groups(len(numbers), ranks, roles, rest)
         for kind in self._sets.keys() - {kind for _, kind in work}:
@@ -147,9 +138,7 @@ class Stragglers:
     ) -> tuple[list[Straggler], float, UnevenLoss]:
         """Return the sets of slow ranks among all ranks of one kind, their cost, and the cost that is no rank's fault.
 
-        Args:     kind: Kind of work, and the signals of `SORTS` that each rank has.     team: Groups of ranks. The
-        ranks of a group do the same work.     durations: Seconds of each step of the window, by its number. NaN:
-        unknown.     roles: Coordinates of each rank.     rest: Called between slices of the work.
+        Ranks of a group in `team` do the same work; `durations` are by number of the step, NaN if unknown.
         """
         numbers = [*durations]
         steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
@@ -184,11 +173,7 @@ class Stragglers:
         return [one.slow for one in self._sets.values() if one.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:
-        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps.
-
-        From window to window, a set may lack some of its ranks. So it includes each smaller set in it of the same cause
-        that cost less.
-        """
+        """Return the costliest sets, each with cheaper smaller ones of its cause: in a window, ranks may be absent."""
         sets: list[Straggler] = []
         for straggler in sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True):
             ranks = straggler.ranks or (straggler.rank,)
@@ -211,10 +196,7 @@ class Stragglers:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of the steps, divided by their duration with healthy ranks and even work.
-
-        None for a single rank, and if it is undecided which ranks are slow.
-        """
+        """Time of the steps by that with healthy ranks and even work. None: one rank, or it is undecided."""
         decided = self.seconds - self._undecided_seconds
         rest = decided - self.uneven_seconds
         return decided / rest if rest > 0 and self._several else None
@@ -290,11 +272,7 @@ class _Group:
 def _groups(
     steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], rest: Callable[[], object]
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
-    """Return groups of comparable ranks, and the number of ranks that are in no group.
-
-    Ranks of a group do the same work and measure local times alike. In no group is a rank of unknown kind, or one that
-    can be compared with no other rank of the same layers.
-    """
+    """Return groups of the same work and the same measure, and the number of ranks with unknown or unique work."""
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0
     for rank, signals in ranks.items():

@@ -23,8 +23,7 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of a rank that computes on a device, from the times of its stages.
 
-    Waits within the backward are unknown, so it is no local time; time outside of the model is. Forward and optimizer
-    are local time unless parameters are `sharded`: ranks then wait for each other in these stages.
+    Waits within the backward are unknown: it is no local time. With `sharded` parameters, so are forward and optimizer.
     """
     computing = [] if sharded else [Stage.FORWARD, Stage.OPTIMIZER]
     signals: dict[str, Sequence[float | None]] = {
@@ -54,10 +53,7 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 
 
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
-    """Add the delay of a rank that had no CPU when the backward ended, and so begins the next step late.
-
-    The rank's own clock can't show this delay, but the operating system's scheduler counts it in `steal`.
-    """
+    """Add the delay of a rank without a CPU at the backward's end: only the scheduler counts it, in `steal`."""
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
     return [own + max(0.0, more) if not math.isnan(more) else own for own, more in zip(local, late, strict=True)]

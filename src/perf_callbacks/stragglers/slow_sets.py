@@ -21,8 +21,7 @@ ERRORS = 5.0
 """and by this many standard errors of the median."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
-"""For normal distributions: standard deviation by median deviation, and the standard error of the median by the
-mean's."""
+"""Normal distributions: standard by median deviation, and the standard error of the median by the mean's."""
 
 BLOCKS = 5
 """Parts of a window whose medians give a standard error. If times drift slowly, that of single steps is too small."""
@@ -37,16 +36,11 @@ MOST = 0.9
 """The named set must explain this part of the time that all candidates together cost the job."""
 
 LEAST_WIN = 0.01
-"""No set is named if all candidates together would save less than this part of a window.
-
-For example, nothing is saved if no other rank waits for the slow ranks.
-"""
+"""No set is named if all candidates would save less than this part of a window, as if nobody waits for them."""
 
 MICRO_BATCHES = 32
-"""Assumed micro-batches in a step of a pipeline, because ranks don't know the number.
-
-A stage waits in each step until every earlier stage has processed the first one: 1/32 of the earlier stages' times.
-"""
+"""Assumed micro-batches of a pipeline: a stage waits in each step for the first one, 1/32 of the earlier stages'
+times."""
 
 EXPLAINED = 16
 """Ranks of a set whose causes are examined."""

@@ -126,8 +126,8 @@ class BatchReader:
         self.time_first = False
         """True if the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """The `Batch` of tensor shapes without an attention mask; names of tensors come first in the key if the
-        batch is a mapping. Code that reads a batch in every step looks here first, to save a Python frame."""
+        """By tensor shapes, without a mask; with the names in a mapping. Looked at in every step, to save a Python
+        frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
         self._array: Any = None  # the type of batches that are a tensor
@@ -287,10 +287,7 @@ class BatchReader:
         return self.seen[shape]
 
     def _find_constants(self, names: tuple[str, ...], found: Sequence[Leaf]) -> frozenset[str]:
-        """Return the names of the tensors that are the same unwritten objects in the first two batches of these names.
-
-        If all are the same, as in a loop that trains on one batch, there are no constants.
-        """
+        """Return the same unwritten objects in the first two batches; none if all are: a loop over one batch."""
         if names not in self._constants and len(self._constants) + len(self._before) <= _MOST_FORMS:
             now = [identity(one.tensor) for one in found]
             before = self._before.pop(names, None)
@@ -321,10 +318,7 @@ def _has_several(one: Leaf, rows: int | None) -> bool:
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
-    """Return the tensors that were used as indices of the token embedding.
-
-    A tensor is found by its address, or, if it was copied before the look-up, by its size.
-    """
+    """Return the tensors that were indices of the token embedding, by address or, if copied before, by size."""
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
     there = [one for one in lookups if (one.address, one.elements) in places]
     if there:

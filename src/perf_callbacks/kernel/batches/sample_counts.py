@@ -14,8 +14,7 @@ _MARKS = frozenset({"ptr", "batch", "offset"})
 """Tensors that assign rows to samples. torch_geometric's `ptr` holds each graph's start, then the end of the last."""
 
 _FEW = 3
-"""So many tensors of equal form in a list are at most the columns of a batch. In a longer list, each may be a
-sample."""
+"""Most columns of equal form in a list. In a longer list, each tensor may be a sample."""
 
 
 def samples(
@@ -25,12 +24,9 @@ def samples(
 
     The first dimension of the token ids counts the samples, or else the size on which more than half of the elements
     agree. Only a vector may be in the minority, and only if a tensor of more dimensions is in the majority: constants,
-    such as means and class weights, are vectors too, and there may be more of them than data. None also means that the
-    first or the second dimension may count the samples. In a batch of graphs, each graph is a sample.
-
-    Args:     batch: A batch of any form.     several: It has one batch from each of several loaders, whose samples add
-    up.     time_first: A batch of sequences alone is ambiguous: their first dimension may be time.     constants: The
-    `id` of each tensor that is the same in all batches, and so has no rows of this batch.
+    such as means and class weights, are vectors too, and there may be more of them than data. In a batch of graphs,
+    each graph is a sample. `several` batches, one from each of several loaders, add up. With `time_first`, sequences
+    alone are ambiguous. `constants` are the `id`s of tensors that all batches share.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
@@ -56,9 +52,9 @@ def samples(
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the names that are equal to `wanted`, or else the names that end with it, such as `anchor_input_ids`.
+    """Return names that are `wanted`, or else end with it, such as `anchor_input_ids`, but not `decoder_input_ids`.
 
-    Only the part of a name after its last dot is compared. Names such as `decoder_input_ids` are left out.
+    Only the part of a name after its last dot is compared.
     """
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
@@ -140,10 +136,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 
 
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
-    """Return the number of rows on which more than half of the parts agree.
-
-    None: there is no majority, the data may be in the minority, or the number may be the length of sequences.
-    """
+    """Return the size of a majority. None: there is none, the data may be in the minority, or it may be a length."""
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
         return None

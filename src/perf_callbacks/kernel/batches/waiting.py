@@ -1,7 +1,6 @@
-"""Batches that were fetched and wait for a call of the model.
+"""Batches that were fetched and wait for a call of the model: a loop may drop some, or fetch several before it trains.
 
-A loop may drop a batch, or fetch several before it trains on the first. A batch belongs to the step whose call of the
-model gets one of its tensors; a batch that was copied to a device is recognized by its shape.
+A batch belongs to the step whose call of the model gets one of its tensors, or its shape after a copy to a device.
 """
 
 import weakref
@@ -50,11 +49,9 @@ def take(
     """Remove and return the waiting batches that a model call uses, and True if the newest is one of them.
 
     If several batches have the shape of the call, the result is one batch with the amounts that they share. If no shape
-    fits, but the call has as many rows as all waiting batches together, it uses all of them.
-
-    Args:     waiting: Two or more waiting batches.     arguments: Arguments of the model call.     again: The model was
-    called before in this forward, maybe with the same batch: only tensors identify a batch.     alone: False: the call
-    may also use a batch of another loader. Only a batch without stored tensors is then         recognized by its shape.
+    fits, but the call has as many rows as all waiting batches together, it uses all of them. `again`: the model was
+    called before in this forward, maybe with the same batch, so only tensors identify a batch. Not `alone`: the call
+    may also use a batch of another loader, so only a batch without stored tensors is recognized by its shape.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}

@@ -63,8 +63,7 @@ class Account:
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
         """Return the seconds of each part of the wall time up to `now`; nothing if `now` is None.
 
-        A step with FLOP counting adds the mean step time to `steps`, and its additional time to `flop_counting`. A step
-        with torch.profiler or a suspension does the same, with `own_work` or a part of its own.
+        A counted, profiled or suspended step adds the mean step time to `steps`, and the rest to its own part.
         """
         if now is None:
             return {}

@@ -1,7 +1,4 @@
-"""State machine that turns the events of an integration into steps, metrics and journal records.
-
-The engine reads no clock: its methods get the time as an argument.
-"""
+"""Turns the events of an integration into steps, metrics and records. Methods get the time as an argument."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,10 +46,7 @@ MOST_BATCHES = 256
 
 
 class Engine:
-    """Turns the events of one fit into steps, metrics and journal records.
-
-    A step lasts from one `end_step` to the next, without the time of evaluation and checkpointing.
-    """
+    """Measures one fit. A step lasts from one `end_step` to the next, without evaluation and checkpointing."""
 
     def __init__(
         self,
@@ -212,20 +206,14 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Compute the next step at whose end there is more to do than to write a mark.
-
-        While a span is open, or with a device timeline, that is every step.
-        """
+        """Compute the next step with more to do than a mark: all of them in a span, or with a device timeline."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
         self._look_at = self.work.look_after(self.step)
         self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def write_late(self, now: float) -> None:
-        """Write the finished steps from the watchdog's thread.
-
-        If the process is killed in a long step, the earlier steps are already on disk.
-        """
+        """Write the finished steps from the watchdog's thread: the process may be killed in a long step."""
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.step_reader.write_early(self._emit)
 
@@ -255,10 +243,7 @@ class Engine:
 
     @property
     def why_empty(self) -> str | None:
-        """Why the most recent row left out steps, with the number of steps for each reason.
-
-        None: it left out only the first step, and steps with FLOP counting or torch.profiler.
-        """
+        """Why, and how often, the most recent row left out more than the first, counted and profiled steps."""
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None
 
@@ -300,10 +285,7 @@ class Engine:
         self._ledger.add_up()
 
     def _all(self) -> tuple[int, Amounts, Amounts, int]:
-        """Return the steps of this attempt, their amounts, the amounts of all attempts, and the lost steps.
-
-        A lost step has no times. A step whose times were not yet read from the device isn't lost.
-        """
+        """Return this attempt's steps and amounts, the amounts of all attempts, and steps whose times were lost."""
         steps, samples, tokens, lost = self._ledger.all
         passed = [*self.step_reader.passed]
         samples = plus(samples, *[step.samples for step in passed])

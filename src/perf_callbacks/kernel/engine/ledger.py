@@ -46,10 +46,7 @@ class Ledger:
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """Return the finished steps that the journal lacks; none is removed, and `take_block` then leaves them out.
-
-        `following` has the newest steps, which are not in the ledger yet.
-        """
+        """Return what the journal lacks, with the newest `following` steps. `take_block` then leaves it out."""
         block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
         return self._record(block, early)
@@ -70,11 +67,7 @@ class Ledger:
         return row
 
     def included(self, *, interim: bool = False) -> Totals:
-        """Return the sums over all included steps.
-
-        A thread other than the training thread must pass `interim=True`: the device is not queried, so the number of
-        useful tokens may be None.
-        """
+        """Other threads must pass `interim=True`: the device is not queried, and useful tokens may be None."""
         totals = Totals()
         totals.merge(self._included)
         totals.merge(self._row)
@@ -100,10 +93,7 @@ class Ledger:
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def add_up(self) -> None:
-        """Add up all steps since the last call. Adding many steps at once is faster than adding step by step.
-
-        All methods that return sums leave out the steps since the last call.
-        """
+        """Add up the steps since the last call, which all sums leave out until then. Many at once are faster."""
         if self._added == len(self._block):
             return
         new = Columns.joined(self._block[self._added :])

@@ -55,10 +55,9 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 
 
 class Calls(NamedTuple):
-    """Forwards and backwards in a step.
+    """Forwards and backwards in a step. Two marks for the forward with no other between them count as one forward.
 
-    Two marks for the forward count as one forward if no other mark lies between them. If a plain loop calls the model
-    twice without a backward in between, the second call is not always marked.
+    If a plain loop calls the model twice without a backward in between, the second call is not always marked.
     """
 
     forwards: int

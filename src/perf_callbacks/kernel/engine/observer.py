@@ -17,10 +17,7 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Receives the events of a fit. An event whose method you don't override costs nothing.
-
-    If an observer raises an error, the measuring of the fit ends, but the training goes on.
-    """
+    """Receives the events of a fit; those you don't override cost nothing. An error ends only measuring."""
 
     @property
     def due(self) -> int:
@@ -63,10 +60,7 @@ class Observer:
         """Handle steps whose times have become known. The steps may have ended long ago."""
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read the marks on the tape before the engine does, perhaps in a thread of a data loader.
-
-        In `pairs`, each mark is followed by its time; `numbers` are the steps that end in `pairs`.
-        """
+        """Read marks, each followed by its time, and the steps that end in them; perhaps in a loader's thread."""
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
         """Use the smallest proposals, by name, from the end of step `step`. All ranks begin at the same step."""
@@ -86,10 +80,7 @@ class Observer:
         """Any thread may call this, just after the record was written."""
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """A user may want to hear of this, such as "stall", at once. Any thread may call this.
-
-        `details` has a sentence under the key `text`, and more values that can be written as JSON.
-        """
+        """Any thread may call this, such as for "stall". `details` are JSON, with a sentence under `text`."""
 
     def exception_raised(self, error: BaseException) -> None:
         """The exception ends the fit. Its traceback still keeps tensors alive."""
@@ -156,10 +147,7 @@ def _merged(
 
 
 class Observers:
-    """The observers of one fit, in the order in which they were added.
-
-    An event reaches only the observers that override its method.
-    """
+    """The observers of one fit, in the order of `add`. An event reaches only those that override its method."""
 
     def __init__(self) -> None:
         self._all: list[Observer] = []

@@ -18,8 +18,8 @@ def metrics(
 ) -> dict[str, float]:
     """Unknown metrics are left out; without steps, all are.
 
-    The job's rates and resources come from `window`, the newest one of all ranks, or from `totals` in a job of one
-    process. Rates per device always come from `totals`; a job with one device has none.
+    The job's rates and resources come from `window`, the newest of all ranks, or from `totals` in a job of one process.
+    Rates per device always come from `totals`; a job with one device has none.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

@@ -29,10 +29,7 @@ JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 
 
 def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float]:
-    """Combine the resources of all ranks, in the order of `RESOURCES`, into metrics of the job.
-
-    A metric is left out if the value of any rank is unknown. `complete`: no rank of the job is missing.
-    """
+    """Combine the resources of all ranks into metrics of the job, without those that any rank lacks."""
     if not complete or not resources:
         return {}
     columns = {name: resources[place :: len(RESOURCES)] for place, name in enumerate(RESOURCES)}

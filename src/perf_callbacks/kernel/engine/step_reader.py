@@ -24,10 +24,8 @@ MOMENT_SECONDS = 0.05
 """Longest wait for another thread that reads steps."""
 
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""At the end of a fit, wait for the device's times: so long, or so many times the longest step, whichever is later.
-
-After a failure, `DRAIN_SECONDS` is the limit.
-"""
+"""Longest waits for the device at a fit's end: seconds, or longest steps if these take longer and nothing has
+failed."""
 
 
 LONG_SECONDS = 5.0
@@ -35,10 +33,7 @@ LONG_SECONDS = 5.0
 
 
 class DeviceTimeline(Protocol):
-    """Times of the marks on the tape, by an accelerator's clock.
-
-    The times of a step arrive some time after its end, in the order of the steps. Times may get lost.
-    """
+    """Times of the marks by an accelerator's clock. They arrive some time after a step, in order, and may get lost."""
 
     def mark(self, mark: Mark) -> None:
         """Put a mark into the device's stream, after the work that was submitted so far."""
@@ -55,8 +50,7 @@ class DeviceTimeline(Protocol):
 class StepReader:
     """Moves finished steps to the ledger once the device, or else the tape, has their times.
 
-    The training thread writes marks and ends of steps without a lock. A thread that reads marks, ends of steps or the
-    ledger holds the lock.
+    The training thread writes without a lock. Who reads marks, ends of steps or the ledger holds the lock.
     """
 
     def __init__(
@@ -99,10 +93,7 @@ class StepReader:
                 self._lock.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Read the finished steps. Return True if the times of all finished steps are known.
-
-        In the middle of a step, `show=False` keeps the steps from the observers until a later call.
-        """
+        """Return True if all finished steps have their times. Within a step, `show=False` keeps them from observers."""
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
                 return False
@@ -134,8 +125,7 @@ class StepReader:
     def write_early(self, emit: Callable[[Record], None]) -> None:
         """Write the finished steps that the journal lacks, from the watchdog's thread.
 
-        The call reads a copy of the tape, and changes neither tape nor sums. Steps on the tape are written without
-        FLOPs. The device is not queried: that might hang, or break a graph capture in the training thread.
+        Tape and sums stay, and steps on the tape get no FLOPs. A query might hang the device, or break a graph capture.
         """
         with self.alone() as held:
             if held and not self._reading:
@@ -286,20 +276,13 @@ class StepReader:
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:
-    """Return True if all batches are the same object, and all steps have equally many.
-
-    Batches are not compared by value, because their values may be on a device.
-    """
+    """Compare identities and numbers of batches, not values, which may be on a device."""
     every = [*chain.from_iterable(steps)]
     return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
 
 
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
-    """Return the amounts of a step that loaded no new batch.
-
-    With a backward they are unknown, because the step used an earlier batch again. Otherwise, an amount that `last`
-    knows is 0.
-    """
+    """Without a new batch, a backward used an earlier one: amounts are unknown. Otherwise known ones are 0."""
     return (None, None, None) if calls.backwards else nothing(last)
 
 

@@ -247,15 +247,10 @@ class KnownParts:
     processes: int
     """Processes that train. With several, the job's rates come from windows, which hold sums over all ranks."""
     devices: float | None
-    """Devices that work on this process' samples, also those of other ranks that train on the same samples, as under
-    tensor parallelism. None: it is unknown which ranks share samples.
-    """
+    """That share this process' samples, on other ranks too, as under tensor parallelism. None: it is unknown which."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
-        """Return the timed stages with their names in metrics and journal.
-
-        A stage that was never entered is left out, because the trainer may run the stage unnoticed.
-        """
+        """Name the timed stages. One that was never entered is left out: the trainer may run it unnoticed."""
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
         shown = STAGES if self.staged else ()
         return [(stage, _TIMES[stage]) for stage in shown if timed.get(stage) or isinstance(seconds[stage], float)]

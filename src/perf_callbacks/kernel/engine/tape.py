@@ -35,8 +35,7 @@ PlacedPause = tuple[Pause, Stage, int]
 class Tape:
     """A list in which each mark is followed by its time. A garbage collection is a mark whose time is None.
 
-    To write a mark, call `write` with the pair of the mark and its time. As a rule, `write` is the method `extend` of
-    the list. A call of `extend` is fast, and no garbage collection can interrupt the call.
+    `write` is, as a rule, the method `extend` of the list: fast, and no garbage collection can interrupt the call.
     """
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
@@ -206,10 +205,7 @@ class Tape:
             self._since.append(pause)
 
     def _carve(self, stage: Stage, until: float) -> None:
-        """Move the time of garbage collections from `stage` to the stage `GC`.
-
-        Collections that began at `until` or later wait for the next call.
-        """
+        """Move garbage collections that began before `until` from `stage` to the stage `GC`."""
         for pause in self._since:
             if pause.start < until:
                 self._seconds[stage] -= pause.seconds
@@ -221,10 +217,7 @@ def _nowhere(_pair: object) -> None: ...
 
 
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
-    """Find series of steps with equal marks: first index, index after the last, and marks per step.
-
-    The marks of an unfinished step form a series whose third number is 0.
-    """
+    """Find series of equal steps: first index, index after the last, marks per step (0: an unfinished step)."""
     start = 0
     while start < len(marks):
         try:

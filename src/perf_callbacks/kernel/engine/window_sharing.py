@@ -52,8 +52,8 @@ class Ranks(Protocol):
 class WindowSharing:
     """Adds up the steps of each window, offers the sums to the other ranks, and writes the windows of all ranks.
 
-    A window is not offered to the other ranks if its first step ended before the window length was known. Without
-    `ranks`, nothing is exchanged. In a job with one rank, the rank uses its own proposals immediately.
+    A window is not offered if its first step ended before the length was known. A single rank uses its own proposals at
+    once.
     """
 
     def __init__(

@@ -24,9 +24,8 @@ class Part:
     rank: int
     world_size: int
     data_parallel: int
-    """Groups of ranks that process the same samples, as under tensor or pipeline parallelism. The job has processed
-    `data_parallel / world_size` times the sum of all ranks' samples.
-    """
+    """Groups of ranks that process the same samples: the job has processed `data_parallel / world_size` of all
+    ranks' sum."""
     steps: int
     """Counted steps: included, or excluded as "recounted"."""
     seconds: float
@@ -83,18 +82,14 @@ class JobSettings:
 
 
 WindowReader = Callable[[GatheredWindow], None]
-"""Method of a feature that reads the windows of all ranks on rank 0.
-
-A side thread calls it once per window, in order. After every 2 ms of work, a reader should sleep briefly, so that the
-training thread can get the GIL.
-"""
+"""Reads the windows of all ranks on rank 0, in order, in a side thread: it should sleep briefly after every 2 ms of
+work."""
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
-    """Return a copy of the window, with the step at which all ranks begin to use each proposed value.
+    """Return the window with the step at which all ranks begin to use each proposed value, `NOTICE` windows later.
 
-    All ranks wait `NOTICE` windows before they use a new value. A value of the previous window keeps its step. If any
-    rank is missing, everything of the previous window stays in force. `now` is the step that training has reached.
+    A value of the previous window keeps its step. If any rank is missing, all of the previous window stays in force.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)

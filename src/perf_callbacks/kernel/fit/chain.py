@@ -41,20 +41,13 @@ class Chain:
         }
 
     def ettr(self, seconds: float, productive: float) -> float | None:
-        """Return the effective training time ratio (ETTR): productive seconds divided by elapsed seconds.
-
-        Productive is the time of all steps whose work was not lost; elapsed since the first attempt's process started.
-        The arguments are those of `state`.
-        """
+        """Return the effective training time ratio: time of steps that were not lost, since the first process began."""
         elapsed, steps = plus(self.elapsed_seconds, seconds), plus(self.productive_seconds, productive)
         return None if not elapsed or steps is None else min(1.0, steps / elapsed)
 
 
 def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
-    """Return the times of a run up to an attempt, from the checkpoint's counters; None is a fresh start.
-
-    The times are unknown if the counters belong to an earlier step, as after training without the callback.
-    """
+    """Return the times up to an attempt; unknown if the counters are of an earlier step, as after other training."""
     if step == 0 and carried is None:
         own = run.process_seconds or 0.0
         return Chain(resumed=False, first_unix=run.started_unix - own, elapsed_seconds=own, productive_seconds=0.0)

@@ -23,8 +23,8 @@ class Environment:
     """True if automatic garbage collection is on, or was until a fit turned it off."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int | None
-    """`gc.get_freeze_count()`, but 0 while a fit keeps objects frozen. The interpreter itself freezes some hundreds
-    of objects. None: not counted."""
+    """`gc.get_freeze_count()`, of which Python makes some hundreds; 0 while a fit keeps objects frozen. None: not
+    counted."""
     gc_generational: bool
     """True if young objects can be collected separately from old objects."""
     accelerator: str | None
@@ -60,11 +60,7 @@ def read(
     count_frozen: bool = False,
     root: Path = Path("/"),
 ) -> Environment:
-    """Read the environment, and add the facts that the integration knows.
-
-    `root` contains `/proc` and `/sys`. If the program has frozen its objects, `count_frozen` takes tens of
-    milliseconds.
-    """
+    """`root` has `/proc` and `/sys`. With objects that the program froze, `count_frozen` takes tens of milliseconds."""
     device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = max(1, int(local)) if local.isdecimal() else 1
@@ -100,10 +96,9 @@ def read(
 
 
 def _cpus(ranks: int, of_the_job: int, root: Path) -> int | None:
-    """Return the CPUs that this process may keep busy if `ranks` equal processes share the machine.
+    """Return this process's equal share of the CPUs in its mask and its parent's, such as torchrun's.
 
-    Each gets an equal share of `of_the_job` CPUs, in the masks of this process and of its parent, such as torchrun;
-    fewer under a quota of the control group, and never more than this process's own mask.
+    A quota of the control group may allow fewer; it is never more than this process's own mask.
     """
     own = processes.allowed_cpus()
     if own is None:

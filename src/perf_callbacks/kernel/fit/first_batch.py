@@ -9,10 +9,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 
 
 class FirstBatch:
-    """The first batch's type, size, and whether its memory is pinned.
-
-    Only a `wanted` batch is examined, because `is_pinned` of a tensor initializes CUDA.
-    """
+    """The first batch's type, size and pinning; only if `wanted`, because `is_pinned` initializes CUDA."""
 
     def __init__(self, *, wanted: bool = False) -> None:
         self.wanted = wanted

@@ -95,10 +95,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Count the parameters, with the full size of each sharded one.
-
-    None: a full size is unknown, for example because the parameter has no shape yet.
-    """
+    """Count sharded parameters in full size. None: a size is unknown, as of a parameter without a shape yet."""
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     sizes = [parameter_size(one, managed=managed) for one in model.parameters()]
     known = [size for size in sizes if size is not None]

@@ -43,10 +43,7 @@ def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
 
 
 class Logged:
-    """Chooses the metrics that loggers get, by the setting `metrics`.
-
-    A constant metric is logged only when it changes, and `mfu_mixed` only if it differs from `mfu`.
-    """
+    """Chooses metrics for loggers. Constant ones are logged when they change, `mfu_mixed` if it differs from `mfu`."""
 
     def __init__(self, which: str) -> None:
         self._which = which

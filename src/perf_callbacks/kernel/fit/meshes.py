@@ -22,9 +22,9 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """Return the number of ranks with different samples; ranks that share their samples count once.
+    """Return the number of ranks with different samples. None: no mesh says that ranks share samples.
 
-    None: no mesh says that ranks share samples. `Ambiguous`: a parameter's mesh doesn't name its dimensions clearly.
+    Raises:     Ambiguous: A parameter's mesh doesn't name its dimensions clearly.
     """
     own = _sharded_as_data(model)
     sizes: dict[str, int] = {}
@@ -46,10 +46,7 @@ def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
 
 
 def _meshes(model: torch.nn.Module) -> Collection[Any]:
-    """Return the meshes of the parameters, each replaced by the mesh from which it was sliced.
-
-    The parameters of a pipeline stage lie on the slice "dp" of a mesh ("pp", "dp"): only the whole mesh has the stages.
-    """
+    """Return whole meshes: a pipeline stage has parameters on the slice "dp" of ("pp", "dp"), without stages."""
     found = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
     slices = {id(mesh): mesh for mesh in found if mesh is not None}.values()
     return {id(mesh): mesh for mesh in map(_whole, slices)}.values()

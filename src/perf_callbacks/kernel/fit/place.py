@@ -112,10 +112,7 @@ def run_id(place: Place) -> str:
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the samples and tokens that this rank processed in earlier attempts; 0 in a first attempt.
-
-    They are unknown if the checkpoint lacks those of this rank and step, as after training without the callback.
-    """
+    """Return this rank's amounts in earlier attempts. Unknown if the checkpoint is not of this rank and step."""
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
         return Amounts()
@@ -164,10 +161,7 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
 
 
 def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: bool) -> Path | None:
-    """Return what the setting `output_dir` names. None: it is not set, or the journal is off.
-
-    `id_shared`: all ranks have the same run id.
-    """
+    """None: `output_dir` is not set, or the journal is off. `id_shared`: all ranks have the same run id."""
     if config.output_dir is None or not config.journal:
         return None
     shared = id_shared or place.world_size == 1 or bool((place.carried or {}).get("run_id"))

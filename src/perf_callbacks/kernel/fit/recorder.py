@@ -63,9 +63,7 @@ class Recorder:
         training: Mapping[str, Any] = MappingProxyType({}),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Begin to measure. The recorder closes `ranks`; `training` are fields of `Run` about the model and its
-        batches.
-        """
+        """The recorder closes `ranks`. `training` are fields of `Run` about the model and its batches."""
         config = self.config = settings.config
         self.clock, self.device, self.on_event, self.ranks = clock, place.device, settings.on_event, ranks
         self.patches = Patches()
@@ -291,10 +289,7 @@ class Recorder:
         return self._journal.path
 
     def fail(self, error: BaseException) -> None:
-        """Log the first error of our code, stop measuring, and undo all changes.
-
-        An error from a signal handler of the program is raised again, so that the program receives it.
-        """
+        """Log our first error and undo all changes. The error of a program's signal handler is raised again."""
         foreign = of_handler(error) if isinstance(error, Exception) else error
         if not self.failed:
             self.failed = True
@@ -369,10 +364,7 @@ class Recorder:
             self._observer.remove()
 
     def on_swallowed(self, error: BaseException) -> bool:
-        """Store an exception of a signal handler that Python would swallow. The end of the step raises the exception.
-
-        Return False, and store nothing, if an exception is already stored, or if training may be over.
-        """
+        """Store a handler's exception that Python would swallow, for the step's end. False: too late, or another is."""
         if not self.active or self._late is not None or self.step == self._left_after:
             return False
         self._late = error

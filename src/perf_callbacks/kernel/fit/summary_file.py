@@ -1,7 +1,6 @@
 """Keeps the summary of a fit on disk while the fit goes on, for runs that are killed or hang.
 
-A short-lived thread writes the file, because a disk may hang. A signal handler would never run while the process hangs
-in C code, and the signal would no longer end the process.
+A short-lived thread writes, because a disk may hang. A signal handler would never run while C code hangs.
 """
 
 import os

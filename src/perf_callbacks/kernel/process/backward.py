@@ -1,4 +1,4 @@
-"""Wraps `torch.autograd.backward` and `torch.autograd.grad` once for all measured loops: torch has no hook for either.
+"""Wraps `torch.autograd.backward` and `grad`, which have no hooks, once for all measured loops.
 
 The original function is stored only in its wrapper, so that no interrupt can separate the two.
 """
@@ -48,10 +48,7 @@ class Listener:
 
 
 class Loop(Listener):
-    """State of one training loop: its tape, and flags that decide whether a watched call writes a mark on the tape.
-
-    While the loop trains, the wrappers write marks without calling a method, because each call costs a Python frame.
-    """
+    """State of one training loop. While it trains, wrappers only write marks: each method would cost a Python frame."""
 
     marks_backward = True
     """False: each backward of the training calls `begins_backward`, instead of only writing its marks."""
@@ -148,10 +145,7 @@ class Backwards(Owner[bool]):
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `backward` with torch's own signature, because `*args, **kwargs` would cost a microsecond in each step.
-
-        Other signatures, from other code or a later torch, get `*args, **kwargs`.
-        """
+        """Keep torch's own signature, if it has that: `*args, **kwargs` would cost a microsecond in each step."""
         if not _has_usual_arguments(inner):
 
             @functools.wraps(inner)
@@ -201,10 +195,7 @@ class Backwards(Owner[bool]):
         return _signed(backward)
 
     def _in_loops(self, root: object, call: Callable[[], Any], *, gradients: bool = False) -> Any:
-        """Call a function that runs a backward, and report it to all loops of this thread.
-
-        With `gradients=True`, loops that are evaluating get no report.
-        """
+        """Report a backward to all loops of this thread; with `gradients=True`, not to those that evaluate."""
         heard: list[Loop] = []
         try:
             for reference in self._loops:
@@ -223,10 +214,7 @@ class Backwards(Owner[bool]):
                 loop.ends_backward()
 
     def _grad(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `grad`. With `create_graph` the gradients are part of a loss, so the call belongs to the forward.
-
-        Without `create_graph`, a call outside of an evaluation is a backward.
-        """
+        """With `create_graph`, gradients are part of a loss, and of the forward. Else a call is a backward."""
 
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:

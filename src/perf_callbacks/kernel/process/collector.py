@@ -45,10 +45,7 @@ Progress = Callable[[], tuple[int, float] | None]
 
 
 def generational() -> bool:
-    """Return True if young objects can be collected separately: not by free-threaded and incremental collectors.
-
-    Bugfix releases of Python added and removed the incremental one, so the thresholds are checked, not the version.
-    """
+    """Check thresholds, not versions: bugfix releases added and removed the incremental collector."""
     return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 

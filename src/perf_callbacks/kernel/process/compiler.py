@@ -39,10 +39,7 @@ def compiles() -> bool:
 
 
 def generates_code() -> bool:
-    """Return True if compiled code in this process may compute what torch's dispatcher doesn't see.
-
-    The backend `eager`, with which torch runs flex attention outside of compiled code, generates nothing.
-    """
+    """True: code may compute what the dispatcher doesn't see. Not `eager`, torch's backend of flex attention."""
     return anything_compiled() and _backends() != ["eager"]
 
 

@@ -66,10 +66,9 @@ class Affinity(Owner[Cpus]):
         return [(thread, mask) for thread, mask in masks if mask is not None]
 
     def bind(self, fit: object, cpus: Cpus) -> None:
-        """Limit all threads to these CPUs for a fit.
+        """Limit all threads to these CPUs, or those that all bound fits share; no effect if there are none.
 
-        Several fits get the CPUs that they have in common; a fit without any in common with the earlier ones is
-        ignored. If the system refuses, raise `OSError` and change nothing.
+        If the system refuses, raise `OSError` and change nothing.
         """
         with self._lock:
             found = self.found

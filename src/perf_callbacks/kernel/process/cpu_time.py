@@ -11,8 +11,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
-"""Time in which a CPU quota stopped threads, with its unit in seconds: control groups of version 2, then of version
-1."""
+"""Time in which a CPU quota stopped threads, in seconds: control groups of version 2, and of version 1."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""

@@ -348,11 +348,7 @@ def default(local_rank: int = 0) -> torch.device:
 
 
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
-    """Return `place` first, then the other devices of its kind that hold parameters.
-
-    DataParallel trains on the devices 0 to `number` - 1, of which only some hold parameters: all are returned, if
-    `place` is one of them.
-    """
+    """Return `place`, then its kind's other devices with parameters; for DataParallel, the first `number`."""
     if place.type == "cpu":
         return (of(place),)
     places = [place]

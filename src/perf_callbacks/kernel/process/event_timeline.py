@@ -86,10 +86,7 @@ class EventTimeline:
         """Waits in the current step; and for each open `Begin`, whether neither it nor its `BACK` gets an event."""
 
     def mark(self, mark: Mark) -> None:
-        """Work that is queued after this call belongs to this stage or step.
-
-        An error of the device never reaches the caller, which may be any code of torch.
-        """
+        """Work queued from now on is of this stage. Errors of a device never reach the caller, any code of torch."""
         try:
             if self._failed:
                 self._miss(mark, LOST)
@@ -243,10 +240,9 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
 
 
 def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *, reliable: bool = False) -> str | None:
-    """Return why a device's events can't time steps. None: a test with two events succeeds.
+    """Return why a device's events can't time steps, by a test with two of them.
 
-    The queued work may take longer than the two seconds of the test, such as a wait for rank 0's weights. Then only
-    events with `reliable=True` count as usable.
+    After two seconds, behind work such as a wait for rank 0's weights, only `reliable` events count as usable.
     """
     with guard() as attempt:
         first, second = make(), make()

@@ -13,11 +13,7 @@ from perf_callbacks.kernel.process.stacks import calling_line
 
 
 class GcObserver:
-    """Times every garbage collection while installed, at no cost between collections.
-
-    A collection counts as automatic if the youngest generation exceeded its threshold when it began; so does a
-    `gc.collect()` of the program at such a moment.
-    """
+    """Times garbage collections, at no cost between them. Automatic: the youngest generation was too large."""
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
         self._report = report

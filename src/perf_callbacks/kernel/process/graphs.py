@@ -18,10 +18,7 @@ def next_start(calls: int) -> Start:
 
 
 def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
-    """Return the starts (ascending) of the model calls that made nodes of the loss's graph; all without a graph.
-
-    A node belongs to the model call that started most recently before it was made.
-    """
+    """Return the starts, of an ascending list, after which nodes of the loss's graph were made; all without a graph."""
     each: Iterable[Any] = roots if isinstance(roots, list | tuple) else (roots,)
     nodes = deque([one.grad_fn for one in each if getattr(one, "grad_fn", None) is not None])
     if not nodes:

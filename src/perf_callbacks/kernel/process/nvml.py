@@ -1,7 +1,4 @@
-"""NVIDIA GPUs of the machine, as NVML lists them, including GPUs that CUDA hides from this process.
-
-Only this file imports `pynvml`, when needed. Without NVML the list is empty, and a monitor reads nothing.
-"""
+"""NVIDIA GPUs of the machine, as NVML lists them, also those that CUDA hides. Only this file imports `pynvml`."""
 
 import math
 import os
@@ -115,10 +112,7 @@ class Monitor:
 
 
 class _Activity:
-    """Activity of tensor cores and memory between two samples of NVML's GPM, which needs Hopper or later.
-
-    At most two samples exist at a time. Each is freed, even after errors.
-    """
+    """Activity between two samples of NVML's GPM (Hopper or later), which are freed even after errors."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self.handle = nvml, handle

@@ -11,10 +11,9 @@ _ABSENT = object()
 
 
 class Replacement:
-    """A replaced attribute of an object, until `put_back`.
+    """A replaced attribute, until `put_back`. If other code has replaced ours since, ours stays and keeps working.
 
-    If other code has replaced our replacement, the attribute stays, and ours keeps working, because other code may
-    still call it. If that was a later fit, its own `put_back` restores the original.
+    If that was a later fit, its own `put_back` restores the original.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:
@@ -56,10 +55,7 @@ class Patches:
         self.add(Replacement(owner, name, make(current)).put_back)
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """Replace the function of a method; of a class, for all instances.
-
-        The result is a method, because torch's schedulers need `optimizer.step.__func__`.
-        """
+        """Replace a method (a class's for all instances) by one: schedulers need `optimizer.step.__func__`."""
         if isinstance(owner, type):
             self.replace(owner, name, make)
             return

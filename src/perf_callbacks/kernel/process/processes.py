@@ -99,10 +99,7 @@ def _local_ranks(process: Path) -> set[bytes]:
 
 
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children. Linux lists the children of each thread separately.
-
-    A child whose local-rank entry is not in `own`, the first process's entries at its start and now, is another rank.
-    """
+    """Yield a process and its children, without other ranks: those with local-rank entries not in `own`."""
     yield pid
     threads = proc / str(pid) / "task"
     if not (threads / str(pid) / "children").exists():

@@ -29,8 +29,7 @@ _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 """Modules of torch that the program calls for a single operation."""
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
-"""C methods and operations that wait for other ranks, such as `Work.wait`. Waits within one rank, such as
-`Thread.join`, are not found: their innermost line is in the standard library."""
+"""C methods that wait for other ranks. Waits within a rank, as `Thread.join`, have an innermost line in the stdlib."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Waits of a store for other ranks. Methods of other objects may have the same names."""
 _POLLS = ("is_completed", "query", "exists", "is_file", "isfile", "is_set")
@@ -118,18 +117,14 @@ class Position(NamedTuple):
 
 
 def position(thread: int, outer: Collection[int] = ()) -> Position | None:
-    """Return the position of a thread; None if the innermost line called a framework of `_LOOPS`.
-
-    `outer` are ids of frames that hold no position, such as those of `around_trainer`.
-    """
+    """None: the innermost line called a framework of `_LOOPS`. Frames whose ids are in `outer` hold no position."""
     return _position(sys._current_frames().get(thread), outer)  # noqa: SLF001 as above
 
 
 def around_trainer() -> frozenset[int]:
     """Return the ids of the program's frames that have called the trainer whose hook runs now.
 
-    Other libraries may stand between program and trainer. These frames live as long as the trainer trains, so no other
-    frame gets their ids meanwhile. Frames of the program within the trainer, such as an overridden hook, don't count.
+    They live as long as the trainer trains, so no other frame gets their ids. Frames within the trainer don't count.
     """
     files = ((id(frame), frame.f_code.co_filename) for frame in callers())
     outer = dropwhile(lambda item: item[1].startswith(_OURS) or _is_own(item[1]), files)

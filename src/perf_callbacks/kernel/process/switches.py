@@ -32,10 +32,7 @@ class Switches:
             self.restore()
 
     def restore(self) -> None:
-        """Restore the interval, unless other code has changed it. Idempotent.
-
-        A forked child needs this too, because it lacks the side thread.
-        """
+        """Restore the interval, unless other code has changed it. Idempotent. Forked children need it too."""
         usual, self._usual = self._usual, None
         if usual is not None and sys.getswitchinterval() == self._short:
             sys.setswitchinterval(usual)

@@ -22,8 +22,5 @@ def columns() -> int:
 
 
 def show(text: str, write: Callable[..., object] = print) -> None:
-    """Print lines in a single write: after two, rich's progress bar in a notebook would repeat the last line.
-
-    `write` may be `tqdm.write`, which leaves a progress bar of tqdm intact.
-    """
+    """Write once (perhaps by `tqdm.write`): after two writes, rich's bar in a notebook would repeat the last line."""
     write(text + "\n", end="")

@@ -1,7 +1,4 @@
-"""CPUs of the machine by NUMA node, as `/sys` and `/proc` show them.
-
-Files there may be missing: on other systems, in sandboxes, and for CPUs that are offline.
-"""
+"""CPUs of the machine by NUMA node, by `/sys` and `/proc`, where they show them: not in some sandboxes."""
 
 from pathlib import Path
 
@@ -24,10 +21,7 @@ def machine(root: Path) -> Machine:
 
 
 def node(root: Path, pci: str, known: Machine) -> int | None:
-    """Return the NUMA node that the firmware names for a PCI device. None: it names none (-1).
-
-    A single node with CPUs needs no answer of the firmware.
-    """
+    """Return the NUMA node of a PCI device, if the machine has one node, or the firmware names one (-1: none)."""
     if len(known.nodes) == 1:
         return next(iter(known.nodes))
     found = text(root / PCI / pci / "numa_node")

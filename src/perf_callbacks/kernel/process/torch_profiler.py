@@ -32,10 +32,7 @@ class StepProfiler:
     """Records steps, on the training thread, until the program begins a profiler of its own."""
 
     def __init__(self, kind: str, begin: Callable[[Patches], object] = id) -> None:
-        """Record the host, and the device if torch can record devices of this kind, such as "cuda".
-
-        The patches of `begin`, called when the recording begins, are undone when it ends.
-        """
+        """`kind`, such as "cuda", is recorded if torch can. Patches of `begin` last as long as the recording."""
         # Not torch's `profile`, which would count our steps for all profilers of the process.
         from torch.profiler.profiler import _KinetoProfile  # noqa: PLC0415 may not exist in other versions of torch
 
@@ -112,10 +109,9 @@ class StepProfiler:
 
 
 def foreign() -> bool:
-    """Return True if the program's own profiler records in any thread, or may be about to record.
+    """Return True if the program's profiler records, or warms up, when a second profiler would crash torch.
 
-    If a second profiler starts while another warms up, torch crashes. A warm-up shows only in the profiler's own Python
-    object. True also if a profiler has not ended but no such object is found, as after `gc.freeze`.
+    Only its Python object shows a warm-up. True also without such an object but with no end, as after `gc.freeze`.
     """
     from torch._C._autograd import _profiler_enabled  # noqa: PLC0415 torch has no public name
 

@@ -25,8 +25,7 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 MOST_PAIRS = 1_000_000
-"""Entries of a tape, two per mark, after which waits are no longer marked. That saves memory if no step ends for a
-long time, for example while a model generates a long text."""
+"""Entries (two per mark) after which waits are no longer marked, such as while a model generates a long text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
 """Methods of a process group for a transfer between two ranks."""
@@ -63,10 +62,7 @@ class Waits(Owner[Claim]):
         """Tensors that this process sent to a single rank, or received from one, while a fit lasted."""
 
     def watch(self, fit: object, tape: Tape | None, clock: Callable[[], float]) -> Callable[[], object]:
-        """Count transfers for a fit and, with a tape, time the waits of the calling thread.
-
-        The returned function ends both, and doesn't keep the fit alive.
-        """
+        """Count transfers and, with a tape, time this thread's waits, until the result is called: it is weak."""
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
         WATCHDOG.watch(self)
@@ -162,10 +158,7 @@ def _timed(tapes: Tapes, wait: Any) -> Callable[..., Any]:
 
 
 def _timed_if_waiting(tapes: Tapes, collective: Any) -> Callable[..., Any]:
-    """Call `collective`, and time synchronous calls that wait: those that return no `Work`, by the previous call.
-
-    A caller with a `Work` waits in `Work.wait`, which is timed separately.
-    """
+    """Time synchronous calls that wait, if the previous one returned no `Work`. `Work.wait` is timed separately."""
     timed, waits = _timed(tapes, collective), False
 
     @functools.wraps(collective)

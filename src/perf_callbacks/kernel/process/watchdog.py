@@ -58,10 +58,7 @@ class Watchdog:
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Call `watched.tick` once a second until it returns False or `watched` is freed. Idempotent.
-
-        If no thread can be started, nothing calls `tick`.
-        """
+        """Call `watched.tick` once a second until it returns False or the object is freed, if a thread can start."""
         with self._lock, suppress(RuntimeError):
             if not any(one() is watched for one in self._watched):
                 self._watched.append(weakref.ref(watched))

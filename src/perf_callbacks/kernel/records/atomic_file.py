@@ -11,10 +11,9 @@ from perf_callbacks.kernel.foreign_errors import suppress
 def replace(
     path: Path, data: bytes | Iterable[bytes], mode: int | None = None, owner: tuple[int, int] | None = None
 ) -> None:
-    """Replace a file, or a link itself, with content in one piece or in parts. Raise `OSError` if writing fails.
+    """Replace a file, or a link itself. The new name is random: nobody can put a link to another file in its way.
 
-    Nobody can put a link to another file of the user in the way: the name of the new file is drawn at random. `mode`
-    holds whatever the umask is; `owner` (user and group) only if the system lets this process set it.
+    `mode` holds whatever the umask is; `owner` (user and group) only if the system lets this process set it.
     """
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:

@@ -49,8 +49,7 @@ class Run:
     devices: int = 1
     """That the rank drives. Stages are timed on the first."""
     data_parallel: int | None = None
-    """Number of groups of ranks that process different samples. All ranks of a group process the same samples. None if
-    unknown."""
+    """Groups of ranks that process different samples. All ranks of a group process the same. None: unknown."""
     timeline: str
     """Clock of steps and stages: "host" or "device"."""
     unstaged: str | None = None
@@ -81,8 +80,7 @@ class Run:
     started_unix: float
     """Seconds since 1970. The time between attempts is computed from this only if `uptime_seconds` is unknown."""
     process_seconds: float | None = None
-    """From the start of the process to this record, in its first fit. None: a later fit, or unknown, as in a
-    notebook."""
+    """From the process's start to this record, in its first fit. None: a later fit, or unknown, as in a notebook."""
     restore_seconds: float | None = None
     """That the framework spent reading the checkpoint. None: no checkpoint, or unknown."""
     boot_id: str | None = None
@@ -90,14 +88,12 @@ class Run:
     uptime_seconds: float | None = None
     """From the machine's boot to this record."""
     pid: int | None = None
-    """Id of the process. Like `pid_namespace`, the kernel's number of the container's processes, None outside of
-    Linux."""
+    """Process. None outside of Linux, like `pid_namespace`, the kernel's number of the container's processes."""
     pid_namespace: int | None = None
     resumed_unix: float | None = None
     """`started_unix` of the attempt whose checkpoint was loaded. None: not resumed, or unknown."""
     last_sign_unix: float | None = None
-    """Wall-clock time of an earlier attempt's last write to this journal or its summary file. None: there was no
-    journal."""
+    """Unix time of an earlier attempt's last write to this journal or its summary file. None: no journal."""
     schema: int = SCHEMA
 
 
@@ -240,8 +236,8 @@ class Window:
     job: Mapping[str, float] = field(default_factory=dict)
     """Use of machines by the whole job since the previous window, by the metrics `perf/job_…`. Empty: unknown."""
     by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """In jobs of up to 64 ranks, use by each rank: "cpu_cores", the cores that it keeps busy, and fields of the
-    `use` record. None: unknown."""
+    """Use by each rank, in jobs of up to 64: busy cores ("cpu_cores"), and fields of the `use` record. None:
+    unknown."""
 
 
 ENOUGH_STEPS, ENOUGH_SECONDS = 5, 10.0
@@ -271,8 +267,7 @@ class Summary:
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Outside of steps: evaluation, checkpoint."""
     span_counts: Mapping[str, int] = field(default_factory=dict)
-    """Steps after which there were spans: evaluation, checkpoint. Two files that are saved after one step count
-    once."""
+    """Steps after which there were spans: evaluation, checkpoint. Two files saved after one step count once."""
     wall_seconds: Mapping[str, float] = field(default_factory=dict)
     """Parts of the fit's wall time, which they sum to: startup, first_step, flop_counting, steps, evaluation,
     checkpoint, own_work, other, and "suspended" if the process was."""

@@ -20,8 +20,8 @@ class Flops:
     by_dtype: Mapping[str, int]
     """Model FLOPs by the number format of the operands."""
     source: str
-    """"counted": in the running step. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
-    from the sizes of the weights."""
+    """"counted": in the running step. "fake-tensor copy": on a copy of the model. "closed form": from weights'
+    sizes."""
     coverage: float | None
     """Share of all elements of weight matrices that counted operations have used."""
     uncounted: Mapping[str, int]
@@ -36,8 +36,7 @@ class Flops:
     logical_flops: int | None = None
     """As if one rank held the whole tensors of operations on sharded tensors. None without sharded tensors."""
     causal_flops: int = 0
-    """Fused attention with a causal mask, with masked pairs of query and key. A kernel that skips them computes
-    about half."""
+    """Fused causal attention, with masked pairs of query and key. A kernel that skips them computes about half."""
     masked_flops: int = 0
     """Part of `causal_flops` on masked pairs: only of torch's own kernels, with equal numbers of keys and queries."""
     over_six_n: float | None = None
@@ -55,5 +54,4 @@ class Flops:
     errors: Mapping[str, int] = field(default_factory=dict)
     """During the count, by operation."""
     modules: tuple[ModuleWork, ...] = ()
-    """At most 40 entries, those with more FLOPs first and `OTHERS` last, that sum to the FLOPs of the step. Empty if
-    the work was not counted by module."""
+    """At most 40 entries, the largest first and `OTHERS` last, that sum to the step. Empty: not counted by module."""

@@ -16,7 +16,9 @@ SLACK_SECONDS = 60.0
 
 
 def path_of(journal: Path) -> Path:
-    """>>> path_of(Path("out/perf_callbacks/rank3.jsonl")).name, path_of(Path("rank0.2.jsonl")).name
+    """Return the path of the file beside a journal.
+
+    >>> path_of(Path("out/perf_callbacks/rank3.jsonl")).name, path_of(Path("rank0.2.jsonl")).name
     ('summary3.json', 'summary0.2.json')
     """
     return journal.with_name(f"summary{journal.stem.removeprefix('rank')}.json")
@@ -44,11 +46,7 @@ def of_attempt(entry: Entry | None, run: Run) -> Entry | None:
 
 
 def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of this attempt from the file.
-
-    Two attempts that resume from one checkpoint have the same number. A file older than this attempt is of an earlier
-    one.
-    """
+    """Return this attempt's summary; None if the file is older: attempts from one checkpoint share their number."""
     entry = of_attempt(latest(journal), run)
     with suppress(OSError):
         if path_of(journal).stat().st_mtime < run.started_unix - SLACK_SECONDS:

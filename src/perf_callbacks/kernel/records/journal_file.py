@@ -92,10 +92,7 @@ def opened(path: Path, mode: str = "a+", permissions: int = 0o666) -> _File:
 
 
 def lock(file: FileIO) -> bool:
-    """Return False if another writer holds the lock; True also where there are no locks.
-
-    Two fits can't lock the same file, even in one process, because a lock belongs to an open file.
-    """
+    """Return False if another writer, even of this process, holds the lock; True also where there are no locks."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,10 +178,7 @@ class FileJournal(Journal):
                 self._writing.release()
 
     def disown(self) -> None:
-        """Close the file in a forked child, so that it doesn't stay locked after the parent's death.
-
-        The child must not unlock the file: parent and child share the lock.
-        """
+        """Close it in a forked child, or it stays locked after the parent's death; don't unlock the shared lock."""
         self._done = True
         file, self._file = self._file, None
         if file is not None:

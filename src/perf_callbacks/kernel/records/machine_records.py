@@ -123,8 +123,7 @@ class OutOfMemory:
     """The same, estimated from the layers that had run. None: an earlier step was measured, or no estimate is
     possible, for example because the allocation failed outside of the forward."""
     layers: int | None = None
-    """Layers of the module list whose checkpointing would free the most memory or, if that is unknown, of the failed
-    layer."""
+    """Layers of the list whose checkpointing would free most memory or, if unknown, of the failed layer."""
     layers_to_checkpoint: int | None = None
     """Layers whose checkpointing would have avoided the failure. None: unknown, or all would not have been enough."""
     seconds: float = 0.0

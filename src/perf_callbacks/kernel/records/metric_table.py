@@ -14,6 +14,8 @@ RUN = "run/"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
+    """One metric of a row."""
+
     name: str
     """Without prefix."""
     unit: str

@@ -32,5 +32,4 @@ class Straggler:
     steps: int = 1
     """Number of affected steps; `step` is the last one."""
     ranks: tuple[int, ...] = ()
-    """The whole set, ascending: with one of them slow, the job would lose the same time. Empty if only `rank` is
-    slow."""
+    """The whole set, ascending: with one of them slow, the loss would be the same. Empty: only `rank` is slow."""

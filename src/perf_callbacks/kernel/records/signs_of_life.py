@@ -65,10 +65,7 @@ def local_process(run: Run) -> int | None:
 
 
 def exists(pid: int, uptime_seconds: float | None = None) -> bool:
-    """Return True if a process with this id exists here, and is no zombie.
-
-    If it began later than `uptime_seconds` after the boot, it is another process with the same id.
-    """
+    """Zombies don't count. A process begun later than `uptime_seconds` after the boot is another one with this id."""
     with suppress(OSError, IndexError, ValueError):
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         began = int(words[19]) / os.sysconf("SC_CLK_TCK")
@@ -82,10 +79,7 @@ def exists(pid: int, uptime_seconds: float | None = None) -> bool:
 
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
-    """Return the locks that processes of this machine hold; none if the system doesn't list them.
-
-    This takes no lock on a journal: the lock could keep a starting run from its journal.
-    """
+    """Return the locks of this machine, if listed, without taking one: that could keep a run from its journal."""
     found: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):
         for words in map(str.split, path.read_text(encoding="ascii").splitlines()):

@@ -27,13 +27,11 @@ class FlopsSummary:
     uncounted: tuple[str, ...] = ()
     """Names in `Flops.uncounted` of the last count."""
     unmasked_share: float | None = None
-    """Share of executed FLOPs without masked pairs (`Flops.masked_flops`). None: none was counted, or it differs
-    between counts."""
+    """Share of executed FLOPs without masked pairs (`Flops.masked_flops`). None: none counted, or counts differ."""
     heaviest_modules: tuple[tuple[str, float], ...] = ()
     """Paths with the most executed FLOPs in the last count, and their shares of all. Empty: unknown."""
     beside_model: str | None = None
-    """Words for the executed FLOPs of the last count that are no model FLOPs, such as "recomputation". Empty: all are
-    model FLOPs. None: unknown."""
+    """Executed FLOPs of the last count that are no model FLOPs, such as "recomputation". Empty: none. None: unknown."""
     dtype: str | None = None
     """Number format with the most model FLOPs. `peak_flops_per_second` is the peak of one device in this format."""
     peak_flops_per_second: float | None = None
@@ -77,8 +75,7 @@ class GcSummary:
     startup_seconds: float | None = None
     """The checklist's full collection at startup, which no other field counts."""
     scheduled_made: int | None = None
-    """Sum over the scheduled collections: number of objects that were made since the previous collection and not yet
-    freed."""
+    """Objects made since the previous collection and not yet freed, summed over the scheduled collections."""
     scheduled_garbage: int | None = None
     """That the scheduled collections found."""
 
@@ -163,8 +160,7 @@ class StragglerSummary:
     other_work: int = 0
     """Ranks that the newest window left out, because no other rank does the same work."""
     undecided_steps: int = 0
-    """Steps in which half of the ranks or more looked slow on their devices: they may wait for a slow rank where no
-    wait is seen, so none is named."""
+    """Half of the ranks or more looked slow on their devices: they may wait where no wait is seen, so none is named."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     """Lost by the job, by `Straggler.cause`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()
@@ -181,8 +177,7 @@ class StragglerSummary:
     """Duration of the steps, divided by that of equally fast ranks. None: unknown, or only one rank."""
 
     backward_waiting: float | None = None
-    """Upper limit, from 0 to 1, of the backward's share in which this rank waited for others: after the gradient
-    that is usually last. None: unknown."""
+    """Upper limit of the backward's share, from 0 to 1, in which this rank waited for others. None: unknown."""
 
     def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
         """Yield the entries of `costliest`, with all ranks of a set."""

@@ -1,7 +1,6 @@
 """Reads settings from YAML or JSON files.
 
-PyYAML only parses the text into nodes: a tag can't run code, and aliases are not expanded. Values are parsed like the
-environment's, because YAML itself would read `off` as False.
+PyYAML only parses: tags run no code, and aliases aren't expanded. YAML itself would read `off` as False.
 """
 
 import stat
