@@ -211,7 +211,7 @@ def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
 def _fit(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Fit:
-    found = environment.read(
+    facts = environment.read(
         device=device.of(place_device),
         devices=batches.devices,
         affinity=settings.config.affinity,
@@ -222,11 +222,11 @@ def _fit(
         count_frozen=settings.config.gc == "freeze",
     )
     measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.of(place_device)))
-    return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+    return Fit(config=settings.config, environment=facts, step=0, memory=measure, batches=batches)
 
 
-def _allocated(found: device.Device) -> int | None:
-    allocator = found.allocator()
+def _allocated(place: device.Device) -> int | None:
+    allocator = place.allocator()
     return None if allocator is None else allocator.allocated_bytes
 
 

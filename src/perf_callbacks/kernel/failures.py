@@ -15,7 +15,12 @@ def _escape(record: logging.LogRecord) -> bool:
     """Escape control characters in a log message, because its names and paths may come from anywhere."""
     args = record.args
     if isinstance(args, tuple):  # a line end in an argument would begin a new log line
-        record.args = tuple([printable(str(one)) if isinstance(one, str | Path | Exception) else one for one in args])
+        record.args = tuple(
+            [
+                printable(str(argument)) if isinstance(argument, str | Path | Exception) else argument
+                for argument in args
+            ]
+        )
     record.msg, record.args = _by_line(record.getMessage()), None
     if record.exc_info:
         record.exc_text = _by_line(logging.Formatter().formatException(record.exc_info))

@@ -29,18 +29,18 @@ def of_handler(error: BaseException) -> BaseException | None:
     the error's traceback caught it: `Thread.start` may raise a `KeyError` while it handles a handler's exception. A
     `__context__` that another function caught may have been handled long ago.
     """
-    found: BaseException | None = error
+    current: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        frames = frames_of(found)
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        frames = frames_of(current)
         if len(frames) > 1:
             handlers = _installed()
             if any(inner.f_code in handlers or _interrupts(outer, inner) for outer, inner in pairwise(frames)):
-                return found
-        cause, context = found.__cause__, found.__context__
+                return current
+        cause, context = current.__cause__, current.__context__
         caught = context is not None and context.__traceback__ is not None and context.__traceback__.tb_frame in frames
-        found = cause if cause is not None else context if caught else None  # an error may have no truth value
+        current = cause if cause is not None else context if caught else None  # an error may have no truth value
     return None
 
 
@@ -73,8 +73,8 @@ def _installed() -> set[CodeType]:
         handler: object = signal.getsignal(number)
         while isinstance(handler, partial):
             handler = handler.func
-        for one in (handler, vars(type(handler)).get("__call__")):
-            code = getattr(one, "__code__", None)
+        for function in (handler, vars(type(handler)).get("__call__")):
+            code = getattr(function, "__code__", None)
             if isinstance(code, CodeType):
                 codes.add(code)
     return codes

@@ -13,7 +13,7 @@ def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        found = reference()
-        return None if found is None else found(*args, **kwargs)
+        bound = reference()
+        return None if bound is None else bound(*args, **kwargs)
 
     return call

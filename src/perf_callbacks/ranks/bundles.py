@@ -114,24 +114,24 @@ class RankSignals(Mapping[str, "array[float]"]):
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
     """Merge bundles, sorted by rank, that have the same window, counts and names."""
     alike: dict[object, list[Bundle]] = {}
-    for one in bundles:
-        alike.setdefault((*_counting(one), one.attempt, one.axes, one.names), []).append(one)
+    for bundle in bundles:
+        alike.setdefault((*_counting(bundle), bundle.attempt, bundle.axes, bundle.names), []).append(bundle)
     return [some[0] if len(some) == 1 else _together(some) for some in alike.values()]
 
 
 def _together(bundles: Sequence[Bundle]) -> Bundle:
     asks = bundles[0].asks
-    for one in bundles[1:]:
-        asks = _least(asks, one.asks)
+    for bundle in bundles[1:]:
+        asks = _least(asks, bundle.asks)
     return replace(
         bundles[0],
-        seconds=max([one.seconds for one in bundles]),
-        amounts=tuple([plus(*amounts) for amounts in zip(*[one.amounts for one in bundles], strict=True)]),
+        seconds=max([bundle.seconds for bundle in bundles]),
+        amounts=tuple([plus(*amounts) for amounts in zip(*[bundle.amounts for bundle in bundles], strict=True)]),
         asks=asks,
-        ranks=_joined("I", [one.ranks for one in bundles]),
-        places=_joined("q", [one.places for one in bundles]),
-        columns=_joined("f", [one.columns for one in bundles]),
-        resources=_joined("f", [one.resources for one in bundles]),
+        ranks=_joined("I", [bundle.ranks for bundle in bundles]),
+        places=_joined("q", [bundle.places for bundle in bundles]),
+        columns=_joined("f", [bundle.columns for bundle in bundles]),
+        resources=_joined("f", [bundle.resources for bundle in bundles]),
     )
 
 
@@ -150,14 +150,14 @@ class Combination:
         self._resources = array("f")
 
     def add(self, bundles: Collection[Bundle]) -> None:
-        for one in bundles:
-            self._counting.add(_counting(one))
-            self._ranks.extend(one.ranks)
-            self._resources.extend(one.resources)
-            self._seconds = max(self._seconds, one.seconds)
-            self._asks = one.asks if self._asks is None else _least(self._asks, one.asks)
-        amounts = zip(*[one.amounts for one in bundles], strict=True)
-        self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
+        for bundle in bundles:
+            self._counting.add(_counting(bundle))
+            self._ranks.extend(bundle.ranks)
+            self._resources.extend(bundle.resources)
+            self._seconds = max(self._seconds, bundle.seconds)
+            self._asks = bundle.asks if self._asks is None else _least(self._asks, bundle.asks)
+        amounts = zip(*[bundle.amounts for bundle in bundles], strict=True)
+        self._sums = [plus(total, *column) for total, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
         """None: the data don't fit together, such as different numbers of included steps."""
@@ -191,9 +191,9 @@ class Combination:
         )
 
 
-def _counting(one: Bundle) -> tuple[int, int, int, int, int]:
+def _counting(bundle: Bundle) -> tuple[int, int, int, int, int]:
     """Return the numbers that must agree on all ranks of a window."""
-    return one.window, one.length, one.world_size, one.data_parallel, one.steps
+    return bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps
 
 
 def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
@@ -205,6 +205,6 @@ def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, i
 
 def _joined(kind: str, arrays: "Iterable[array[Number]]") -> "array[Number]":
     joined: array[Number] = array(kind)
-    for one in arrays:
-        joined.extend(one)
+    for column in arrays:
+        joined.extend(column)
     return joined

@@ -29,8 +29,8 @@ class Channel:
         if not isinstance(self._board, StoreNotes):
             return {}
         keys = {rank_key(self._name, rank): rank for rank in range(self.world_size)}
-        found = {keys[key]: self._own(text) for key, text in self._board.read_some(*keys).items()}
-        return {rank: note for rank, note in found.items() if note}
+        notes = {keys[key]: self._own(text) for key, text in self._board.read_some(*keys).items()}
+        return {rank: note for rank, note in notes.items() if note}
 
     def shared(self) -> str:
         """Read the shared note, perhaps ""."""

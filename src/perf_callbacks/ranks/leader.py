@@ -132,7 +132,7 @@ class Leader(Rounds):
                 self._read(board, window, now)
         self._close(board, now)
         self._breathe(after=0.0)  # `_pass_on` reads the files of this machine next
-        return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
+        return min([min(pending.look_at, pending.deadline) - now for pending in self._pending.values()], default=None)
 
     def _read(self, board: StoreNotes, window: int, now: float) -> None:
         """Read those data of a window that have not arrived yet."""
@@ -152,7 +152,9 @@ class Leader(Rounds):
             some = ordered[start : start + number]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
-                bundles = [one for one in unpack_bundles(blob, self._mark) if self._possible(one, source, window)]
+                bundles = [
+                    bundle for bundle in unpack_bundles(blob, self._mark) if self._possible(bundle, source, window)
+                ]
                 if pending.take(source, bundles):
                     for rank in [rank for bundle in bundles for rank in bundle.ranks]:
                         self._sources[rank] = source
@@ -160,8 +162,8 @@ class Leader(Rounds):
 
     def _possible(self, bundle: Bundle, source: int, window: int) -> bool:
         """Compare a bundle's ranks and steps with its source and window."""
-        known = (bundle.window, bundle.length) == (window, self._mine.window)
-        return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
+        same_window = (bundle.window, bundle.length) == (window, self._mine.window)
+        return same_window and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
         """In a job of more than `MANY` ranks, yield the GIL after so many seconds of work."""

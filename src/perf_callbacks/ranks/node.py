@@ -187,18 +187,18 @@ class Relay:
     def collect(self, fit: bytes, now: float) -> dict[str, bytes]:
         """Return windows that are complete or have waited `GATHER_SECONDS`, and later parts until the deadline."""
         notes: dict[str, bytes] = {}
-        for window, one in [*self._open.items()]:
+        for window, opened in [*self._open.items()]:
             blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)
-            found = {
+            parts = {
                 rank: blob
                 for rank, blob in blobs
                 if [(part.window, [*part.ranks]) for part in unpack_bundles(blob, fit)] == [(window, [rank])]
             }
-            complete = len(found) == len(self._others)
-            if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes |= self._joined(window, {self._ranks[0]: one.own, **found}, fit)
-                one.sent = len(found)
-            if complete or now >= one.deadline:
+            complete = len(parts) == len(self._others)
+            if complete or (now - opened.since >= GATHER_SECONDS and len(parts) > opened.sent):
+                notes |= self._joined(window, {self._ranks[0]: opened.own, **parts}, fit)
+                opened.sent = len(parts)
+            if complete or now >= opened.deadline:
                 del self._open[window]
         return notes
 
@@ -212,7 +212,7 @@ class Relay:
     @property
     def since(self) -> float | None:
         """Opening of the newest open window."""
-        return max([one.since for one in self._open.values()], default=None)
+        return max([opened.since for opened in self._open.values()], default=None)
 
 
 @dataclass(slots=True)

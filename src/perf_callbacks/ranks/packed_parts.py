@@ -58,7 +58,7 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
     others = bundle.seconds, bundle.amounts, bundle.asks, bundle.axes, bundle.names, len(bundle.ranks)
     header = fit + json.dumps([*counts, *others], separators=(",", ":")).encode()  # msgspec writes 64 bits at most
     arrays = bundle.ranks, bundle.places, bundle.resources, bundle.columns
-    columns = b"".join([one.tobytes() for one in arrays])
+    columns = b"".join([column.tobytes() for column in arrays])
     return _FRAME.pack(_MAGIC, len(header), len(columns), crc32(columns, crc32(header))) + header + columns
 
 
@@ -79,42 +79,42 @@ def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
 
 
 def bundle_again(blob: bytes, fit: bytes) -> bytes:
-    return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
+    return b"".join([pack_bundle(bundle, fit) for bundle in bundled(unpack_bundles(blob, fit))])
 
 
 def _bundle(header: bytes, columns: bytes) -> Bundle | None:
     """None: the numbers are impossible."""
     try:
-        one = _HEADER.decode(header)
+        head = _HEADER.decode(header)
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # before msgspec 0.20, `DecodeError` is no `ValueError`
         return None
-    count, arrays, sizes = one.count, list[Any](), list[int]()
-    for kind, number in ("I", 1), ("q", len(one.axes)), ("f", len(RESOURCES)), ("f", len(one.names) * one.length):
+    count, arrays, sizes = head.count, list[Any](), list[int]()
+    for kind, number in ("I", 1), ("q", len(head.axes)), ("f", len(RESOURCES)), ("f", len(head.names) * head.length):
         arrays.append(array(kind))
         sizes.append(number * count * arrays[-1].itemsize)
-    if not one.possible or sum(sizes) != len(columns):
+    if not head.possible or sum(sizes) != len(columns):
         return None
     at = 0
     for numbers, size in zip(arrays, sizes, strict=True):
         numbers.frombytes(columns[at : at + size])
         at += size
     ranks, places, resources, signals = arrays
-    if [*ranks] != sorted({*ranks}) or ranks[-1] >= one.world_size:
+    if [*ranks] != sorted({*ranks}) or ranks[-1] >= head.world_size:
         return None
     return Bundle(
-        window=one.window,
-        length=one.length,
-        world_size=one.world_size,
-        data_parallel=one.data_parallel,
-        steps=one.steps,
-        attempt=one.attempt,
-        seconds=one.seconds,
-        amounts=one.amounts,
-        asks=one.asks,
+        window=head.window,
+        length=head.length,
+        world_size=head.world_size,
+        data_parallel=head.data_parallel,
+        steps=head.steps,
+        attempt=head.attempt,
+        seconds=head.seconds,
+        amounts=head.amounts,
+        asks=head.asks,
         ranks=ranks,
-        axes=one.axes,
+        axes=head.axes,
         places=places,
-        names=one.names,
+        names=head.names,
         columns=signals,
         resources=resources,
     )

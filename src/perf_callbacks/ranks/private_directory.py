@@ -42,14 +42,14 @@ class PrivateDirectory:
 
     def find(self) -> None:
         """Raise `OSError` if the directory is missing or other users have access."""
-        found = os.lstat(self.path)
-        if self._held is not None and os.path.samestat(os.fstat(self._held), found):
+        status = os.lstat(self.path)
+        if self._held is not None and os.path.samestat(os.fstat(self._held), status):
             return
         self.close()
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             raise PermissionError(f"{self.path} is not a directory; remove it")
         if not HOLDS:
-            self._check(found)
+            self._check(status)
             return
         held = os.open(self.path, _DIRECTORY)
         try:
@@ -70,13 +70,13 @@ class PrivateDirectory:
         except Exception:  # noqa: BLE001, S110 a finalizer has no caller
             pass
 
-    def _check(self, found: os.stat_result) -> None:
+    def _check(self, status: os.stat_result) -> None:
         if not hasattr(os, "getuid"):
             return
-        if found.st_uid != os.getuid():
+        if status.st_uid != os.getuid():
             raise PermissionError(f"the directory {self.path} belongs to somebody else")
-        if found.st_mode & 0o077:
-            mode = stat.S_IMODE(found.st_mode)
+        if status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
             raise PermissionError(f"the directory {self.path} is open to other users (mode {mode:o}); remove it")
 
     def _at(self, name: str) -> str:
@@ -101,11 +101,11 @@ class PrivateDirectory:
         """A file older than `since` counts as missing, because an earlier job wrote it."""
         file = os.open(self._at(name), _READ, dir_fd=self._held)
         try:
-            found = os.fstat(file)
-            own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-            if not stat.S_ISREG(found.st_mode) or not own or found.st_mtime < since or found.st_size > LARGEST_FILE:
+            status = os.fstat(file)
+            own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+            if not stat.S_ISREG(status.st_mode) or not own or status.st_mtime < since or status.st_size > LARGEST_FILE:
                 raise FileNotFoundError(name)
-            return os.read(file, found.st_size)
+            return os.read(file, status.st_size)
         finally:
             os.close(file)
 
@@ -126,5 +126,5 @@ class PrivateDirectory:
             self.path.rmdir()
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns

@@ -180,14 +180,14 @@ def _each(notes: Notes, sentence: str) -> list[str]:
     groups: dict[tuple[int, str, str, bool], list[int]] = {}
     for rank, note in sorted(notes.items()):
         groups.setdefault((note.step, str(note), note.failure, note.waits), []).append(rank)
-    told = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
+    places = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
     sentences = []
-    for (step, place, failure, waiting), ranks in told[:MOST_PLACES]:
+    for (step, place, failure, waiting), ranks in places[:MOST_PLACES]:
         is_, has, wait = ("is", "has", "waits") if len(ranks) == 1 else ("are", "have", "wait")
         words = {"who": _ranks(ranks), "is_": is_, "has": has, "step": step + 1, "last": step, "place": place}
         reason = f": {failure}" if failure else ""
         sentences.append(sentence.format(**words, failure=reason, waits=wait if waiting else is_))
-    rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
+    rest = sum([len(ranks) for _, ranks in places[MOST_PLACES:]])
     return [*sentences, f"{plural(rest, 'more rank')} elsewhere."] if rest else sentences
 
 
@@ -203,9 +203,9 @@ def _waiting(notes: Notes) -> list[str]:
     if len(places) == 1:
         return [f"{len(notes):,} ranks wait in {places.pop()}."]
     stages = Counter([note.stage for note in notes.values()])
-    (first, number), *rest = sorted(stages.items(), key=lambda one: (-one[1], one[0]))
-    more = "".join([f", {others:,} in {stage}" for stage, others in rest])
-    return [f"{plural(number, 'rank')} wait in {first}{more}."]
+    (first, number), *rest = sorted(stages.items(), key=lambda item: (-item[1], item[0]))
+    others_text = "".join([f", {others:,} in {stage}" for stage, others in rest])
+    return [f"{plural(number, 'rank')} wait in {first}{others_text}."]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

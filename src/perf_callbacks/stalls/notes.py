@@ -92,12 +92,12 @@ class StallNotes(ChannelHandler):
             return None
         if self._since is None:
             self._since = self._turn = now
-        said = channel.shared()
-        if said.endswith(_TOLD):
-            self._said, self.told = said, True
+        note = channel.shared()
+        if note.endswith(_TOLD):
+            self._said, self.told = note, True
             return None
-        if said != self._said:  # another rank examines the stall
-            self._said, self._turn = said, now
+        if note != self._said:  # another rank examines the stall
+            self._said, self._turn = note, now
         if not channel.reads_all or now - self._turn < GRACE_SECONDS * channel.rank.bit_length():
             return LOOK_SECONDS  # another rank of this machine reads the notes, or a lower rank may report
         if self._earlier is None:

@@ -164,9 +164,9 @@ class StallWatch(Observer):
 
     def _worker(self) -> str:
         """Describe the loader's worker for which the training thread waits, if any."""
-        found = workers.awaited(self._thread)
+        worker = workers.awaited(self._thread)
         who = "The training" if self._recorder.run.world_size == 1 else f"Rank {self._rank}"
-        return "" if found is None else workers.sentence(who, *found)
+        return "" if worker is None else workers.sentence(who, *worker)
 
     def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
         """Send this rank's position to the others: now and then while steps end, but at once if a stall begins."""

@@ -12,16 +12,16 @@ EXPLAINED = 0.8
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
     """Subtract the seconds that larger batches explain. Medians over ranks keep a slow rank visible."""
-    sized = [one for one in signals if WORK in one]
+    sized = [rank for rank in signals if WORK in rank]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
-    sizes = [*chain.from_iterable([known(one[WORK]) for one in sample])]
+    sizes = [*chain.from_iterable([known(rank[WORK]) for rank in sample])]
     if not sizes or min(sizes) == max(sizes):
         return signals
     usual = median(sizes)
     paces: list[float] = []
-    for one in sample:
+    for row in sample:
         rest()
-        paces += _paces(one)
+        paces += _paces(row)
     pace = median(paces)
     rest()
     return [_one(signal, usual, pace, rest) for signal in signals]
@@ -32,30 +32,30 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
 
     None: sizes don't explain local times, or a rank has none.
     """
-    if not all(WORK in one for one in signals):
+    if not all(WORK in rank for rank in signals):
         return None
     pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)], rest)
     if pace is None:
         return None
     means = []
-    for row in zip(*[one[WORK] for one in signals], strict=True):
+    for row in zip(*[rank[WORK] for rank in signals], strict=True):
         rest()
         sizes = known(row)
         means.append(math.fsum(sizes) / len(sizes) if sizes else math.nan)
-    found = []
-    for one in signals:
+    extras = []
+    for rank in signals:
         rest()
-        more = [pace * (size - mean) for size, mean in zip(one[WORK], means, strict=True)]
-        found.append([0.0 if math.isnan(seconds) else seconds for seconds in more])
-    return found
+        extra = [pace * (size - mean) for size, mean in zip(rank[WORK], means, strict=True)]
+        extras.append([0.0 if math.isnan(seconds) else seconds for seconds in extra])
+    return extras
 
 
 def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
     """Return the slope of Tukey's resistant line. None: sizes don't explain local times."""
     points: list[tuple[float, float]] = []
-    for one in signals:
+    for rank in signals:
         rest()
-        pairs = zip(one[WORK], one[LOCAL], strict=True)
+        pairs = zip(rank[WORK], rank[LOCAL], strict=True)
         points += [(size, seconds) for size, seconds in pairs if not math.isnan(size + seconds)]
     points.sort()
     rest()
@@ -82,7 +82,7 @@ def _paces(signals: Signals) -> list[float]:
     """Return seconds per unit of work in each step, of `HOST` and `DEVICE`: other causes don't grow with the batch."""
     peers = Peers((0,), (signals,))
     (host, _), (device, _) = peers.column(0, HOST), peers.column(0, DEVICE)
-    grown = [one + other for one, other in zip(host, device, strict=True)]
+    grown = [own + other for own, other in zip(host, device, strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])
 
 

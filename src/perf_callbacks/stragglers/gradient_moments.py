@@ -45,10 +45,14 @@ def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
 
     None: no parameter is trained, or a lazy module has parameters without a shape.
     """
-    trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
+    trained = (
+        []
+        if model is None
+        else [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.is_leaf]
+    )
     if any(map(is_lazy, trained)):
         return None
-    return next((one for one in trained if one.dim() > 1), next(iter(trained), None))
+    return next((parameter for parameter in trained if parameter.dim() > 1), next(iter(trained), None))
 
 
 def sharded(model: nn.Module | None) -> bool:
@@ -57,8 +61,8 @@ def sharded(model: nn.Module | None) -> bool:
         return False
     wrapped = any("FullyShardedDataParallel" in type(module).__name__ for module in model.modules())
     return wrapped or any(
-        hasattr(one, "device_mesh") or hasattr(one, "ds_id") or type(one).__name__ == "FlatParameter"
-        for one in model.parameters()
+        hasattr(parameter, "device_mesh") or hasattr(parameter, "ds_id") or type(parameter).__name__ == "FlatParameter"
+        for parameter in model.parameters()
     )
 
 
@@ -66,17 +70,19 @@ def size_of(model: nn.Module | None) -> int:
     """Return the number of parameters; 0 if each rank has only a part of the model."""
     if model is None or sharded(model):
         return 0
-    return sum([one.numel() for one in model.parameters() if not is_lazy(one)])
+    return sum([parameter.numel() for parameter in model.parameters() if not is_lazy(parameter)])
 
 
 def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParallel | None:
     """Return the wrapper of a model. `called` is what training calls as the model, if known."""
-    for one in (called, model):
-        if isinstance(one, DistributedDataParallel):
-            return one
+    for module in (called, model):
+        if isinstance(module, DistributedDataParallel):
+            return module
     # In a plain loop, `measure` may get the model without its wrapper. This search takes some 25 ms.
-    found = [one for one in gc.get_referrers(DistributedDataParallel) if type(one) is DistributedDataParallel]
-    return next((one for one in found if model is not None and one.module is model), None)
+    wrappers = [
+        wrapper for wrapper in gc.get_referrers(DistributedDataParallel) if type(wrapper) is DistributedDataParallel
+    ]
+    return next((wrapper for wrapper in wrappers if model is not None and wrapper.module is model), None)
 
 
 def _noter(

@@ -120,7 +120,7 @@ class LocalTimes(Observer):
         place = ends[0] if ends[0] >= 0 else ends[1]
         until = times[place] if place >= 0 else times[-1]
         data = [*self._fetched, *[(times[begin], times[end]) for begin, end in shape.data]]
-        fetched, self._fetched = [one for one in data if one[1] <= until], [one for one in data if one[1] > until]
+        fetched, self._fetched = [span for span in data if span[1] <= until], [span for span in data if span[1] > until]
         collected, while_fetching = self._collected(until, fetched)
         self._collected_seconds += collected
         self._fetched_seconds += math.fsum([end - begin for begin, end in fetched]) - while_fetching
@@ -130,13 +130,13 @@ class LocalTimes(Observer):
         else:
             waited = math.fsum([self._waited, *[seconds for at, seconds in waits if at <= until]])
             self._waited = math.fsum([seconds for at, seconds in waits if at > until])
-            aside = any([one < place for one in shape.asides])
+            aside = any([begin < place for begin in shape.asides])
             local = math.nan if aside else until - self._met - waited
             delay = _delay(line)
             steal = delay - self._delay
             self._steps[number] = LocalTime(local, self._collected_seconds, self._fetched_seconds, steal, in_backward)
             self._collected_seconds = self._fetched_seconds = 0.0
-            self._met = math.nan if any([one > place for one in shape.asides]) else until
+            self._met = math.nan if any([begin > place for begin in shape.asides]) else until
             self._delay = delay
         if not line:  # no gradient was done in this step, or no file shows the time without a CPU
             self._unread.clear()
@@ -150,12 +150,12 @@ class LocalTimes(Observer):
     def _spread(self, numbers: Sequence[int]) -> None:
         """Divide the time without a CPU, all in the final step, among the steps in proportion to their local times."""
         steal = self._steps[numbers[-1]].steal
-        found = {number: self._steps[number] for number in numbers if number in self._steps}
-        lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
+        steps = {number: self._steps[number] for number in numbers if number in self._steps}
+        lengths = [max(0.0, step.local) for step in steps.values()]  # 0 if unknown
         whole = sum(lengths)
         if whole > 0 and steal > 0:
-            for (number, one), length in zip(found.items(), lengths, strict=True):
-                self._steps[number] = one._replace(steal=steal * length / whole)
+            for (number, step), length in zip(steps.items(), lengths, strict=True):
+                self._steps[number] = step._replace(steal=steal * length / whole)
 
     def _last_moment(self, until: float) -> Moment | None:
         """Remove each `Moment` up to a time, and return the latest one."""
@@ -171,7 +171,7 @@ class LocalTimes(Observer):
 
         Then the latest `schedstat`, and where the last backward with reduced gradients and the last wait end, or -1.
         """
-        found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
+        waits, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
         for begin, place, inside in shape.meetings:
             now = times[place]
@@ -189,9 +189,9 @@ class LocalTimes(Observer):
                 # Without a moment, the wait is unknown: the parameter got no gradient.
                 seconds = math.nan if moment is None else now - moment.time
                 seconds -= sum([part for start, part in timed if moment is not None and start >= moment.time])
-            found.append((now, seconds))
+            waits.append((now, seconds))
             in_backward += seconds if inside else 0.0
-        return found, in_backward, line, (reduced, waited)
+        return waits, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
         """Remove collections that began before `until`: return their seconds, and the part within waits for data."""

@@ -88,8 +88,8 @@ class _StragglerWatch(Observer):
     ) -> None:
         """Compare ranks, write a record of each straggler, and warn of slow ranks."""
         stragglers = self._stragglers
-        for one in stragglers.window(numbers, ranks, roles, GilYield()):
-            self._recorder.write(one)
+        for straggler in stragglers.window(numbers, ranks, roles, GilYield()):
+            self._recorder.write(straggler)
         worst = stragglers.costliest(MOST_TOLD)
         several = stragglers.slowdown is not None
         self._summary = StragglerSummary(
@@ -97,8 +97,12 @@ class _StragglerWatch(Observer):
             seconds=stragglers.seconds,
             model_compared=self._model_compared,
             seconds_by_cause=stragglers.causes,
-            costliest=tuple([(one.rank, one.cause, one.seconds_lost, one.steps) for one in worst]),
-            costliest_ranks=tuple([one.ranks for one in worst]) if any(one.ranks for one in worst) else (),
+            costliest=tuple(
+                [(straggler.rank, straggler.cause, straggler.seconds_lost, straggler.steps) for straggler in worst]
+            ),
+            costliest_ranks=tuple([straggler.ranks for straggler in worst])
+            if any(straggler.ranks for straggler in worst)
+            else (),
             uneven_batches_seconds=stragglers.uneven_batches_seconds if several else None,
             uneven_stages_seconds=stragglers.uneven_stages_seconds if several else None,
             chance_seconds=stragglers.chance_seconds if several else None,
@@ -116,7 +120,9 @@ class _StragglerWatch(Observer):
                 self._report(slow, text)
 
     def _report(self, slow: SlowRank, text: str) -> None:
-        lost = [one.seconds_lost for one in self._stragglers.costliest(MOST_TOLD) if one.rank == slow.rank]
+        lost = [
+            straggler.seconds_lost for straggler in self._stragglers.costliest(MOST_TOLD) if straggler.rank == slow.rank
+        ]
         details = {
             "text": text,
             "rank": slow.rank,
@@ -133,8 +139,8 @@ class _StragglerWatch(Observer):
     def summary(self) -> dict[str, StragglerSummary]:
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
         comparable = self.timed_steps > 0 or self.untimed_steps < FEWEST_STEPS
-        found = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
-        return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
+        summary = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
+        return {"stragglers": replace(summary, backward_waiting=waiting, comparable=comparable)}
 
     @override
     def metrics(self, kind: str) -> dict[str, float]:

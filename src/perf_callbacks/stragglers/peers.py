@@ -68,10 +68,12 @@ class Peers:
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self.sample.step
-        causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
+        causes = [
+            cause for cause in CAUSES if cause == HOST or any(cause in signals for signals in self.signals[::stride])
+        ]
         if self.waits_hidden and len(self.ranks) == 2:  # noqa: PLR2004 the other rank may be slow, and this one waits
             causes = [cause for cause in causes if cause != DEVICE]
-        for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
+        for step, row in enumerate(zip(*[signals[LOCAL] for signals in self.signals], strict=True)):
             rest()
             places: Collection[int] = range(len(row))
             sample: Sequence[float] = row[::stride]
@@ -108,20 +110,20 @@ class Peers:
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
         """Return the part of a slow rank's excess that each large cause explains, the largest first."""
-        more = {}
+        excess = {}
         for cause in CAUSES:
             rest()
-            more[cause] = self.more(place, cause)
-        least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
-        found = {cause: seconds for cause, seconds in more.items() if seconds > least}
-        whole = sum(found.values())
-        return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
+            excess[cause] = self.more(place, cause)
+        least = LEAST_PART * sum([seconds for seconds in excess.values() if seconds > 0])
+        causes = {cause: seconds for cause, seconds in excess.items() if seconds > least}
+        whole = sum(causes.values())
+        return {cause: causes[cause] / whole for cause in sorted(causes, key=lambda cause: -causes[cause])}
 
     def more(self, place: int, cause: str) -> float:
         """Return the median seconds of a cause on a rank, minus the median on a healthy rank."""
-        others = [one for one in range(len(self.ranks)) if one != place]
+        others = [other for other in range(len(self.ranks)) if other != place]
         others = others[:: max(1, len(others) // SAMPLE)]
-        return self.median(place, cause) - low([self.median(one, cause) for one in others])
+        return self.median(place, cause) - low([self.median(other, cause) for other in others])
 
     def usual(self, cause: str) -> float:
         return median([self.median(place, cause) for place in self.sample])
@@ -131,8 +133,8 @@ class Peers:
 
     def column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
         """Return the seconds of a cause on a rank in each step, and their median. Unexplained time counts as `HOST`."""
-        found = self._columns.get((place, cause))
-        if found is None:
+        cached = self._columns.get((place, cause))
+        if cached is None:
             signals = self.signals[place]
             if cause == HOST:
                 parts = [signals[part] for part in CAUSES if part in signals]
@@ -141,8 +143,8 @@ class Peers:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
             # the lower median: if a rank is slow in half of the steps, the other half is usual
             middle = statistics.median_low((known(column) if math.isnan(sum(column)) else column) or (0.0,))
-            found = self._columns[place, cause] = column, middle
-        return found
+            cached = self._columns[place, cause] = column, middle
+        return cached
 
 
 def _rest(local: float, *parts: float) -> float:

@@ -92,10 +92,10 @@ class Stragglers:
             del self._sets[kind]
         if not work:
             return []
-        one = ranks[min(map(min, work.values()))]
-        step_seconds = [*one.get(STEP, one[LOCAL])]  # of any rank, as all ranks wait for each other
+        sample = ranks[min(map(min, work.values()))]
+        step_seconds = [*sample.get(STEP, sample[LOCAL])]  # of any rank, as all ranks wait for each other
         usual = median(known(step_seconds))
-        found: list[Straggler] = []
+        stragglers: list[Straggler] = []
         teams: dict[_Kind, list[_Compared]] = {}
         for like in sorted(work, key=repr):
             group = sorted(work[like])
@@ -104,7 +104,7 @@ class Stragglers:
             peers = Peers(group, without_batch_size(signals, rest))
             compared = [*peers.compare(rest)]
             events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
-            found += events
+            stragglers += events
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
         self._undecided = False
         if len(ranks) > 1:
@@ -113,7 +113,7 @@ class Stragglers:
             costs: list[tuple[float, UnevenLoss]] = []
             for kind, team in teams.items():
                 slow, seconds, lost = self._team(kind, team, durations, roles, rest)
-                found += slow
+                stragglers += slow
                 costs.append((seconds, lost))
             self._add(*max(costs, key=itemgetter(0)))
         self.steps += len(known(step_seconds))
@@ -121,12 +121,12 @@ class Stragglers:
         if self._undecided:
             self.undecided_steps += len(known(step_seconds))
             self._undecided_seconds += sum(known(step_seconds))
-        for straggler in found:
+        for straggler in stragglers:
             who = straggler.ranks or (straggler.rank,), straggler.cause
             before = self._sums.get(who, replace(straggler, seconds_lost=0.0, steps=0))
             seconds, times = before.seconds_lost + straggler.seconds_lost, before.steps + straggler.steps
             self._sums[who] = replace(straggler, seconds_lost=seconds, steps=times)
-        return sorted(found, key=lambda one: (one.step, one.rank, one.cause))
+        return sorted(stragglers, key=lambda event: (event.step, event.rank, event.cause))
 
     def _team(
         self,
@@ -141,11 +141,11 @@ class Stragglers:
         Ranks of a group in `team` do the same work; `durations` are by number of the step, NaN if unknown.
         """
         numbers = [*durations]
-        steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
+        steps = sorted(set.intersection(*[{step.step for step in group.steps} for group in team]))
         steps = [step for step in steps if not math.isnan(durations[numbers[step]])]
-        if not steps or sum([len(one.peers.ranks) for one in team]) < 2:  # noqa: PLR2004 two ranks can be compared
+        if not steps or sum([len(group.peers.ranks) for group in team]) < 2:  # noqa: PLR2004 two ranks can be compared
             return [], 0.0, UnevenLoss()
-        stages = [one.stage(numbers, steps, rest) for one in team]
+        stages = [group.stage(numbers, steps, rest) for group in team]
         kept = [numbers[step] for step in steps]
         seconds = [durations[number] for number in kept]
         window = ComparedWindow(kept, median(seconds), stages, rest)
@@ -153,11 +153,11 @@ class Stragglers:
         sets.keep(window)
         if undecided := window.undecided():
             self._undecided = True
-            window.excess = {rank: more for rank, more in window.excess.items() if rank not in undecided}
+            window.excess = {rank: seconds for rank, seconds in window.excess.items() if rank not in undecided}
             return sets.find(window), 0.0, UnevenLoss()
         replicas = {rank: replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
         lost = uneven(window, replicas, sum(seconds), rest)
-        saved = lost.seconds + sum([event.seconds_lost for one in team for event in one.events])
+        saved = lost.seconds + sum([event.seconds_lost for group in team for event in group.events])
         if window.excess:
             saved += sum(window.longest()) - lost.healthy
         return sets.find(window), min(saved, sum(seconds)), lost
@@ -170,12 +170,12 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        return [one.slow for one in self._sets.values() if one.slow is not None]
+        return [sets.slow for sets in self._sets.values() if sets.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:
         """Return the costliest sets, each with cheaper smaller ones of its cause: in a window, ranks may be absent."""
         sets: list[Straggler] = []
-        for straggler in sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True):
+        for straggler in sorted(self._sums.values(), key=lambda row: row.seconds_lost, reverse=True):
             ranks = straggler.ranks or (straggler.rank,)
             for place, larger in enumerate(sets):
                 if larger.cause == straggler.cause and {*ranks} < {*larger.ranks}:
@@ -184,14 +184,14 @@ class Stragglers:
                     break
             else:
                 sets.append(straggler)
-        return sorted(sets, key=lambda one: one.seconds_lost, reverse=True)[:most]
+        return sorted(sets, key=lambda row: row.seconds_lost, reverse=True)[:most]
 
     @property
     def causes(self) -> dict[str, float]:
         """Seconds that the job lost to each."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
-        for one in self._sums.values():
-            sums[one.cause] += one.seconds_lost
+        for straggler in self._sums.values():
+            sums[straggler.cause] += straggler.seconds_lost
         return {cause: seconds for cause, seconds in sums.items() if seconds}
 
     @property
@@ -213,7 +213,7 @@ class _Compared:
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
         """Return the ranks' local times in `steps`, without the seconds that stragglers cost in single steps."""
-        more = extra_seconds(self.signals, rest)
+        extras = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
             lost[event.rank, event.step] = lost.get((event.rank, event.step), 0.0) + event.seconds_lost
@@ -232,9 +232,9 @@ class _Compared:
                 usual = median_low(known(column) or [0.0])
                 column = [usual if math.isnan(column[step]) else column[step] for step in steps]
             times.append(column)
-            if more is not None:
-                even.append([column[at] - more[place][step] for at, step in enumerate(steps)])
-        return ComparedStage(self.peers, times, times if more is None else even)
+            if extras is not None:
+                even.append([column[at] - extras[place][step] for at, step in enumerate(steps)])
+        return ComparedStage(self.peers, times, times if extras is None else even)
 
 
 class _Group:
@@ -251,22 +251,22 @@ class _Group:
         limits = dict.fromkeys(EXACT, least)
         for cause in compared[0].gains.keys() - EXACT if compared else ():
             noise = self._noise.setdefault(cause, deque(maxlen=MEMORY))
-            noise.extend([min(one.late, one.gains[cause]) for one in compared])
+            noise.extend([min(step.late, step.gains[cause]) for step in compared])
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
             limits[cause] = max(least, middle + DEVIATIONS * spread) + SHORTAGE * peers.usual(STEAL)
-        found = []
-        for one in compared:
-            left = one.gain
-            for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
-                lost = min(one.gains[cause], left)
-                if min(lost, one.late) > limits[cause] and len(peers.ranks) > 1:
-                    lost -= min(lost, peers.common(one.step, cause))
-                if min(lost, one.late) > limits[cause]:
+        stragglers = []
+        for step in compared:
+            left = step.gain
+            for cause in sorted(step.gains, key=lambda cause: (cause not in EXACT, -step.gains[cause])):
+                lost = min(step.gains[cause], left)
+                if min(lost, step.late) > limits[cause] and len(peers.ranks) > 1:
+                    lost -= min(lost, peers.common(step.step, cause))
+                if min(lost, step.late) > limits[cause]:
                     left -= lost
-                    rank = peers.ranks[one.slowest]
-                    found.append(Straggler(step=numbers[one.step], rank=rank, cause=cause, seconds_lost=lost))
-        return found
+                    rank = peers.ranks[step.slowest]
+                    stragglers.append(Straggler(step=numbers[step.step], rank=rank, cause=cause, seconds_lost=lost))
+        return stragglers
 
 
 def _groups(
@@ -284,5 +284,5 @@ def _groups(
             if kind is not None:
                 work.setdefault((layers(role), (kind, SORTS.intersection(signals))), []).append(rank)
     kinds = Counter([layers for layers, _ in work])
-    found = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
-    return found, measured - sum(map(len, found.values()))
+    comparable = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+    return comparable, measured - sum(map(len, comparable.values()))

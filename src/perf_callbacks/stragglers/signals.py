@@ -44,19 +44,19 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
         values = [value for steps in blocks for value in getattr(steps, name) or [None] * len(steps.step)]
         return [math.nan if value is None or not keep else value for value, keep in zip(values, included, strict=True)]
 
-    found = {LOCAL: column("step_time"), GC: column("gc_time"), DATA: column("data_time")}
+    columns = {LOCAL: column("step_time"), GC: column("gc_time"), DATA: column("data_time")}
     if device:
         computing = zip(*[column(f"{stage}_time") for stage in ("forward", "backward", "optimizer")], strict=True)
-        found[DEVICE] = [sum(row) for row in computing]
+        columns[DEVICE] = [sum(row) for row in computing]
     sizes = column("tokens") if any(steps.tokens for steps in blocks) else column("samples")
-    return {**found, WORK: sizes} if not all(map(math.isnan, sizes)) else found
+    return {**columns, WORK: sizes} if not all(map(math.isnan, sizes)) else columns
 
 
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
     """Add the delay of a rank without a CPU at the backward's end: only the scheduler counts it, in `steal`."""
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
-    return [own + max(0.0, more) if not math.isnan(more) else own for own, more in zip(local, late, strict=True)]
+    return [own + max(0.0, delay) if not math.isnan(delay) else own for own, delay in zip(local, late, strict=True)]
 
 
 def _sums(steps: Columns, *stages: Stage) -> list[float | None]:
@@ -66,15 +66,15 @@ def _sums(steps: Columns, *stages: Stage) -> list[float | None]:
 
 def _signals(steps: Columns, signals: Signals) -> Signals:
     """Add step times, and batch sizes if sizes vary. Excluded steps are unknown."""
-    found = {STEP: steps.step_seconds, **signals}
+    columns = {STEP: steps.step_seconds, **signals}
     sizes = steps.tokens if None not in steps.tokens else steps.samples
-    told = [size for size in sizes if size is not None]
-    if told and len(told) == len(sizes) and min(told) < max(told):
-        found[WORK] = sizes
+    known_sizes = [size for size in sizes if size is not None]
+    if known_sizes and len(known_sizes) == len(sizes) and min(known_sizes) < max(known_sizes):
+        columns[WORK] = sizes
     if any(steps.excluded):
         wanted = [reason is None for reason in steps.excluded]
-        found = {
+        columns = {
             name: [value if keep else None for value, keep in zip(column, wanted, strict=True)]
-            for name, column in found.items()
+            for name, column in columns.items()
         }
-    return found
+    return columns

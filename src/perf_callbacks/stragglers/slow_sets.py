@@ -84,7 +84,7 @@ class ComparedStage:
         if len(self.peers.ranks) == 1:
             return {}
         least = SLOW_SHARE * step_seconds
-        found = {}
+        excess = {}
         for place, column in enumerate(self.even):
             rest()
             # A fast test: a mean this low has no median above the limit, unless many steps are faster than the pace.
@@ -92,8 +92,8 @@ class ComparedStage:
                 continue
             level = median_low(column)
             if level - self.pace > max(least, ERRORS * _error(column, level)):
-                found[self.peers.ranks[place]] = level - self.pace
-        return found
+                excess[self.peers.ranks[place]] = level - self.pace
+        return excess
 
 
 def _error(column: Sequence[float], level: float) -> float:
@@ -135,15 +135,15 @@ class ComparedWindow:
         Where a wait is not seen, all ranks but the slow one look slow. So slow ranks on devices must be a minority, or
         half of the ranks if their excess is not mostly time on the device.
         """
-        found: set[int] = set()
+        ranks: set[int] = set()
         for stage in self.stages:
             slow = [rank for rank in stage.peers.ranks if rank in self.excess]
             majority = 2 * len(slow) - len(stage.peers.ranks)
             if not slow or not stage.peers.waits_hidden or majority < 0:
                 continue
             if majority > 0 or next(iter(self.causes(slow[:EXPLAINED]))) == DEVICE:
-                found.update(slow)
-        return found
+                ranks.update(slow)
+        return ranks
 
     @property
     def ranks(self) -> Collection[int]:
@@ -156,15 +156,15 @@ class ComparedWindow:
 
     def longest(self, without: Collection[int] = ()) -> list[float]:
         """Return the time of each step on its slowest rank, apart from those in `without`."""
-        found = [0.0] * len(self.numbers)
+        durations = [0.0] * len(self.numbers)
         for stage in self.stages:
             left_out = {self._where[rank][1] for rank in without if self._where[rank][0] is stage}
             columns = [column for place, column in enumerate(stage.times) if place not in left_out]
             self.rest()
             for step, row in enumerate(zip(*columns, strict=True)):
                 self.rest()
-                found[step] = max(found[step], max(row) + stage.before)
-        return found
+                durations[step] = max(durations[step], max(row) + stage.before)
+        return durations
 
     def times(self, rank: int) -> list[float]:
         """With the wait for earlier pipeline stages."""
@@ -217,7 +217,7 @@ class ComparedWindow:
         """
         stage, place = self._where[rank]
         late = [seconds - stage.pace for seconds in stage.even[place]]
-        gains = [*accumulate([one - excess / 2 for one in (reversed(late) if at_end else late)], initial=0.0)]
+        gains = [*accumulate([seconds - excess / 2 for seconds in (reversed(late) if at_end else late)], initial=0.0)]
         count = gains.index(max(gains)) if max(gains) > excess else 0
         return range(len(late) - count, len(late)) if at_end else range(count)
 
@@ -231,7 +231,7 @@ class ComparedWindow:
         whole = sum(sums.values())
         if not whole:
             return {HOST: 1.0}
-        return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda one: -sums[one])}
+        return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda name: -sums[name])}
 
 
 class SlowSets:
@@ -251,20 +251,20 @@ class SlowSets:
         That is less than `SLOW_SHARE`, so the set of named ranks rarely changes.
         """
         for rank in sorted(self._told.keys() & window.ranks - window.excess.keys()):
-            more, before = window.level(rank), self._told[rank]
-            if more <= KEPT_SHARE * window.seconds:
+            level, before = window.level(rank), self._told[rank]
+            if level <= KEPT_SHARE * window.seconds:
                 continue
-            if more > before / 2 or not window.slow_steps(rank, before, at_end=False):
-                window.excess[rank] = more
+            if level > before / 2 or not window.slow_steps(rank, before, at_end=False):
+                window.excess[rank] = level
 
     def find(self, window: ComparedWindow) -> list[Straggler]:
         """Return what ranks that are slow for several windows cost the job, with the slow part of this window."""
         self.slow = None
         excess, everything = window.excess, range(len(window.numbers))
-        ended = {rank: more for rank, more in self._told.items() if rank not in excess and rank in window.ranks}
-        after = {rank: window.slow_steps(rank, more, at_end=False) for rank, more in ended.items()}
+        ended = {rank: seconds for rank, seconds in self._told.items() if rank not in excess and rank in window.ranks}
+        after = {rank: window.slow_steps(rank, seconds, at_end=False) for rank, seconds in ended.items()}
         after = {rank: steps for rank, steps in after.items() if steps}
-        found = self._records(after, ended, [window.heal(ended, after)])
+        records = self._records(after, ended, [window.heal(ended, after)])
         before = {rank: self._streaks.get(rank, (0, 0)) for rank in excess}
         self._streaks = {rank: (windows + 1, steps + len(everything)) for rank, (windows, steps) in before.items()}
         long = {
@@ -276,7 +276,7 @@ class SlowSets:
         if named:
             named += sorted(long.keys() & self._told.keys() - {*named}, key=lambda rank: (-excess[rank], rank))
             self._causes = window.causes(named[:EXPLAINED])
-            found += self._earlier({rank: excess[rank] for rank in named if rank not in self._told})
+            records += self._earlier({rank: excess[rank] for rank in named if rank not in self._told})
             self.slow = SlowRank(
                 rank=named[0],
                 ranks=tuple(sorted(named)) if len(named) > 1 else (),
@@ -285,27 +285,29 @@ class SlowSets:
                 share=excess[named[0]] / window.seconds,
                 causes=self._causes,
             )
-            found += self._records(named, excess, [window.heal(excess, dict.fromkeys(named, everything))])
+            records += self._records(named, excess, [window.heal(excess, dict.fromkeys(named, everything))])
         self._told = {rank: excess[rank] for rank in named}
         self._before.append(window)
-        while len(self._before) > LONG_WINDOWS and sum([len(one.numbers) for one in self._before[1:]]) > LONG_STEPS:
+        while (
+            len(self._before) > LONG_WINDOWS and sum([len(window.numbers) for window in self._before[1:]]) > LONG_STEPS
+        ):
             self._before.pop(0)
-        return found
+        return records
 
     def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
         """Return what these ranks cost the job in earlier windows, each from the step in which it became slow."""
         slow, lost = {*excess}, []
         for window in reversed(self._before):
-            steps, more = {}, {}
+            steps, excesses = {}, {}
             for rank in [*slow]:
-                more[rank] = window.excess.get(rank, excess[rank])
+                excesses[rank] = window.excess.get(rank, excess[rank])
                 if rank in window.excess:
                     steps[rank] = range(len(window.numbers))
                     continue
                 slow.discard(rank)
                 if rank in window.ranks:
                     steps[rank] = window.slow_steps(rank, excess[rank], at_end=True)
-            lost.append(window.heal(more, steps))
+            lost.append(window.heal(excesses, steps))
         return self._records(excess, excess, lost)
 
     def _records(
@@ -313,7 +315,7 @@ class SlowSets:
     ) -> list[Straggler]:
         """Return the seconds that a set of ranks cost in some windows: one record for each cause."""
         order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
-        seconds = sum([one for one, _ in lost])
+        seconds = sum([seconds_lost for seconds_lost, _ in lost])
         steps = [number for _, numbers in lost for number in numbers]
         if seconds <= 0 or not steps:
             return []

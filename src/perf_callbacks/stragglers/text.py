@@ -109,20 +109,21 @@ def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
 
 def verdict_remedy(findings: Sequence[Finding]) -> str:
     """Return the remedy for slow ranks, or ""."""
-    return next((one.remedy for one in findings if one.cause == "straggler"), "")
+    return next((finding.remedy for finding in findings if finding.cause == "straggler"), "")
 
 
-def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
+def lines(stragglers: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     """Yield lines about the cost of stragglers, the costliest first; or why no step was compared.
 
     `remedy` is the verdict's for the costliest ranks, "" if it names none.
     """
-    if found is None or not found.steps:
-        yield from _not_comparable(found)
+    if stragglers is None or not stragglers.steps:
+        yield from _not_comparable(stragglers)
         return
-    several, lost = found.slowdown is not None or found.undecided_steps > 0, sum(found.seconds_by_cause.values())
-    whole = f"{found.seconds:,.3g} s"
-    large = [one for one in found.named() if one[2] >= WORTH_A_LINE * found.seconds]
+    several = stragglers.slowdown is not None or stragglers.undecided_steps > 0
+    lost = sum(stragglers.seconds_by_cause.values())
+    whole = f"{stragglers.seconds:,.3g} s"
+    large = [entry for entry in stragglers.named() if entry[2] >= WORTH_A_LINE * stragglers.seconds]
     for ranks, cause, seconds, times in large[:MOST_LINES]:
         who = f"{rank_names(ranks)} cost the job" if several else "slow steps lost"
         count = plural(times, "pause" if cause == GC else "step")
@@ -132,42 +133,43 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     if not several:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
-    if not large and not found.undecided_steps:
-        yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
-    elif rest >= WORTH_A_LINE * found.seconds:
+    if not large and not stragglers.undecided_steps:
+        yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {stragglers.steps:,} steps"
+    elif rest >= WORTH_A_LINE * stragglers.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
-    yield from _uneven(found)
-    yield from _not_compared(found)
-    if found.backward_waiting is not None:
-        yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
+    yield from _uneven(stragglers)
+    yield from _not_compared(stragglers)
+    if stragglers.backward_waiting is not None:
+        yield f"at most {stragglers.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
 
 
-def _not_comparable(found: StragglerSummary | None) -> Iterator[str]:
-    if found is not None and not found.comparable:
-        yield NOT_COMPARABLE if found.waits_timed else UNSTAGED
-    elif found is not None and found.other_work > 1:
+def _not_comparable(stragglers: StragglerSummary | None) -> Iterator[str]:
+    if stragglers is not None and not stragglers.comparable:
+        yield NOT_COMPARABLE if stragglers.waits_timed else UNSTAGED
+    elif stragglers is not None and stragglers.other_work > 1:
         yield DIFFERENT_WORK
 
 
-def _not_compared(found: StragglerSummary) -> Iterator[str]:
-    if found.undecided_steps:
-        yield UNDECIDED.format(plural(found.undecided_steps, "step"))
-    if found.other_work:
-        some = "1 rank was" if found.other_work == 1 else f"{found.other_work:,} ranks were"
+def _not_compared(stragglers: StragglerSummary) -> Iterator[str]:
+    if stragglers.undecided_steps:
+        yield UNDECIDED.format(plural(stragglers.undecided_steps, "step"))
+    if stragglers.other_work:
+        some = "1 rank was" if stragglers.other_work == 1 else f"{stragglers.other_work:,} ranks were"
         yield f"{some} not compared: no other rank does the same work"
-    if not found.waits_timed:
+    if not stragglers.waits_timed:
         yield "waits for other ranks within the backward are unknown on a device. Backward was not compared"
-    if not found.model_compared:
+    if not stragglers.model_compared:
         yield "forward and optimizer were not compared: parameters are sharded, so ranks wait for each other there"
 
 
-def _uneven(found: StragglerSummary) -> Iterator[str]:
+def _uneven(stragglers: StragglerSummary) -> Iterator[str]:
     """Yield lines about losses for which no rank is to blame."""
     for what, seconds, remedy in (
-        ("uneven batches", found.uneven_batches_seconds or 0.0, UNEVEN_BATCHES),
-        ("uneven stages of the pipeline", found.uneven_stages_seconds or 0.0, UNEVEN_STAGES),
+        ("uneven batches", stragglers.uneven_batches_seconds or 0.0, UNEVEN_BATCHES),
+        ("uneven stages of the pipeline", stragglers.uneven_stages_seconds or 0.0, UNEVEN_STAGES),
     ):
-        if seconds >= WORTH_A_LINE * found.seconds:
-            yield f"{what} cost the job {seconds:,.3g} s of {found.seconds:,.3g} s; try {remedy}"
-    if (found.chance_seconds or 0.0) >= CHANCE * found.seconds:
-        yield f"chance cost {found.chance_seconds:,.3g} s: some rank is always the slowest, and no rank is to blame"
+        if seconds >= WORTH_A_LINE * stragglers.seconds:
+            yield f"{what} cost the job {seconds:,.3g} s of {stragglers.seconds:,.3g} s; try {remedy}"
+    if (stragglers.chance_seconds or 0.0) >= CHANCE * stragglers.seconds:
+        seconds = stragglers.chance_seconds
+        yield f"chance cost {seconds:,.3g} s: some rank is always the slowest, and no rank is to blame"

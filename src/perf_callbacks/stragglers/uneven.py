@@ -53,7 +53,7 @@ def uneven(
     sized = any(stage.even is not stage.times for stage in window.stages)
     even = [_healthy(window, stage.even, stage.peers.ranks) for stage in window.stages] if sized else times
     if not sized and len(times) > 1:
-        replicas = [[roles.get(rank) for rank in one.peers.ranks] for one in window.stages]
+        replicas = [[roles.get(rank) for rank in stage.peers.ranks] for stage in window.stages]
         even = _without_shared(times, replicas, rest)
     pipeline = len(times) > 1
     before = [stage.before for stage in window.stages]
@@ -68,7 +68,7 @@ def uneven(
                 actual, _ = _longest(times, before, rest)
                 same, _ = _longest(even, before, rest)
             batches, times, longest, means = sum(actual) - sum(same), even, same, even_means
-    more = durations / sum(actual) if batches and pipeline and sum(actual) else 1.0
+    factor = durations / sum(actual) if batches and pipeline and sum(actual) else 1.0
     levels = [median(column) for column in means]
     level = fmean(levels)
     stages = 0.0
@@ -81,36 +81,36 @@ def uneven(
         stages, longest = max(0.0, sum(longest) - sum(moved)), moved
     ideal = [max(map(float.__add__, row, before)) for row in zip(*means, strict=True)]
     chance = max(0.0, sum(longest) - sum(ideal))
-    return UnevenLoss(healthy, batches * more, stages * more, chance * more)
+    return UnevenLoss(healthy, batches * factor, stages * factor, chance * factor)
 
 
 def _healthy(window: ComparedWindow, columns: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Sequence[float]]:
     """Return the times without the excess of slow ranks."""
     if not window.excess:
         return [*columns]
-    found: list[Sequence[float]] = []
+    healthy: list[Sequence[float]] = []
     for column, rank in zip(columns, ranks, strict=True):
         if rank in window.excess:
             window.rest()
-            found.append([seconds - window.excess[rank] for seconds in column])
+            healthy.append([seconds - window.excess[rank] for seconds in column])
         else:
-            found.append(column)
-    return found
+            healthy.append(column)
+    return healthy
 
 
 def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[], object]) -> list[Sequence[float]]:
-    found: list[Sequence[float]] = []
+    scaled: list[Sequence[float]] = []
     for column in columns:
         rest()
-        found.append([seconds * factor for seconds in column])
-    return found
+        scaled.append([seconds * factor for seconds in column])
+    return scaled
 
 
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
 ) -> tuple[list[float], list[list[float]]]:
     """Return the slowest rank's time, and each pipeline stage's mean time, in each step."""
-    found: list[list[float]] = []
+    longest_times: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
         rest()
@@ -119,9 +119,9 @@ def _longest(
             rest()
             longest.append(max(row) + idle)
             mean.append(math.fsum(row) / len(row))
-        found.append(longest)
+        longest_times.append(longest)
         means.append(mean)
-    return [*map(max, zip(*found, strict=True))], means
+    return [*map(max, zip(*longest_times, strict=True))], means
 
 
 def _without_shared(
@@ -132,7 +132,7 @@ def _without_shared(
     Times stay if replicas are unknown, or if their stages don't deviate together.
     """
     names = sorted(set(replicas[0]), key=repr)
-    if len(names) < 2 or any(len(one) != len(names) or {*one} != {*names} for one in replicas):  # noqa: PLR2004
+    if len(names) < 2 or any(len(replica) != len(names) or {*replica} != {*names} for replica in replicas):  # noqa: PLR2004
         return stages
     _, means = _longest(stages, [0.0] * len(stages), rest)
     if not all(mean > 0 for column in means for mean in column):
@@ -145,23 +145,25 @@ def _without_shared(
             deviations[-1][name] = [seconds / mean - 1 for seconds, mean in zip(own, column, strict=True)]
     if _correlation(deviations[0], deviations[-1], names) < TOGETHER:
         return stages
-    found: list[list[Sequence[float]]] = [[] for _ in stages]
+    evened: list[list[Sequence[float]]] = [[] for _ in stages]
     shared: dict[object, list[float]] = {}
     for name in names:
         rest()
-        shared[name] = [max(1 + fmean(row), LEAST_PART) for row in zip(*[one[name] for one in deviations], strict=True)]
-    for even, columns, ranks in zip(found, stages, replicas, strict=True):
+        shared[name] = [
+            max(1 + fmean(row), LEAST_PART) for row in zip(*[deviation[name] for deviation in deviations], strict=True)
+        ]
+    for even, columns, ranks in zip(evened, stages, replicas, strict=True):
         for own, name in zip(columns, ranks, strict=True):
             rest()
             even.append([*map(float.__truediv__, own, shared[name])])
-    return found
+    return evened
 
 
 def _correlation(
-    one: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
+    left: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
 ) -> float:
     """The mean of each set is 0."""
-    products = [math.fsum(map(float.__mul__, one[name], other[name])) for name in names]
-    squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (one, other)]
+    products = [math.fsum(map(float.__mul__, left[name], other[name])) for name in names]
+    squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (left, other)]
     whole = math.sqrt(squares[0] * squares[1])
     return math.fsum(products) / whole if whole else 0.0

@@ -32,7 +32,7 @@ def kind(stages: Sequence[Sequence[float | None]], parameters: int, *, transfers
     Higher bits are the number of the model's parameters, 0 if unknown.
     """
     done = [any(stages[stage]) for stage in PARTS]
-    bits = sum([1 << place for place, found in enumerate([*done, transfers]) if found])
+    bits = sum([1 << place for place, present in enumerate([*done, transfers]) if present])
     return bits | parameters << len(PARTS) + 1
 
 
@@ -54,7 +54,7 @@ def kind_of(role: Mapping[str, int]) -> int | None:
     """
     if layers(role):
         return 0
-    found = role.get(KIND, 0)
-    if found & TRANSFERS:
-        return found - TRANSFERS if any(CONTEXT.intersection(name.split("_")) for name in role) else None
-    return found
+    kind = role.get(KIND, 0)
+    if kind & TRANSFERS:
+        return kind - TRANSFERS if any(CONTEXT.intersection(name.split("_")) for name in role) else None
+    return kind

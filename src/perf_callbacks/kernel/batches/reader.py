@@ -156,15 +156,15 @@ class BatchReader:
                 if type(batch) is not dict and isinstance(batch, Mapping):  # a lazy mapping makes its values each time
                     batch = dict(zip(batch.keys(), batch.values(), strict=False))
                 key = (*batch.keys(), *map(shape_of, batch.values()))
-            known, masks, full, sized = self._known[key]
+            seen, masks, full, sized = self._known[key]
             if sized:
                 valued = (*key, *[digest(batch[name]) for name in sized])
-                known, masks, full, _ = self._known.get(valued) or self._revalue(self._known[key], batch, valued)
+                seen, masks, full, _ = self._known.get(valued) or self._revalue(self._known[key], batch, valued)
         except UNREADABLE as error:
             let_pass(error)
-            (known, masks, full, _), batch = self._look(batch, key)
+            (seen, masks, full, _), batch = self._look(batch, key)
         if not masks:
-            return known
+            return seen
         if len(masks) == 1 and hasattr(mask := batch[masks[0]], "is_cpu"):  # as `_kept`, without its frame
             useful = None if mask.is_floating_point() else mask.count_nonzero()
             useful = int(useful) if mask.is_cpu and useful is not None else useful
@@ -172,11 +172,11 @@ class BatchReader:
                 return full
         else:
             useful = plus(*[_kept(batch[name]) for name in masks])
-        return Batch(known.samples, known.tokens, useful, known.shape)
+        return Batch(seen.samples, seen.tokens, useful, seen.shape)
 
     def forget(self, shape: ShapeKey) -> None:
         self.seen.pop(shape, None)
-        self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
+        self._known = {key: facts for key, facts in self._known.items() if facts.batch.shape != shape}
         self.by_shapes.clear()
 
     def note(self) -> None:
@@ -213,27 +213,27 @@ class BatchReader:
         self.has_read = True
         if is_array(batch) and not getattr(batch, "is_nested", False):
             key, self._array = (None, *batch.shape), type(batch)
-            known = self._known.get(key)
-            if known is not None:
-                return known, {}
-        found = leaves(batch)
-        if not found or any([one.lengths is None for one in found]):
-            unread = self._unread(batch, found or [])
+            facts = self._known.get(key)
+            if facts is not None:
+                return facts, {}
+        entries = leaves(batch)
+        if not entries or any([entry.lengths is None for entry in entries]):
+            unread = self._unread(batch, entries or [])
             return _Known(unread, (), unread), {}
-        tensors = {one.name: one.tensor for one in found}
-        plain = key is not None and _plain(batch, found)
-        values = {one.name: digest(one.tensor) for one in found if is_sized(one)} if plain else {}
-        seen, masks = self._learn(batch, found, values, plain=plain)
-        known = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
+        tensors = {entry.name: entry.tensor for entry in entries}
+        plain = key is not None and _plain(batch, entries)
+        values = {entry.name: digest(entry.tensor) for entry in entries if is_sized(entry)} if plain else {}
+        seen, masks = self._learn(batch, entries, values, plain=plain)
+        facts = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
         if self._noted is not None:
-            self._note(seen, found)
+            self._note(seen, entries)
         elif key is not None and plain and tuple(tensors) not in self._before:
             if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
-            self._known[key] = known._replace(sized=tuple(values))
+            self._known[key] = facts._replace(sized=tuple(values))
             if not (values or masks or is_array(batch) or self._modes_seen):
                 self.by_shapes[key] = seen
-        return known, tensors
+        return facts, tensors
 
     def _revalue(self, like: _Known, batch: Mapping[str, Any], key: tuple[Any, ...]) -> _Known:
         """Return the facts of a batch that has the shapes of another batch, but maybe other values."""
@@ -242,9 +242,9 @@ class BatchReader:
         seen = like.batch._replace(shape=like.batch.shape[:-count] + tuple(values))
         if len(self._known) >= _MOST_SHAPES:
             self._forget_all()
-        known = self._known[key] = _Known(seen, like.masks, seen._replace(useful_tokens=seen.tokens))
-        self._see(seen, like.masks, {name: one for name, one in batch.items() if hasattr(one, "device")})
-        return known
+        facts = self._known[key] = _Known(seen, like.masks, seen._replace(useful_tokens=seen.tokens))
+        self._see(seen, like.masks, {name: tensor for name, tensor in batch.items() if hasattr(tensor, "device")})
+        return facts
 
     def _see(self, batch: Batch, masks: tuple[str, ...], tensors: Mapping[str, Any]) -> None:
         new = batch.shape not in self.seen
@@ -258,38 +258,38 @@ class BatchReader:
         self._known.clear()
         self.by_shapes.clear()
 
-    def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
+    def _unread(self, batch: Any, entries: Sequence[Leaf]) -> Batch:
         """Return the `Batch` of an object without a shape, such as a list of rows that are not tensors yet."""
         if batch is not None:
             self.unreadable = type(batch).__name__
-        if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
+        if isinstance(batch, list) and batch and not entries and isinstance(batch[0], Mapping | str):
             return Batch(len(batch), None, None, ())
-        named = matching([one.name for one in found], "input_ids")
-        tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
-        rows = samples(batch, several=self.several, time_first=self.time_first) if found else None
+        named = matching([entry.name for entry in entries], "input_ids")
+        tokens = sum(prod(entry.sizes) for entry in entries if entry.name in named) if named else None
+        rows = samples(batch, several=self.several, time_first=self.time_first) if entries else None
         return Batch(rows, tokens, None, ())
 
     def _learn(
-        self, batch: Any, found: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
+        self, batch: Any, entries: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
     ) -> tuple[Batch, tuple[str, ...]]:
-        shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
-        shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
+        shape: ShapeKey = tuple([(entry.name, entry.sizes) for entry in entries])
+        shape += tuple([(f"{entry.name}.lengths", entry.lengths) for entry in entries if entry.lengths])
         shape += tuple([(f"{name}{VALUES}", (value,)) for name, value in values.items()])
-        names = tuple([one.name for one in found])
+        names = tuple([entry.name for entry in entries])
         if shape not in self.seen or names in self._before:
             rows = samples(batch, several=self.several, time_first=self.time_first)
             if plain and not self.several and (rows is None or names in self._before):
-                fixed = self._find_constants(names, found)
-                constants = {id(one.tensor) for one in found if one.name in fixed}
+                fixed = self._find_constants(names, entries)
+                constants = {id(entry.tensor) for entry in entries if entry.name in fixed}
                 rows = rows or samples(batch, time_first=self.time_first, constants=constants)
-            whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
-            self._see(Batch(rows, self._tokens(shape), None, shape), _masks(found), whole)
+            whole = {entry.name: entry.tensor for entry in entries if entry.whole and hasattr(entry.tensor, "device")}
+            self._see(Batch(rows, self._tokens(shape), None, shape), _masks(entries), whole)
         return self.seen[shape]
 
-    def _find_constants(self, names: tuple[str, ...], found: Sequence[Leaf]) -> frozenset[str]:
+    def _find_constants(self, names: tuple[str, ...], entries: Sequence[Leaf]) -> frozenset[str]:
         """Return the same unwritten objects in the first two batches; none if all are: a loop over one batch."""
         if names not in self._constants and len(self._constants) + len(self._before) <= _MOST_FORMS:
-            now = [identity(one.tensor) for one in found]
+            now = [identity(entry.tensor) for entry in entries]
             before = self._before.pop(names, None)
             if before is None:
                 self._before[names] = now
@@ -304,28 +304,31 @@ class BatchReader:
         ids = matching([*sizes], "input_ids") or self._ids.get(tuple(sizes), ())
         return sum(prod(sizes[name]) for name in ids) if ids else None
 
-    def _note(self, seen: Batch, found: Sequence[Leaf]) -> None:
+    def _note(self, seen: Batch, entries: Sequence[Leaf]) -> None:
         if self._noted is not None and len(self._noted) < _MOST_NOTED:
             rows = seen.samples
-            integers = [one for one in found if "int" in str(one.tensor.dtype) and _has_several(one, rows)]
-            places = tuple((one.name, address_of(one.tensor), prod(one.sizes)) for one in integers)
+            integers = [entry for entry in entries if "int" in str(entry.tensor.dtype) and _has_several(entry, rows)]
+            places = tuple((entry.name, address_of(entry.tensor), prod(entry.sizes)) for entry in integers)
             self._noted.append(_Noted(tuple([name for name, _ in seen.shape]), places))
 
 
-def _has_several(one: Leaf, rows: int | None) -> bool:
+def _has_several(entry: Leaf, rows: int | None) -> bool:
     """Return False for a column of labels or users, with one element per sample."""
-    return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
+    return prod(entry.sizes) != rows and (rows is not None or len(entry.sizes) > 1 or not entry.whole)
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
     """Return the tensors that were indices of the token embedding, by address or, if copied before, by size."""
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
-    there = [one for one in lookups if (one.address, one.elements) in places]
+    there = [lookup for lookup in lookups if (lookup.address, lookup.elements) in places]
     if there:
-        found = {(one.address, one.elements) for one in _of_tokens(there)}
-        return tuple(name for place, name in places.items() if place in found)
+        matches = {(lookup.address, lookup.elements) for lookup in _of_tokens(there)}
+        return tuple(name for place, name in places.items() if place in matches)
     sizes = {size for *_, size in batch.integers}
-    indices = {(one.address, one.elements) for one in _of_tokens([one for one in lookups if one.elements in sizes])}
+    indices = {
+        (lookup.address, lookup.elements)
+        for lookup in _of_tokens([lookup for lookup in lookups if lookup.elements in sizes])
+    }
     alike = [name for name, _, size in batch.integers if size in {elements for _, elements in indices}]
     if len({size for name, _, size in batch.integers if name in alike}) != 1:
         return ()
@@ -336,22 +339,22 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
     """Return the look-ups in the largest embedding, or none if another got a number of indices that it never got."""
-    largest = max(lookups, key=lambda one: one.rows, default=None)
-    tokens = [one for one in lookups if largest is not None and one.table == largest.table]
-    sizes = {one.elements for one in tokens}
-    return tokens if sizes.issuperset([one.elements for one in lookups]) else []
+    largest = max(lookups, key=lambda lookup: lookup.rows, default=None)
+    tokens = [lookup for lookup in lookups if largest is not None and lookup.table == largest.table]
+    sizes = {lookup.elements for lookup in tokens}
+    return tokens if sizes.issuperset([lookup.elements for lookup in lookups]) else []
 
 
-def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
+def _plain(batch: Any, entries: Sequence[Leaf]) -> bool:
     """Return True if a batch is a tensor, or a container of tensors alone."""
     inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
-    return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
+    return len(entries) == len(inside) and all(map(is_array, inside)) and all([entry.whole for entry in entries])
 
 
-def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
+def _masks(entries: Sequence[Leaf]) -> tuple[str, ...]:
     """Return the names of the attention masks, if they have the shapes of the tensors of token ids."""
-    sizes = {one.name: one.sizes for one in found}
-    whole = [one.name for one in found if one.whole]
+    sizes = {entry.name: entry.sizes for entry in entries}
+    whole = [entry.name for entry in entries if entry.whole]
     ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
     return masks if [sizes[name] for name in ids] == [sizes[name] for name in masks] else ()
 

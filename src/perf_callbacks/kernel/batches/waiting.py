@@ -23,19 +23,19 @@ Waiting = tuple[Batch, Tensors]
 
 def identify(batch: Any) -> Tensors:
     """Return weak references to the tensors of a batch whose classes support them."""
-    found = [one.tensor for one in leaves(batch) or ()]
-    return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
+    tensors = [entry.tensor for entry in leaves(batch) or ()]
+    return tuple([weakref.ref(tensor) for tensor in tensors if type(tensor).__weakrefoffset__])
 
 
 def same(some: Tensors, others: Tensors) -> bool:
     if not some or len(some) != len(others):
         return False
-    return all([one() is not None and one() is other() for one, other in zip(some, others, strict=True)])
+    return all([tensor() is not None and tensor() is other() for tensor, other in zip(some, others, strict=True)])
 
 
 def versions(tensors: Tensors) -> tuple[int, ...]:
     """Return the number of writes to each tensor. A loader may write the next batch into the same tensor."""
-    return tuple([_written(one()) for one in tensors])
+    return tuple([_written(reference()) for reference in tensors])
 
 
 def _written(tensor: Any) -> int:
@@ -53,10 +53,10 @@ def take(
     called before in this forward, maybe with the same batch, so only tensors identify a batch. Not `alone`: the call
     may also use a batch of another loader, so only a batch without stored tensors is recognized by its shape.
     """
-    found = [one for one in leaves(arguments) or () if one.rows is not None]
-    ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
+    entries = [entry for entry in leaves(arguments) or () if entry.rows is not None]
+    ids, sizes = {id(entry.tensor) for entry in entries}, {entry.sizes for entry in entries}
     for place, (_, tensors) in enumerate(waiting):
-        if not ids.isdisjoint([id(one()) for one in tensors]):
+        if not ids.isdisjoint([id(reference()) for reference in tensors]):
             return [waiting.pop(place)[0]], place == len(waiting)
     if again:
         return [], False
@@ -65,14 +65,14 @@ def take(
     if not alone:
         fits = [0 if waiting[place][1] else fits[place] for place in places]
     likely = [place for place, fit in enumerate(fits) if fit and fit == max(fits)]
-    rows = found[0].rows if found else None
+    rows = entries[0].rows if entries else None
     if not likely and alone:
         likely = [place for place in places if rows is not None and waiting[place][0].samples == rows]
     if likely:
         newest = likely[0] == len(waiting) - 1
-        known = common([waiting[place][0] for place in likely])
+        shared = common([waiting[place][0] for place in likely])
         del waiting[likely[0]]
-        return [known], newest
+        return [shared], newest
     if not alone:
         return [], False
     batches = [batch for batch, _ in waiting]
@@ -90,13 +90,13 @@ def common(batches: Sequence[Batch]) -> Batch:
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))
     """
     first, *others = batches
-    if all([one is first for one in others]):
+    if all([batch is first for batch in others]):
         return first
     return Batch(
-        first.samples if all([one.samples == first.samples for one in others]) else None,
-        first.tokens if all([one.tokens == first.tokens for one in others]) else None,
+        first.samples if all([batch.samples == first.samples for batch in others]) else None,
+        first.tokens if all([batch.tokens == first.tokens for batch in others]) else None,
         None,
-        first.shape if all([one.shape == first.shape for one in others]) else (),
+        first.shape if all([batch.shape == first.shape for batch in others]) else (),
     )
 
 

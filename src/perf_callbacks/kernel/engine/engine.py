@@ -350,7 +350,7 @@ class Engine:
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, now)
-        for found in summary.findings:
-            self._emit(found)
+        for finding in summary.findings:
+            self._emit(finding)
         self._emit(summary)
         return summary

@@ -120,4 +120,4 @@ def reasons(excluded: Mapping[str, int]) -> str:
     >>> reasons({"first": 1, "evaluation": 4})
     '4 evaluation, 1 first'
     """
-    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
+    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda item: -item[1])])

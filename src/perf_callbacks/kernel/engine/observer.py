@@ -225,4 +225,4 @@ class Observers:
         return any([observer.suspended(seconds) for observer in self.overriding["suspended"]])
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        return tuple([found for observer in self.overriding["findings"] for found in observer.findings(summary)])
+        return tuple([finding for observer in self.overriding["findings"] for finding in observer.findings(summary)])

@@ -34,20 +34,24 @@ def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float
         return {}
     columns = {name: resources[place :: len(RESOURCES)] for place, name in enumerate(RESOURCES)}
     # The bytes of another rank may hold anything. `min` and `max` would overlook a NaN.
-    known = {name: column for name, column in columns.items() if all([0 <= value < LARGEST for value in column])}
-    figures = {name: combine(known[of]) for name, (of, combine) in JOB_FIGURES.items() if of in known}
+    complete_columns = {
+        name: column for name, column in columns.items() if all([0 <= value < LARGEST for value in column])
+    }
+    figures = {
+        name: combine(complete_columns[of]) for name, (of, combine) in JOB_FIGURES.items() if of in complete_columns
+    }
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
 def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) -> dict[str, tuple[float | None, ...]]:
     """Return a value for each rank of the job, None if unknown. A resource that no rank knows is left out."""
-    found = {}
+    values_by_name = {}
     for place, name in enumerate(RESOURCES):
         values = dict(zip(ranks, resources[place :: len(RESOURCES)], strict=True))
-        known = {rank: float(f"{value:.4g}") for rank, value in values.items() if 0 <= value < LARGEST}
-        if known:
-            found[name] = tuple([known.get(rank) for rank in range(world_size)])
-    return found
+        rounded = {rank: float(f"{value:.4g}") for rank, value in values.items() if 0 <= value < LARGEST}
+        if rounded:
+            values_by_name[name] = tuple([rounded.get(rank) for rank in range(world_size)])
+    return values_by_name
 
 
 def packed(resources: Mapping[str, float]) -> "array[float]":

@@ -138,8 +138,8 @@ class StepReader:
         """Use this function from now on. Return the token counts of earlier steps that are in the ledger, by number."""
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
-        found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
-        tokens = {number: amount for number, amount in found.items() if amount is not None}
+        counts = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
+        tokens = {number: amount for number, amount in counts.items() if amount is not None}
         self.passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self.passed])
         return tokens
 
@@ -152,9 +152,9 @@ class StepReader:
         written = self._tape.take()
         if self._observers.overriding["marks_read"]:
             self._observers.marks_read(written, [number for number, *_ in self.ended])
-        past, told = self._tape.read(written)
+        past, pauses = self._tape.read(written)
         ended = self.ended
-        for pause, stage, place in told:
+        for pause, stage, place in pauses:
             self._tell(
                 pause,
                 "other" if stage is Stage.UNDECIDED else stage.name.lower(),
@@ -177,9 +177,9 @@ class StepReader:
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
-                known = [*zip(times, steps.excluded, strict=True)]
-                self.longest_timed = max([self.longest_timed, *[time for time, _ in known if time is not None]])
-                times = [time for time, reason in known if time is not None and reason not in BEGINNING]
+                pairs = [*zip(times, steps.excluded, strict=True)]
+                self.longest_timed = max([self.longest_timed, *[time for time, _ in pairs if time is not None]])
+                times = [time for time, reason in pairs if time is not None and reason not in BEGINNING]
             self.longest_step = max([self.longest_step, *times])
             self.longest_timed = max(self.longest_timed, self.longest_step)
         return steps
@@ -240,8 +240,9 @@ class StepReader:
         steps, last = [], self._batch
         for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
             last = batches[0] if batches else last
-            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # useful tokens may be on a device
-            samples, tokens = known if batches else _without(last, calls)[:2]
+            # useful tokens may be on a device
+            amounts = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]
+            samples, tokens = amounts if batches else _without(last, calls)[:2]
             steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
         return Columns.of(steps) if steps else None
 

@@ -99,8 +99,8 @@ class Columns(NamedTuple):
     def rows(self) -> list[Step]:
         *columns, times, stages = self
         seconds = zip(*stages, strict=True)
-        known = [None if time is None else stages for time, stages in zip(times, seconds, strict=True)]
-        return [*map(Step._make, zip(*columns, known, strict=True))]
+        rows = [None if time is None else stages for time, stages in zip(times, seconds, strict=True)]
+        return [*map(Step._make, zip(*columns, rows, strict=True))]
 
     @property
     def included(self) -> "Columns":
@@ -172,20 +172,20 @@ class Totals:
         self.untold_steps += steps.tokens.count(None)
 
     def _add_flops(self, steps: Columns) -> None:
-        known: list[StepFlops] = [*filter(None, steps.effort)]
-        if not known:
+        efforts: list[StepFlops] = [*filter(None, steps.effort)]
+        if not efforts:
             return
         seconds: Sequence[Any] = steps.step_seconds
-        amounts: Iterable[Any] = zip(*known, strict=True)
+        amounts: Iterable[Any] = zip(*efforts, strict=True)
         if alike(steps.effort):
-            amounts = [[amount and amount * len(known)] for amount in known[0]]
+            amounts = [[amount and amount * len(efforts)] for amount in efforts[0]]
         model, hardware, ideal = amounts
         before = self.effort
         self.effort = StepFlops(
             sum(model, before.model_flops), sum(hardware, before.hardware_flops), sum_of(ideal, before.ideal_seconds)
         )
-        self.effort_steps += len(known)
-        self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
+        self.effort_steps += len(efforts)
+        self.effort_seconds += sum(seconds if len(efforts) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
         self.steps += other.steps

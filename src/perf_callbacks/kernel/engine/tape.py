@@ -116,14 +116,14 @@ class Tape:
         written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
         done = Past([[] for _ in STAGES], [], [], [])
-        told: list[PlacedPause] = []
+        pauses: list[PlacedPause] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
             if width and not self._begun and not any([type(mark) is Pause for mark in first]):
                 self._alike(first, times[start:stop], done)
             else:
-                self._one_by_one(marks[start:stop], times[start:stop], done, told)
-        return done, told
+                self._one_by_one(marks[start:stop], times[start:stop], done, pauses)
+        return done, pauses
 
     def turned(self) -> tuple[Stage, float]:
         """Return the current stage of the training thread, and the time of the newest mark, from any thread."""
@@ -176,10 +176,10 @@ class Tape:
         done.pauses.extend([()] * steps)
         done.calls.extend([self._tracker.take_calls()] * steps)
 
-    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[PlacedPause]) -> None:
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, pauses: list[PlacedPause]) -> None:
         for mark, time in zip(marks, times, strict=True):
             if type(mark) is Pause:
-                self._pause(mark, told, len(done.calls))
+                self._pause(mark, pauses, len(done.calls))
                 continue
             owner = self._tracker.turn(mark)
             self._seconds[owner] += time - self._last
@@ -196,9 +196,9 @@ class Tape:
                 self._seconds = [UNSEEN] * len(Stage)
                 self._pauses = []
 
-    def _pause(self, pause: Pause, told: list[PlacedPause], step: int) -> None:
+    def _pause(self, pause: Pause, pauses: list[PlacedPause], step: int) -> None:
         stage = self._tracker.stage
-        told.append((pause, stage, step))
+        pauses.append((pause, stage, step))
         self._begun = True  # the rest of the step has to be read mark by mark
         if pause.here and stage is not _ASIDE:
             self._pauses.append(pause.seconds)

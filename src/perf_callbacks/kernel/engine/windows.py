@@ -94,11 +94,11 @@ def hold(window: Window, before: Window | None, now: int | None = None) -> Windo
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)
     later = max(window.last_step, now or 0) + NOTICE * (window.last_step - window.first_step + 1)
-    said = {} if before is None else {name: (before.asks[name], step) for name, step in before.holds.items()}
+    adopted = {} if before is None else {name: (before.asks[name], step) for name, step in before.holds.items()}
     holds = {}
     for name, amount in window.asks.items():
-        known, step = said.get(name, (None, later))
-        holds[name] = step if known == amount else later
+        value, step = adopted.get(name, (None, later))
+        holds[name] = step if value == amount else later
     return replace(window, holds=holds)
 
 
@@ -109,13 +109,13 @@ def rates(window: Window) -> dict[str, float]:
     {'samples_per_second': 16.0, 'useful_tokens_per_second': 0.0}
     """
     amounts = {"samples": window.samples, "tokens": window.tokens, "useful_tokens": window.useful_tokens}
-    known = {name: amount for name, amount in amounts.items() if amount is not None and window.seconds > 0}
-    return {f"{name}_per_second": amount / window.seconds for name, amount in known.items()}
+    positive = {name: amount for name, amount in amounts.items() if amount is not None and window.seconds > 0}
+    return {f"{name}_per_second": amount / window.seconds for name, amount in positive.items()}
 
 
 def possible(item: Any) -> bool:
     """Check the numbers (not the types) in another rank's message: none negative, no window of 0 steps."""
-    amounts = [getattr(item, one.name) for one in fields(item)]
+    amounts = [getattr(item, field.name) for field in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):
         return False

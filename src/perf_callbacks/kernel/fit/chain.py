@@ -51,8 +51,8 @@ def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
     if step == 0 and carried is None:
         own = run.process_seconds or 0.0
         return Chain(resumed=False, first_unix=run.started_unix - own, elapsed_seconds=own, productive_seconds=0.0)
-    found = [number(carried or {}, name) for name in ("first_unix", "elapsed_seconds", "productive_seconds")]
-    first, elapsed, productive = found if (carried or {}).get("step") == step else (None, None, None)
+    counters = [number(carried or {}, name) for name in ("first_unix", "elapsed_seconds", "productive_seconds")]
+    first, elapsed, productive = counters if (carried or {}).get("step") == step else (None, None, None)
     if first is None or elapsed is None or productive is None:
         return Chain(resumed=True, first_unix=None, elapsed_seconds=None, productive_seconds=None)
     now = max(elapsed, run.started_unix - first)  # the wall clock may have been set back
@@ -62,8 +62,8 @@ def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
 def number(carried: Mapping[str, Any], name: str) -> float | None:
     """None: the checkpoint lacks the counter, or the value is impossible."""
     value = carried.get(name)
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return value if known else None
+    possible = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return value if possible else None
 
 
 def process_seconds() -> float | None:

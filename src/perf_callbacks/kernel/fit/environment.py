@@ -66,9 +66,9 @@ def read(
     ranks = max(1, int(local)) if local.isdecimal() else 1
     mask = processes.cpu_mask()
     of_the_job = len(mask | (topology.mask_of(root, os.getppid()) or mask))  # 0: unknown
-    found = None
+    facts = None
     with guard() as attempt:  # other items of the checklist need no CPU facts
-        found = cpu_facts.read(
+        facts = cpu_facts.read(
             affinity,
             None if device is None else device.kind,
             None if device is None else device.properties(),
@@ -90,7 +90,7 @@ def read(
         local_world_size=ranks,
         loaders_pin=loaders_pin,
         copies_go_on=copies_go_on,
-        cpu_facts=found,
+        cpu_facts=facts,
         cpus_unknown=attempt.reason or None,
     )
 

@@ -24,9 +24,9 @@ class FirstBatch:
             return
         self.wanted = False
         with guard(let_pass):  # a batch may be anything
-            found = [*tensors(batch)]
-            self.pinned = bool(found) and found[0].is_pinned()
-            self.bytes = sum([tensor.nbytes for tensor in found])
+            inside = [*tensors(batch)]
+            self.pinned = bool(inside) and inside[0].is_pinned()
+            self.bytes = sum([tensor.nbytes for tensor in inside])
         self.kind = type(batch).__name__
 
 

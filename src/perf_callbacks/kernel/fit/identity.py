@@ -38,26 +38,26 @@ _KNOWN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|e
 
 def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of `Run` about program, machine and job that can be read."""
-    found: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
+    values: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
     with guard(let_pass):  # an embedding program may have no arguments
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-        found["program"] = spec.name.removesuffix(".__main__") if spec is not None else sys.argv[0]
-        found["command_line"] = command_line(sys.argv)
+        values["program"] = spec.name.removesuffix(".__main__") if spec is not None else sys.argv[0]
+        values["command_line"] = command_line(sys.argv)
     with guard(let_pass):  # a directory may have been removed
-        found["directory"] = str(Path.cwd())
-    return found
+        values["directory"] = str(Path.cwd())
+    return values
 
 
 def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str, Any]:
     """Return the fields of `Run` about the model and its batches that can be read."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     with guard(let_pass):  # a model and a loader may be anything
         if model is not None:
-            found["model"] = model_name(model)
-            found["parameters"] = parameters(model)
+            values["model"] = model_name(model)
+            values["parameters"] = parameters(model)
     with guard(let_pass):
-        found["batch"] = batch_size(setup().loaders)
-    return found
+        values["batch"] = batch_size(setup().loaders)
+    return values
 
 
 def job_id(environment: Mapping[str, str]) -> str | None:
@@ -97,18 +97,22 @@ def model_name(model: nn.Module) -> str:
 def parameters(model: nn.Module) -> int | None:
     """Count sharded parameters in full size. None: a size is unknown, as of a parameter without a shape yet."""
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
-    sizes = [parameter_size(one, managed=managed) for one in model.parameters()]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    sizes = [parameter_size(parameter, managed=managed) for parameter in model.parameters()]
+    full = [size for size in sizes if size is not None]
+    return sum(full) if len(full) == len(sizes) else None
 
 
-def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
+def parameter_size(parameter: nn.Parameter, *, managed: bool) -> int | None:
     """Count the elements on all ranks. `managed`: FSDP 1 manages the model."""
-    lazy = isinstance(one, nn.parameter.UninitializedParameter)
-    whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
-    if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
+    lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+    whole = getattr(parameter, "ds_numel", None)  # DeepSpeed's stage 3
+    if (
+        lazy
+        or hasattr(parameter, "quant_state")
+        or (managed and whole is None and not hasattr(parameter, "device_mesh"))
+    ):
         return None
-    return one.numel() if whole is None else int(whole)
+    return parameter.numel() if whole is None else int(whole)
 
 
 def batch_size(loaders: Sequence[Any]) -> int | None:

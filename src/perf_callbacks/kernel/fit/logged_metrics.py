@@ -18,10 +18,10 @@ def main(names: Iterable[str]) -> list[str]:
     >>> main(["perf/mfu", "perf/hfu", "loss", "perf/samples_per_second", "perf/step_time"])
     ['perf/step_time', 'perf/samples_per_second', 'perf/mfu']
     """
-    found = {_metric(name): name for name in names if name.startswith(PREFIX)}
-    if "tokens_per_second" in found:
-        found.pop("samples_per_second", None)
-    return [found[metric] for metric in MAIN if metric in found]
+    ours = {_metric(name): name for name in names if name.startswith(PREFIX)}
+    if "tokens_per_second" in ours:
+        ours.pop("samples_per_second", None)
+    return [ours[metric] for metric in MAIN if metric in ours]
 
 
 def hidden(names: Iterable[str], console: str) -> list[str]:
@@ -61,17 +61,17 @@ class Logged:
     def run(self, metrics: Mapping[str, float]) -> dict[str, float]:
         return self._chosen(metrics, ORDINARY | {"peak_tflops": metrics.get(f"{PREFIX}{RUN}peak_tflops")})
 
-    def _chosen(self, metrics: Mapping[str, float], known: Mapping[str, float | None]) -> dict[str, float]:
+    def _chosen(self, metrics: Mapping[str, float], usual: Mapping[str, float | None]) -> dict[str, float]:
         self.names.update(metrics)
         if self._which == "main":
             return {name: metrics[name] for name in main(metrics)}
         values = {_metric(name): value for name, value in metrics.items()}
-        known = {**known, "mfu_mixed": values.get("mfu")}
-        return {name: value for name, value in metrics.items() if not _same(known.get(_metric(name)), value)}
+        usual = {**usual, "mfu_mixed": values.get("mfu")}
+        return {name: value for name, value in metrics.items() if not _same(usual.get(_metric(name)), value)}
 
 
-def _same(known: float | None, value: float) -> bool:
-    return known is not None and math.isclose(known, value, rel_tol=1e-5)
+def _same(usual: float | None, value: float) -> bool:
+    return usual is not None and math.isclose(usual, value, rel_tol=1e-5)
 
 
 def _metric(name: str) -> str:

@@ -38,17 +38,17 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
     """Return this rank's coordinate in each named dimension with several ranks."""
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for mesh in () if model is None else _meshes(model):
         coordinate = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)
-        found |= {name: place for number, (name, place) in enumerate(coordinate) if mesh.size(number) > 1}
-    return found
+        places |= {name: place for number, (name, place) in enumerate(coordinate) if mesh.size(number) > 1}
+    return places
 
 
 def _meshes(model: torch.nn.Module) -> Collection[Any]:
     """Return whole meshes: a pipeline stage has parameters on the slice "dp" of ("pp", "dp"), without stages."""
-    found = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
-    slices = {id(mesh): mesh for mesh in found if mesh is not None}.values()
+    meshes = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
+    slices = {id(mesh): mesh for mesh in meshes if mesh is not None}.values()
     return {id(mesh): mesh for mesh in map(_whole, slices)}.values()
 
 
@@ -68,14 +68,14 @@ def _whole(mesh: Any) -> Any:
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
     """Return the number of ranks along each mesh dimension that has several."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
-    found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
-    if own and [name for name, _ in found] == [""]:
-        return {"dp": found[0][1]}
-    for name, _ in found:
+    sizes = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
+    if own and [name for name, _ in sizes] == [""]:
+        return {"dp": sizes[0][1]}
+    for name, _ in sizes:
         if bool(_words(name) & SAME_SAMPLES) == bool(_words(name) & OWN_SAMPLES):  # "dp_cp" contains both
             called = f"named {name!r}" if name else "without a name"
             raise Ambiguous(f"a mesh dimension {called} doesn't say whether its ranks share their samples")
-    return dict(found)
+    return dict(sizes)
 
 
 def _words(name: str) -> set[str]:

@@ -32,10 +32,10 @@ class ModulePaths:
         for path, module in self._walk(model, ""):
             self.modules[path] = self.modules.get(path, 0) + (_wrapped(module) is None)
             total = self.parameters.setdefault(path, 0)
-            for one in module._parameters.values():  # noqa: SLF001 `parameters` has no shorter form for one module
-                if one is not None and id(one) not in seen:
-                    seen.add(id(one))
-                    size = parameter_size(one, managed=managed)
+            for parameter in module._parameters.values():  # noqa: SLF001 `parameters` has no shorter form for one module
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    size = parameter_size(parameter, managed=managed)
                     total = None if total is None or size is None else total + size
             self.parameters[path] = total
 

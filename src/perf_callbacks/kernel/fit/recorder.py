@@ -134,22 +134,22 @@ class Recorder:
             return
         try:
             reader, engine = self.reader, self.engine
-            found = None
+            lookup = None
             if engine.takes_batches and reader.by_shapes:
                 try:
-                    found = reader.by_shapes.get(
+                    lookup = reader.by_shapes.get(
                         tuple(map(shape_of, batch))
                         if type(batch) in ROWS
                         else (*batch.keys(), *map(shape_of, batch.values()))
                     )
                 except UNREADABLE as error:
                     let_pass(error)
-            if found is not None:
-                engine.batches.append(found)
+            if lookup is not None:
+                engine.batches.append(lookup)
                 return
-            found = reader.read(batch)
+            lookup = reader.read(batch)
             if not engine.open_spans:  # as `Engine.batch`, without its frame
-                engine.batches.append(found)
+                engine.batches.append(lookup)
                 if len(engine.batches) >= engine.relieve_at:
                     engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run

@@ -53,5 +53,5 @@ def flat(loaders: Any) -> tuple[Any, ...]:
     if isinstance(loaders, dict):
         loaders = [*loaders.values()]
     if isinstance(loaders, list | tuple):
-        return tuple([one for loader in loaders for one in flat(loader)])
+        return tuple([part for loader in loaders for part in flat(loader)])
     return () if loaders is None else (loaders,)

@@ -106,10 +106,10 @@ class Lease:
         observers = [*self._owner.observers]
         with self._owner.collecting(why), ExitStack() as timed:
             ended = [timed.enter_context(observer.timing(generation)) for observer in observers]
-            found = gc.collect(generation)
+            garbage = gc.collect(generation)
             for end in ended:
-                end(found)
-            return found
+                end(garbage)
+            return garbage
 
     def _catch_up(self, generation: int) -> None:
         self._seen = self._owner.collections
@@ -189,9 +189,9 @@ class Collector(Owner[Lease]):
         with self._lock:
             self.off.add(lease)
             if self._found is None:
-                found = gc.get_threshold()
-                self._found = found
-                gc.set_threshold(0, *found[1:])
+                thresholds = gc.get_threshold()
+                self._found = thresholds
+                gc.set_threshold(0, *thresholds[1:])
             return True
 
     def freeze(self, lease: Lease) -> None:
@@ -253,7 +253,7 @@ class Collector(Owner[Lease]):
     def _unfreeze(self) -> None:
         """If other code froze more objects after the fit did, all objects stay frozen."""
         mark = self._frozen
-        if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
+        if mark is _FREEZING or any(item is mark for item in gc.get_objects()):
             gc.unfreeze()
         self._frozen = None
 

@@ -77,21 +77,23 @@ def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
 
 def local_rank(environ: Mapping[str, str]) -> int:
     """Return the local rank, even if the number of ranks here is unknown; 0 without a launcher."""
-    known = local_ranks(environ)
-    if known is not None:
-        return known[0]
+    ranks = local_ranks(environ)
+    if ranks is not None:
+        return ranks[0]
     words = [environ.get(name, "") for name, _ in LOCAL_RANKS]
     return next((int(word) for word in words if word.isdecimal()), 0)
 
 
-def _gpu(found: Any, machine: Machine, root: Path, inventory: Callable[[], Inventory]) -> tuple[Gpu | None, str | None]:
+def _gpu(
+    properties: Any, machine: Machine, root: Path, inventory: Callable[[], Inventory]
+) -> tuple[Gpu | None, str | None]:
     """Return where the GPU is, or why that is unknown.
 
     Its PCI id counts, or NVML's for its UUID, whatever CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are.
     """
-    uuid, pci = bare(str(getattr(found, "uuid", ""))), None
-    if hasattr(found, "pci_bus_id"):
-        pci = pci_id(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
+    uuid, pci = bare(str(getattr(properties, "uuid", ""))), None
+    if hasattr(properties, "pci_bus_id"):
+        pci = pci_id(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     if pci is None:
         listed = inventory()
         pci = next((gpu.pci for gpu in listed.gpus if gpu.uuid == uuid), None)

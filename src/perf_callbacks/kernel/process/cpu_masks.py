@@ -71,13 +71,13 @@ class Affinity(Owner[Cpus]):
         If the system refuses, raise `OSError` and change nothing.
         """
         with self._lock:
-            found = self.found
-            if found is None:
+            before = self.found
+            if before is None:
                 return
             if self._found is None:
-                self._others = {thread: mask for thread, mask in self.now if mask != found}
-                self._ours = {found}
-                self._found = found
+                self._others = {thread: mask for thread, mask in self.now if mask != before}
+                self._ours = {before}
+                self._found = before
             self._claim(fit, cpus)
             try:
                 self.reconcile()

@@ -47,13 +47,13 @@ def runnable(thread: int, root: Path = Path("/")) -> bool:
 
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
     """Return the sum of the idle seconds of these CPUs since boot."""
-    found = []
+    idle_ticks = []
     with suppress(OSError, ValueError, IndexError, AttributeError):  # Windows has no `sysconf`
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
             name, *ticks = line.split()
             if name != "cpu" and name.startswith("cpu") and int(name.removeprefix("cpu")) in cpus:
-                found.append(int(ticks[_IDLE]) + int(ticks[_WAITING]))
-        return sum(found) / os.sysconf("SC_CLK_TCK") if found and len(found) == len(cpus) else None
+                idle_ticks.append(int(ticks[_IDLE]) + int(ticks[_WAITING]))
+        return sum(idle_ticks) / os.sysconf("SC_CLK_TCK") if idle_ticks and len(idle_ticks) == len(cpus) else None
     return None
 
 

@@ -115,9 +115,9 @@ class Device:
     def headroom(self) -> int | None:
         """Return the free bytes, also within the allocator. The process must have a context."""
         with suppress(Exception):  # no such function
-            found = self.allocator()
+            allocator = self.allocator()
             free = int(self.module.mem_get_info(self.place)[0])
-            return None if found is None else free + found.reserved_bytes - found.allocated_bytes
+            return None if allocator is None else free + allocator.reserved_bytes - allocator.allocated_bytes
         return None
 
     @property
@@ -212,13 +212,13 @@ class Cuda(Device):
     def features(self) -> Features:
         """By compute capability: tensor cores since V100, TF32 and bf16 since A100."""
         with suppress(Exception):  # CUDA doesn't start
-            found, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
+            properties, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
             return Features(
                 half="bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else None,
                 tensor_cores=capability >= (7, 0),
                 tf32=capability >= (8, 0),
-                multiprocessors=int(found.multi_processor_count),
-                uuid=str(found.uuid) if hasattr(found, "uuid") else None,  # an older torch has none
+                multiprocessors=int(properties.multi_processor_count),
+                uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,  # an older torch has none
             )
         return Features()
 
@@ -240,12 +240,12 @@ class Rocm(Cuda):
     def features(self) -> Features:
         """By architecture: MI100 has fp16, MI200 and later have bf16, and MI300 has TF32."""
         with suppress(Exception):  # as above
-            found = self.properties()()
-            name = str(found.gcnArchName).partition(":")[0]
+            properties = self.properties()()
+            name = str(properties.gcnArchName).partition(":")[0]
             return Features(
                 half="bf16" if name.startswith(("gfx90a", "gfx94", "gfx95")) else "fp16" if name == "gfx908" else None,
                 tf32=name.startswith("gfx94"),
-                multiprocessors=int(found.multi_processor_count),
+                multiprocessors=int(properties.multi_processor_count),
                 architecture=name,
             )
         return Features()
@@ -265,10 +265,10 @@ class Xpu(Device):
     def features(self) -> Features:
         """bf16 is the fast 16-bit format if the device has matrix engines."""
         with suppress(Exception):  # as above
-            found = torch.xpu.get_device_capability(self.place)
+            capability = torch.xpu.get_device_capability(self.place)
             units = getattr(torch.xpu.get_device_properties(self.place), "max_compute_units", None)
             return Features(
-                half="bf16" if found.get("has_subgroup_matrix_multiply_accumulate") else None,
+                half="bf16" if capability.get("has_subgroup_matrix_multiply_accumulate") else None,
                 multiprocessors=units,
             )
         return Features()
@@ -359,15 +359,15 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
         del places[0]
     first = [torch.device(place.type, index) for index in range(number)]
     if len(places) < number and places[0] in first:
-        places = [places[0], *[one for one in first if one != places[0]]]
+        places = [places[0], *[other for other in first if other != places[0]]]
     return tuple(map(of, places))
 
 
 def allocators(devices: Iterable[Device]) -> Allocator | None:
     """None: any device's statistics are unknown."""
-    found = [device.allocator() for device in devices]
-    known = [one for one in found if one is not None]
-    return Allocator(*map(sum, zip(*known, strict=True))) if known and len(known) == len(found) else None
+    states = [device.allocator() for device in devices]
+    readings = [state for state in states if state is not None]
+    return Allocator(*map(sum, zip(*readings, strict=True))) if readings and len(readings) == len(states) else None
 
 
 def synchronize() -> None:

@@ -156,9 +156,9 @@ class EventTimeline:
             if late and not self._failed and len(self._closed) <= MOST_BEHIND:
                 break
             self._closed.popleft()
-            found = LOST if late else _measure(marks, end)
-            done.append(found)
-            self._lost_in_row = self._lost_in_row + 1 if found is LOST else 0
+            times = LOST if late else _measure(marks, end)
+            done.append(times)
+            self._lost_in_row = self._lost_in_row + 1 if times is LOST else 0
             if self._lost_in_row == SAID_AFTER and not self._failed:
                 log.warning("perf_callbacks: the device has given no times for %d steps in a row.", SAID_AFTER)
             self._free += [event for _, event in marks]  # an event that is not done may be recorded anew

@@ -47,10 +47,10 @@ class GcObserver:
         place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
         made, start, reason = gc.get_count()[0], self._clock(), COLLECTOR.reason
 
-        def ended(found: int) -> None:
+        def ended(garbage: int) -> None:
             seconds = self._clock() - start
             here = threading.get_ident() == self._thread
-            self._report(Pause(generation, start, seconds, found, False, here, reason, made))
+            self._report(Pause(generation, start, seconds, garbage, False, here, reason, made))
 
         try:
             if place is not None:

@@ -81,7 +81,11 @@ class Monitor:
         rates, memory = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetMemoryInfo")
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         processes = ask("nvmlDeviceGetComputeRunningProcesses")
-        own = [one.usedGpuMemory for one in processes or () if one.pid == os.getpid() and one.usedGpuMemory is not None]
+        own = [
+            process.usedGpuMemory
+            for process in processes or ()
+            if process.pid == os.getpid() and process.usedGpuMemory is not None
+        ]
         tensors, bandwidth = activity.read()
         return DeviceUse(
             utilization=None if rates is None else rates.gpu / 100,
@@ -102,13 +106,13 @@ class Monitor:
 
     def close(self) -> None:
         """Free the GPM sample and shut NVML down. Idempotent."""
-        found, self._nvml = self._nvml, None
-        if found is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
+        nvml, self._nvml = self._nvml, None
+        if nvml is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
             return
         if self._activity is not None:
             self._activity.close()
         with suppress(Exception):
-            found.nvmlShutdown()
+            nvml.nvmlShutdown()
 
 
 class _Activity:
@@ -126,10 +130,10 @@ class _Activity:
             return None, None
         before, self._before = self._before, _answer(self._sample)
         try:
-            known = None if before is None or self._before is None else _answer(partial(self._shares, before))
+            shares = None if before is None or self._before is None else _answer(partial(self._shares, before))
         finally:
             self._free(before)
-        return (None, None) if known is None else known
+        return (None, None) if shares is None else shares
 
     def close(self) -> None:
         """Idempotent."""
@@ -191,7 +195,7 @@ def _started() -> Any:
 
 
 def _listed(pynvml: Any) -> Inventory:
-    found, unanswered = list[Listed](), list[str]()
+    gpus, unanswered = list[Listed](), list[str]()
     for index in range(pynvml.nvmlDeviceGetCount()):
         with guard() as attempt:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -199,10 +203,10 @@ def _listed(pynvml: Any) -> Inventory:
             uuid = _answer(partial(pynvml.nvmlDeviceGetUUID, handle))
             divided = bool(_answer(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
             pci = pci_id(bus.domain, bus.bus, bus.device)
-            found.append(Listed(pci=pci, uuid=None if uuid is None else bare(uuid), divided=divided))
+            gpus.append(Listed(pci=pci, uuid=None if uuid is None else bare(uuid), divided=divided))
             continue
         unanswered.append(f"GPU {index}: {attempt.reason}")
-    return Inventory(gpus=tuple(found), unanswered=tuple(unanswered))
+    return Inventory(gpus=tuple(gpus), unanswered=tuple(unanswered))
 
 
 def pci_id(domain: int, bus: int, device: int) -> str:

@@ -27,17 +27,17 @@ def loaded() -> dict[str, str]:
     """Return the version of each loaded package by import name, without Python's standard library."""
     names = {name for name in [*sys.modules] if "." not in name and not name.startswith("_")}
     chosen = [*[name for name in FIRST if name in names], *sorted(names - _LISTED_APART)]
-    found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def drivers() -> dict[str, str]:
     """Drivers that are part of Linux are left out."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name, file in DRIVERS.items():
         with suppress(OSError, UnicodeDecodeError):
-            found[name] = file.read_text(encoding="utf-8").strip()[:LONGEST]
-    return found
+            versions[name] = file.read_text(encoding="utf-8").strip()[:LONGEST]
+    return versions
 
 
 _LISTED_APART = frozenset({*FIRST, *sys.stdlib_module_names})
@@ -46,8 +46,8 @@ _LISTED_APART = frozenset({*FIRST, *sys.stdlib_module_names})
 def _version(name: str) -> str | None:
     """From the module or, more slowly, from the metadata on the disk."""
     with suppress(Exception):  # any package's code
-        found = vars(sys.modules[name]).get("__version__")
-        version = found if isinstance(found, str) else _version_on_disk(name)
+        attribute = vars(sys.modules[name]).get("__version__")
+        version = attribute if isinstance(attribute, str) else _version_on_disk(name)
         return version and version[:LONGEST]
     return None
 

@@ -50,18 +50,18 @@ def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
         own = os.getpid() if pid is None else pid
         ranks = {*_local_ranks(proc / str(own)), LOCAL_RANK + os.environ.get("LOCAL_RANK", "").encode()}
         pids = {*_tree(proc, own, ranks)}
-        found = [one for one in (_stat(proc / str(one)) for one in pids) if one is not None]
-        if not found:
+        stats = [stat for stat in (_stat(proc / str(child)) for child in pids) if stat is not None]
+        if not stats:
             return None
-        reads = [entry(proc / str(one) / "io", "read_bytes") for one in pids]
-        known = [int(number) for number in reads if number is not None and number.isdecimal()]
-        resident, shared = [sum(pages) for pages in zip(*[pages for _, pages in found], strict=True)]
+        reads = [entry(proc / str(child) / "io", "read_bytes") for child in pids]
+        amounts = [int(number) for number in reads if number is not None and number.isdecimal()]
+        resident, shared = [sum(pages) for pages in zip(*[pages for _, pages in stats], strict=True)]
         ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         return Processes(
-            cpu_seconds=sum([ran for ran, _ in found]) / ticks,
+            cpu_seconds=sum([ran for ran, _ in stats]) / ticks,
             resident_bytes=resident * page,
             anonymous_bytes=(resident - shared) * page if shared else None,  # gVisor reports 0, which no process has
-            read_bytes=sum(known) if known else None,
+            read_bytes=sum(amounts) if amounts else None,
         )
     return None
 
@@ -85,8 +85,8 @@ def text(path: Path) -> str | None:
 def entry(path: Path, name: str) -> str | None:
     """Return the text after `name:` in a file of `/proc`."""
     for line in (text(path) or "").splitlines():
-        found, _, value = line.partition(":")
-        if found == name:
+        key, _, value = line.partition(":")
+        if key == name:
             return value.strip()
     return None
 
@@ -94,7 +94,9 @@ def entry(path: Path, name: str) -> str | None:
 def _local_ranks(process: Path) -> set[bytes]:
     """Return the local-rank entry of the environment with which a process started, if any."""
     with suppress(OSError):
-        return {one for one in (process / "environ").read_bytes().split(b"\0") if one.startswith(LOCAL_RANK)}
+        return {
+            variable for variable in (process / "environ").read_bytes().split(b"\0") if variable.startswith(LOCAL_RANK)
+        }
     return set()
 
 

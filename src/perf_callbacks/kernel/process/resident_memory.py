@@ -26,14 +26,14 @@ def peak_bytes() -> int | None:
 
 def in_use(allocated: Callable[[], int | None] = lambda: None) -> Mapping[str, int]:
     """Return the host's peak and, by `allocated`, the device's memory, in bytes. Unknown values are left out."""
-    found = {"host": peak_bytes(), "device": allocated()}
-    return {kind: amount for kind, amount in found.items() if amount is not None}
+    amounts = {"host": peak_bytes(), "device": allocated()}
+    return {kind: amount for kind, amount in amounts.items() if amount is not None}
 
 
 def memory_available(root: Path = Path("/")) -> int | None:
     """Return what the machine or the control group has left, whichever is less."""
-    known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
-    return min(known, default=None)
+    amounts = [amount for amount in (_machine(root), _group(root)) if amount is not None]
+    return min(amounts, default=None)
 
 
 def _machine(root: Path) -> int | None:

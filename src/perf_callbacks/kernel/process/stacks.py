@@ -63,15 +63,18 @@ def callers() -> Iterator[FrameType]:
 def of_thread(thread: int) -> Stack | None:
     """None: the thread runs no Python code, waits at a prompt, or is in a debugger."""
     inmost = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
-    frames = [one for one in islice(outward(inmost), DEEPEST) if not one.f_code.co_filename.startswith(_OURS)]
-    if not frames or _person([_module(one) for one in frames]):
+    frames = [frame for frame in islice(outward(inmost), DEEPEST) if not frame.f_code.co_filename.startswith(_OURS)]
+    if not frames or _person([_module(frame) for frame in frames]):
         return None
     inner = frames[0]
-    own = next((one for one in frames if _is_own(one.f_code.co_filename)), inner)
+    own = next((frame for frame in frames if _is_own(frame.f_code.co_filename)), inner)
     apart = own is not inner and not _module(inner).startswith(_BACKWARD)  # the stage already says backward
     return Stack(
         tuple(
-            [f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_name}" for one in reversed(frames[:MOST_FRAMES])]
+            [
+                f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                for frame in reversed(frames[:MOST_FRAMES])
+            ]
         ),
         f"{_line(own)}, in {_line(inner)}" if apart else _line(own),
         _waits(frames),
@@ -80,10 +83,10 @@ def of_thread(thread: int) -> Stack | None:
 
 def _waits(frames: list[FrameType]) -> bool:
     """Judge the innermost frame by its module and the names on its line."""
-    modules = [_module(one) for one in frames]
+    modules = [_module(frame) for frame in frames]
     if modules[0].startswith(_COLLECTIVES):
         return True
-    caller = next((one for one, module in zip(frames, modules, strict=True) if module != _OPERATIONS), frames[0])
+    caller = next((frame for frame, module in zip(frames, modules, strict=True) if module != _OPERATIONS), frames[0])
     names = _names(caller)
     stored = any(["store" in name.lower() for name in names])
     return any([name in _WAITS or (stored and name in _STORE_WAITS) for name in names])
@@ -95,11 +98,13 @@ def _names(frame: FrameType) -> set[str]:
     spans = [(start, min(stop, last)) for start, stop, at in frame.f_code.co_lines() if at == line and start <= last]
     if not spans:
         return set()
-    loads = [one for one in dis.get_instructions(frame.f_code) if one.opname.startswith("LOAD_")]
+    loads = [
+        instruction for instruction in dis.get_instructions(frame.f_code) if instruction.opname.startswith("LOAD_")
+    ]
     return {
-        one.argval
-        for one in loads
-        if isinstance(one.argval, str) and any([start <= one.offset <= stop for start, stop in spans])
+        instruction.argval
+        for instruction in loads
+        if isinstance(instruction.argval, str) and any([start <= instruction.offset <= stop for start, stop in spans])
     }
 
 
@@ -133,45 +138,45 @@ def around_trainer() -> frozenset[int]:
 
 def calling_line() -> str | None:
     """Innermost of the program, in the current thread."""
-    found = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
-    return None if found is None else found.line
+    place = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
+    return None if place is None else place.line
 
 
 def _position(frame: FrameType | None, outer: Collection[int] = ()) -> Position | None:
     called = ""
-    for one in islice(outward(frame), DEEPEST):
-        if one.f_code.co_filename.startswith(_OURS):
+    for caller in islice(outward(frame), DEEPEST):
+        if caller.f_code.co_filename.startswith(_OURS):
             continue
-        if id(one) in outer:
+        if id(caller) in outer:
             return None
-        if _is_own(one.f_code.co_filename):
+        if _is_own(caller.f_code.co_filename):
             if called.startswith(_LOOPS):
                 return None
             in_torch = called.startswith(_TORCH) and not called.startswith(_FUNCTIONS)
-            polls = any([start <= one.f_lasti <= stop for start, stop in _polling(one.f_code)])
-            return Position(_line(one), in_torch, _in_model(one), polls)
-        called = f"{_module(one)}."
+            polls = any([start <= caller.f_lasti <= stop for start, stop in _polling(caller.f_code)])
+            return Position(_line(caller), in_torch, _in_model(caller), polls)
+        called = f"{_module(caller)}."
     return None
 
 
 @functools.lru_cache(64)
 def _polling(code: CodeType) -> tuple[tuple[int, int], ...]:
     """Return the bytecode of each `while` loop that asks whether something has happened and stores no result."""
-    found, body = [], [*dis.get_instructions(code)]
+    loops, body = [], [*dis.get_instructions(code)]
     for last in body:
         if "JUMP" in last.opname and isinstance(last.argval, int) and last.argval < last.offset:
-            loop = [one for one in body if last.argval <= one.offset <= last.offset]
-            computes = any([one.opname == "FOR_ITER" or one.opname.startswith("STORE_") for one in loop])
-            if not computes and any([one.argval in _POLLS for one in loop]):
-                found.append((last.argval, last.offset))
-    return tuple(found)
+            loop = [step for step in body if last.argval <= step.offset <= last.offset]
+            computes = any([step.opname == "FOR_ITER" or step.opname.startswith("STORE_") for step in loop])
+            if not computes and any([step.argval in _POLLS for step in loop]):
+                loops.append((last.argval, last.offset))
+    return tuple(loops)
 
 
 def _in_model(frame: FrameType) -> bool:
     """Return True if a frame, or one of its callers, is a module's forward or an optimizer's own update."""
     updates = False
-    for one in islice(outward(frame), DEEPEST):
-        name, module = one.f_code.co_name, _module(one)
+    for caller in islice(outward(frame), DEEPEST):
+        name, module = caller.f_code.co_name, _module(caller)
         if module == _MODULES or (name == "forward" and not module.startswith(_TORCH)):
             return True
         updates = updates or (name == "step" and not module.startswith(_TORCH))

@@ -15,10 +15,10 @@ FEWEST = 40
 
 
 def columns() -> int:
-    found = 0
+    width = 0
     with guard(let_pass):  # a stream of the program's own may be anything
-        found = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
-    return max(FEWEST, min(found or COLUMNS, COLUMNS))
+        width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
+    return max(FEWEST, min(width or COLUMNS, COLUMNS))
 
 
 def show(text: str, write: Callable[..., object] = print) -> None:

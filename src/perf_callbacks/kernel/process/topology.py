@@ -20,12 +20,12 @@ def machine(root: Path) -> Machine:
     return Machine(nodes={node: cpus for node, cpus in sorted(nodes.items()) if cpus}, quota=quota(root))
 
 
-def node(root: Path, pci: str, known: Machine) -> int | None:
+def node(root: Path, pci: str, cpus: Machine) -> int | None:
     """Return the NUMA node of a PCI device, if the machine has one node, or the firmware names one (-1: none)."""
-    if len(known.nodes) == 1:
-        return next(iter(known.nodes))
-    found = text(root / PCI / pci / "numa_node")
-    return int(found) if found is not None and found.isdecimal() else None
+    if len(cpus.nodes) == 1:
+        return next(iter(cpus.nodes))
+    number = text(root / PCI / pci / "numa_node")
+    return int(number) if number is not None and number.isdecimal() else None
 
 
 def mask_of(root: Path, process: int) -> Cpus | None:

@@ -38,8 +38,8 @@ class StepProfiler:
 
         wanted = {ProfilerActivity.CPU, getattr(ProfilerActivity, kind.upper(), ProfilerActivity.CPU)}
         # No stacks: they make traces a third larger, and each call of Python slower (docs/profile.md).
-        known: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
-        self._profiler: Any = _KinetoProfile(activities=[*wanted & known], record_shapes=True)
+        activities: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
+        self._profiler: Any = _KinetoProfile(activities=[*wanted & activities], record_shapes=True)
         self._begin = begin
         self._step: Any = None
         self._patches = Patches()
@@ -117,11 +117,13 @@ def foreign() -> bool:
 
     if _profiler_enabled() or getattr(autograd_profiler, "_is_profiler_enabled", False):  # the latter in any thread
         return True
-    found = [one for one in gc.get_objects() if issubclass(type(one), profile)]
-    warm = [one for one in found if getattr(one, "current_action", None) is ProfilerAction.WARMUP]
+    profilers = [item for item in gc.get_objects() if issubclass(type(item), profile)]
+    warm = [profiler for profiler in profilers if getattr(profiler, "current_action", None) is ProfilerAction.WARMUP]
     if "ProfilerStep" in getattr(autograd_profiler.KinetoStepTracker, "_step_dict", ()):  # a profiler has not ended
-        return bool(warm) or not found
-    return any([getattr(one.profiler, "kineto_results", one) is None for one in warm])  # else ended in its warm-up
+        return bool(warm) or not profilers
+    return any(
+        [getattr(profiler.profiler, "kineto_results", profiler) is None for profiler in warm]
+    )  # else ended in its warm-up
 
 
 def graph_nodes() -> int:

@@ -125,7 +125,7 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
 def in_compiled_code() -> bool:
     """Return True if code that Inductor has generated waits for other ranks: these waits can't be timed."""
     cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    return any([_waits(getattr(one, "__file__", None) or "") for one in [*getattr(cache, "modules", ())]])
+    return any([_waits(getattr(module, "__file__", None) or "") for module in [*getattr(cache, "modules", ())]])
 
 
 @functools.lru_cache(1024)

@@ -60,7 +60,7 @@ class Watchdog:
     def watch(self, watched: Watched) -> None:
         """Call `watched.tick` once a second until it returns False or the object is freed, if a thread can start."""
         with self._lock, suppress(RuntimeError):
-            if not any(one() is watched for one in self._watched):
+            if not any(reference() is watched for reference in self._watched):
                 self._watched.append(weakref.ref(watched))
             if self._threaded and self._thread is None and not self._ended:
                 thread = threading.Thread(target=self._run, name="perf_callbacks watchdog", daemon=True)
@@ -77,17 +77,17 @@ class Watchdog:
         for reference in [*self._watched]:
             watched = reference()
             with self._lock:  # an object that registers from now on, during its last tick, is kept
-                self._watched = [one for one in self._watched if one is not reference]
+                self._watched = [other for other in self._watched if other is not reference]
             try:
-                more = watched is not None and watched.tick(now)
+                goes_on = watched is not None and watched.tick(now)
             except Exception as error:
                 let_pass(error)
                 log.debug("perf_callbacks: a tick failed.", exc_info=error)
-                more = False
+                goes_on = False
             del watched  # this thread must not keep the object alive until the next tick
-            if more:
+            if goes_on:
                 with self._lock:
-                    if not any(one is reference for one in self._watched):
+                    if not any(other is reference for other in self._watched):
                         self._watched.append(reference)
         return bool(self._watched)
 

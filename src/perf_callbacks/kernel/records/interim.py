@@ -32,8 +32,8 @@ def write(journal: Path, entry: Entry) -> None:
 def latest(journal: Path) -> Entry | None:
     path, entry = path_of(journal), None
     with suppress(OSError):
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_BYTES:
             entry = decode(path.read_text(encoding="utf-8", errors="replace"))
     return entry if entry is not None and isinstance(entry.record, Summary) else None
 

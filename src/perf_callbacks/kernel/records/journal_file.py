@@ -286,11 +286,13 @@ def files(path: Path) -> list[Path]:
         if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError(f"{path}: it is not a regular file")
         return [path]
-    found = {
+    journals = {
         journal: _NAME.fullmatch(journal.name) for inner in (path, path / FOLDER) for journal in inner.glob("rank*")
     }
     named = [
-        (int(match[1]), int(match[2] or 1), journal) for journal, match in found.items() if match and journal.is_file()
+        (int(match[1]), int(match[2] or 1), journal)
+        for journal, match in journals.items()
+        if match and journal.is_file()
     ]
     if not named:
         raise FileNotFoundError(f"no journal in {path}: a run writes {FOLDER}/rank<k>.jsonl into its output directory")
@@ -299,11 +301,11 @@ def files(path: Path) -> list[Path]:
 
 def files_of_lowest_rank(folder: Path) -> list[Path]:
     """Return the journals of the lowest rank; several if fits wrote at the same time."""
-    found: list[Path] = []
+    journals: list[Path] = []
     with suppress(OSError):
-        found = [path for path in files(folder) if path.parent == folder]
-    rank = found[0].name.split(".")[0] if found else ""
-    return [path for path in found if path.name.split(".")[0] == rank]
+        journals = [path for path in files(folder) if path.parent == folder]
+    rank = journals[0].name.split(".")[0] if journals else ""
+    return [path for path in journals if path.name.split(".")[0] == rank]
 
 
 def _entries(path: Path) -> Iterator[Entry]:

@@ -58,6 +58,6 @@ def heaviest(lines: Sequence[ModuleWork], most: int = 3) -> tuple[tuple[str, flo
     (('(the model itself)', 0.75),)
     """
     total = sum(line.hardware_flops for line in lines)
-    found = [line for line in lines if line.path not in APART and line.hardware_flops > 0]
-    found = sorted(found, key=lambda line: line.hardware_flops, reverse=True)[:most]
-    return tuple([(line.name, line.hardware_flops / total) for line in found])
+    heaviest_lines = [line for line in lines if line.path not in APART and line.hardware_flops > 0]
+    heaviest_lines = sorted(heaviest_lines, key=lambda line: line.hardware_flops, reverse=True)[:most]
+    return tuple([(line.name, line.hardware_flops / total) for line in heaviest_lines])

@@ -106,8 +106,8 @@ class Profile:
 
     def heaviest_modules(self, most: int = 3) -> dict[str, float]:
         """Return the modules with the most time, and their seconds."""
-        found = [item for item in (self.module_seconds or {}).items() if item[0] not in APART]
-        return dict(sorted(found, key=lambda item: -item[1])[:most])
+        modules = [item for item in (self.module_seconds or {}).items() if item[0] not in APART]
+        return dict(sorted(modules, key=lambda item: -item[1])[:most])
 
     def short(self) -> "Profile":
         """For a summary: without operations, copies and lines, and with three modules."""

@@ -80,10 +80,10 @@ def exists(pid: int, uptime_seconds: float | None = None) -> bool:
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
     """Return the locks of this machine, if listed, without taking one: that could keep a run from its journal."""
-    found: dict[tuple[int, int, int], int] = {}
+    holders: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):
         for words in map(str.split, path.read_text(encoding="ascii").splitlines()):
             if len(words) == _WORDS and (words[1], words[3]) == ("FLOCK", "WRITE"):
                 major, minor, number = words[5].split(":")
-                found[int(major, 16), int(minor, 16), int(number)] = int(words[4])
-    return found
+                holders[int(major, 16), int(minor, 16), int(number)] = int(words[4])
+    return holders

@@ -22,7 +22,7 @@ def printable(text: str) -> str:
     >>> print(printable("PERF_CALLBACKS_" + chr(27) + "[2J"))
     PERF_CALLBACKS_\x1b[2J
     """
-    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+    return "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text])
 
 
 def kind(value: object) -> str:

@@ -25,10 +25,10 @@ def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
     path = Path(name)
     try:
         root = compose(path, read(path))
-        found = () if root is None else entries(root, name)
+        fields = () if root is None else entries(root, name)
     except ConfigError as error:
         raise ConfigError(f"{FILE}: {error}") from None
-    return resolve(config, environ, found)
+    return resolve(config, environ, fields)
 
 
 def read(path: Path) -> str:
@@ -73,7 +73,7 @@ def compose(path: Path, text: str) -> Node | None:
 
 
 def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
-    found: dict[str, FileEntry] = {}
+    fields: dict[str, FileEntry] = {}
     for key, value in mapping.value:
         where = f"{name}, line {line(key)}"
         for node in (key, value):
@@ -81,13 +81,13 @@ def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
                 raise ConfigError(f"{where}: the tag {node.tag} is not allowed.")
         if key.id != "scalar" or value.id != "scalar":
             raise ConfigError(f"{where}: got a {(key if key.id != 'scalar' else value).id}, wanted a single value.")
-        if key.value in found:
+        if key.value in fields:
             raise ConfigError(f"{where}: {key.value} is set a second time.")
         if "\0" in value.value:
             raise ConfigError(f"{where}: {key.value}: a NUL character is not allowed.")
         text = "" if value.tag.endswith(":null") else value.value
-        found[key.value] = FileEntry(key.value, text, where)
-    return tuple(found.values())
+        fields[key.value] = FileEntry(key.value, text, where)
+    return tuple(fields.values())
 
 
 def line(node: Node) -> int:

@@ -74,14 +74,14 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
     values = parse(entries)
     given = {name: environ[variable(name)] for name in rules() if variable(name) in environ}
     gone = [name for name, text in given.items() if f"{name}={text.strip()}" in GONE]
-    found = [name for name in given if name not in gone]
+    names = [name for name in given if name not in gone]
     remarks = [f"{variable(name)}: {refusal(name, given[name].strip())}" for name in gone]
-    values |= {name: _value(name, given[name], variable(name)) for name in found}
+    values |= {name: _value(name, given[name], variable(name)) for name in names}
     handed = environ.get(SECTION, "").split(",")
-    from_env = tuple(name for name in found if name not in handed)
+    from_env = tuple(name for name in names if name not in handed)
     origins = {name: variable(name) for name in from_env}
-    origins |= {entry.name: entry.where for entry in entries if entry.name not in found}
-    origins |= {name: "accelerate's config" for name in found if name in handed}
+    origins |= {entry.name: entry.where for entry in entries if entry.name not in names}
+    origins |= {name: "accelerate's config" for name in names if name in handed}
     command = on_event.command(environ)
     if command:
         from_env += (on_event.FIELD,)
@@ -135,12 +135,12 @@ _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    known = [*map(variable, rules()), on_event.VARIABLE, FILE, SECTION, SWITCH]
+    variables = [*map(variable, rules()), on_event.VARIABLE, FILE, SECTION, SWITCH]
     similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
-    names = sorted(name for name in similar if name not in known)
-    return tuple(f"{printable(name)} is no setting{_question(name, known)}" for name in names)
+    names = sorted(name for name in similar if name not in variables)
+    return tuple(f"{printable(name)} is no setting{_question(name, variables)}" for name in names)
 
 
-def _question(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
+def _question(name: str, variables: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, variables, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."

@@ -35,10 +35,10 @@ understands, wanted a command with its arguments; for a shell, write sh -c '...'
         raise ConfigError(
             f"{VARIABLE}: {str(error).lower()}, wanted a command with its arguments, quoted as for a shell."
         ) from None
-    found = next((word for word in words if word in _SHELL), None)
-    if found is not None:
+    operator = next((word for word in words if word in _SHELL), None)
+    if operator is not None:
         raise ConfigError(
-            f"{VARIABLE}: got '{found}', which only a shell understands, wanted a command with its arguments; "
+            f"{VARIABLE}: got '{operator}', which only a shell understands, wanted a command with its arguments; "
             "for a shell, write sh -c '...'."
         )
     if not words[0]:

@@ -28,7 +28,7 @@ def filled(template: str, *, job: str | None, run: str | None, host: str | None)
     """
     job = job or NO_JOB
     values = {"job": job, "run": run or job, "host": host or "localhost"}
-    return _BRACES.sub(lambda found: _name(values[found[1]]) if found[1] else found[0][0], template)
+    return _BRACES.sub(lambda match: _name(values[match[1]]) if match[1] else match[0][0], template)
 
 
 def _name(value: str) -> str:
