@@ -23,7 +23,7 @@ from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, A
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device, resident_memory
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
-from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.kernel.settings.resolution import Settings
 from perf_callbacks.loaders import item as loaders
 
 log = logging.getLogger("perf_callbacks")
@@ -36,7 +36,7 @@ ITEMS = (garbage.ITEM, *EARLY)
 
 NO_BATCHES = Batches()
 
-NO_WISH = {ASKED: NEVER}
+NO_PROPOSAL = {ASKED: NEVER}
 """Proposed to all ranks if an item isn't applied on this one."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
@@ -82,15 +82,15 @@ class Startup(Observer):
 
     @property
     @override
-    def asks(self) -> Mapping[str, int]:
-        asks = dict(NO_WISH)
+    def proposals(self) -> Mapping[str, int]:
+        proposals = dict(NO_PROPOSAL)
         for item in self._applied.values():
-            asks.update(item.asks)
-        return asks
+            proposals.update(item.proposals)
+        return proposals
 
     @override
-    def agreed(self, least: Mapping[str, int], step: int) -> None:
-        self._each(lambda item: item.agreed(least, step))
+    def adopted(self, least: Mapping[str, int], step: int) -> None:
+        self._each(lambda item: item.adopted(least, step))
 
     @override
     def step_ended(self, step: int) -> None:
@@ -212,7 +212,7 @@ def _fit(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Fit:
     facts = environment.read(
-        device=device.of(place_device),
+        device=device.device_at(place_device),
         devices=batches.devices,
         affinity=settings.config.affinity,
         workers=max([batches.workers, *map(workers, batches.loaders)]),
@@ -221,7 +221,7 @@ def _fit(
         copies_go_on=batches.copied_aside,
         count_frozen=settings.config.gc == "freeze",
     )
-    measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.of(place_device)))
+    measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.device_at(place_device)))
     return Fit(config=settings.config, environment=facts, step=0, memory=measure, batches=batches)
 
 

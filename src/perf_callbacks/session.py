@@ -29,7 +29,7 @@ from perf_callbacks.kernel.process import device, terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Summary
 from perf_callbacks.kernel.settings import config_file, on_event
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
-from perf_callbacks.kernel.settings.in_force import SWITCH
+from perf_callbacks.kernel.settings.resolution import SWITCH
 from perf_callbacks.memory import observer as memory_watch
 from perf_callbacks.notifications import observer as notifications
 from perf_callbacks.profiles import observer as profiles

@@ -7,7 +7,7 @@ from advised import PLAIN, WORK, found, machine, summary
 
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.flops.peaks.peak_rates import lookup
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse

@@ -86,7 +86,7 @@ class Advice(Observer):
     def __init__(self, recorder: Recorder, facts: Facts, since: "_Since") -> None:
         self._recorder = recorder
         self._failures = set[str]()
-        self._ranks, self._notes = exchange.of(recorder), FindingNotes()
+        self._ranks, self._notes = exchange.exchange_of(recorder), FindingNotes()
         if self._ranks is not None:
             self._ranks.open(CHANNEL, self._notes)
         self._gains = of_run(recorder.run)
@@ -155,7 +155,7 @@ def without_run(device: torch.device) -> tuple[Finding, ...]:
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
     """Read the facts about a fit. The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
-    found = devices.of(device)
+    found = devices.device_at(device)
     features, machine = found.features(), environment.read(device=found)
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perf_callbacks.commands.try_program import INTERRUPTED
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, rules
-from perf_callbacks.kernel.settings.in_force import FileEntry, parse
+from perf_callbacks.kernel.settings.resolution import FileEntry, parse
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.launch.accelerate_config import AccelerateConfig
 

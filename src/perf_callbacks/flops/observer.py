@@ -116,7 +116,7 @@ class Counting(Observer, Listener):
 
     def wake(self) -> None:
         self._next_after = 0
-        self._recorder.observers.look_ahead()
+        self._recorder.observers.update_due()
 
     @property
     @override
@@ -207,7 +207,7 @@ class Counting(Observer, Listener):
         if len(self._examples) > MOST_OWED:
             del self._examples[next(iter(self._examples))]
         self._next_after = min(self._next_after, self._next())
-        self._recorder.observers.look_ahead()
+        self._recorder.observers.update_due()
 
     @override
     def closed(self) -> None:
@@ -241,7 +241,7 @@ class Counting(Observer, Listener):
     def _counts(self) -> bool:
         """True if a counter may watch the operations of a step. It changes none of them, whatever this rank decides."""
         able = RUNS_UNDER_MODES or not compiles()
-        return self._live and able and not device.of(self._recorder.device).captures
+        return self._live and able and not device.device_at(self._recorder.device).captures
 
     def _await(self) -> None:
         """For each waiting batch shape, make the batch reader treat the next batch of this shape as new."""

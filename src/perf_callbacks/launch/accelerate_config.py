@@ -18,7 +18,7 @@ from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.kernel.settings.config_file import Node
-from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, parse, variable
+from perf_callbacks.kernel.settings.resolution import FILE, SECTION, FileEntry, parse, variable
 
 KEY = "perf_callbacks"
 

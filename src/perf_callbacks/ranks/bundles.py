@@ -47,7 +47,7 @@ class Bundle:
     """Use of the machine rank by rank, in the order of `RESOURCES`, with `UNKNOWN`."""
 
     @classmethod
-    def of(cls, part: Part) -> "Bundle":
+    def from_part(cls, part: Part) -> "Bundle":
         """The part's useful tokens must already be read from the device."""
         amounts = part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops
         return cls(

@@ -74,7 +74,7 @@ def meet(place: Place, config: PerfConfig) -> "Exchange | None":
     return exchange
 
 
-def of(recorder: Recorder) -> "Exchange | None":
+def exchange_of(recorder: Recorder) -> "Exchange | None":
     return recorder.ranks if isinstance(recorder.ranks, Exchange) else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
-from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
+from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, with_holds
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
@@ -121,7 +121,7 @@ class Leader(Rounds):
         for part in self._drained(self._mine.window or 0):
             deadline = now + patience(part)
             pending = self._pending[part.window] = _Pending(now, deadline, now + SOON_OF_MANY)
-            pending.take(OWN, [Bundle.of(part)])
+            pending.take(OWN, [Bundle.from_part(part)])
             if self._relay is not None:
                 self._relay.open(part.window, b"", now, deadline)
         for pending in self._pending.values():
@@ -205,7 +205,7 @@ class Leader(Rounds):
         window: Window | None = combination.window(missing)
         self._breathe()
         if window is not None:
-            self.latest = hold(window, self.latest, windows * bundles[0].length)
+            self.latest = with_holds(window, self.latest, windows * bundles[0].length)
             self.finished.append(self.latest)
 
     def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:

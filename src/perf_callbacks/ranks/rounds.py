@@ -188,7 +188,7 @@ class Follower(Rounds):
             return pause((now - self._began) / 8, EARLY)
         parts = self._drained(self.job_settings.window)
         for part in parts:
-            packed = pack_bundle(Bundle.of(part), mark(self.job_settings.fit))
+            packed = pack_bundle(Bundle.from_part(part), mark(self.job_settings.fit))
             if self._relay is not None:
                 self._relay.open(part.window, packed, now, now + patience(part))
             else:

@@ -54,7 +54,7 @@ class StallWatch(Observer):
         self._rank = recorder.run.rank
         self._thread = threading.get_ident()
         self._notes = StallNotes()
-        self._ranks = exchange.of(recorder)
+        self._ranks = exchange.exchange_of(recorder)
         if self._ranks is not None:
             self._ranks.open(CHANNEL, self._notes)
         self._patience: Patience | None = None
@@ -140,7 +140,7 @@ class StallWatch(Observer):
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
         self._since -= 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
-        self._recorder.observers.look_ahead()
+        self._recorder.observers.update_due()
 
     def _here(self, state: str) -> Note:
         spans, passed = self._engine.open_spans[:], 0.0 if self._patience is None else self._patience.without_step

@@ -55,7 +55,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
         alone = SingleWatch(recorder)
         WATCHDOG.watch(alone)
         return alone
-    ranks = exchange.of(recorder)
+    ranks = exchange.exchange_of(recorder)
     if ranks is None or (ranks.job_settings is not None and not ranks.signals):
         return None
     with guard(logs(log.warning, NO_MORE)):

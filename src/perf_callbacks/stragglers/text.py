@@ -171,5 +171,5 @@ def _uneven(stragglers: StragglerSummary) -> Iterator[str]:
         if seconds >= WORTH_A_LINE * stragglers.seconds:
             yield f"{what} cost the job {seconds:,.3g} s of {stragglers.seconds:,.3g} s; try {remedy}"
     if (stragglers.chance_seconds or 0.0) >= CHANCE * stragglers.seconds:
-        seconds = stragglers.chance_seconds
-        yield f"chance cost {seconds:,.3g} s: some rank is always the slowest, and no rank is to blame"
+        lost = stragglers.chance_seconds
+        yield f"chance cost {lost:,.3g} s: some rank is always the slowest, and no rank is to blame"

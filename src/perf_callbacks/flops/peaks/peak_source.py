@@ -36,7 +36,7 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     """Return the dense peaks of a device, or None if no peak is set, published or measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
-    here = devices.of(device)
+    here = devices.device_at(device)
     built = here.features()
     known = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
     if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto") or crowded(device):
@@ -59,7 +59,7 @@ def cache_file(device: torch.device, directory: Path | None = None) -> Path:
     """Return the path of the JSON file with the peaks that were measured under the conditions of this process."""
     conditions = (
         platform.node(),
-        devices.of(device).name,
+        devices.device_at(device).name,
         torch.get_num_threads(),
         allowed_cpus(),
         str(torch.__version__),
@@ -127,6 +127,6 @@ def _described(found: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks
     rates = ", ".join(
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
     )
-    name, threads = devices.of(device).name, torch.get_num_threads()
+    name, threads = devices.device_at(device).name, torch.get_num_threads()
     on = f"cpu with {threads} thread{'s' * (threads > 1)}" if name == "cpu" else name
     return Peaks(by_dtype, f"measured on {on}: {rates}", measured=True)

@@ -210,7 +210,7 @@ class Engine:
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
         self._look_at = self.work.look_after(self.step)
-        self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
+        self._observers.set_due(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def write_late(self, now: float) -> None:
         """Write the finished steps from the watchdog's thread: the process may be killed in a long step."""

@@ -35,7 +35,7 @@ class Observer:
         return False
 
     @property
-    def asks(self) -> Mapping[str, int]:
+    def proposals(self) -> Mapping[str, int]:
         """Values that this rank proposes to all ranks, which use the smallest: see `adopted`."""
         return {}
 
@@ -62,7 +62,7 @@ class Observer:
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Read marks, each followed by its time, and the steps that end in them; perhaps in a loader's thread."""
 
-    def agreed(self, least: Mapping[str, int], step: int) -> None:
+    def adopted(self, least: Mapping[str, int], step: int) -> None:
         """Use the smallest proposals, by name, from the end of step `step`. All ranks begin at the same step."""
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
@@ -119,15 +119,15 @@ EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(me
 
 
 def _to_each(
-    event: Callable[Concatenate[Observer, P], object], *, look_ahead: bool = False
+    event: Callable[Concatenate[Observer, P], object], *, updates_due: bool = False
 ) -> Callable[Concatenate["Observers", P], None]:
     name = event.__name__
 
     def announce(self: "Observers", /, *args: P.args, **kwargs: P.kwargs) -> None:
         for observer in self.overriding[name]:
             getattr(observer, name)(*args, **kwargs)
-        if look_ahead:
-            self.look_ahead()
+        if updates_due:
+            self.update_due()
 
     return announce
 
@@ -155,27 +155,27 @@ class Observers:
         self.due = NEVER
         """The smallest `due` of all observers, or less: see `set_due` and `always_due`."""
         self._planned = NEVER
-        self._hurried = False
+        self._always_due = False
 
     def add(self, observer: Observer) -> None:
         self._all.append(observer)
         for event, hearing in self.overriding.items():
             if getattr(type(observer), event) is not getattr(Observer, event):
                 hearing.append(observer)
-        self.look_ahead()
+        self.update_due()
 
-    def look_ahead(self) -> None:
+    def update_due(self) -> None:
         """An observer calls this if its `due` changes between two events."""
-        self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
+        self.due = 0 if self._always_due else min([self._planned, *[observer.due for observer in self._all]])
 
-    def plan(self, step: int) -> None:
+    def set_due(self, step: int) -> None:
         """Make sure that `due` is at most `step`. Until step `due`, the end of a step only writes a mark."""
         self._planned = step
-        self.look_ahead()
+        self.update_due()
 
-    def hurry(self) -> None:
+    def always_due(self) -> None:
         """From now on, every step counts as due."""
-        self._hurried, self.due = True, 0
+        self._always_due, self.due = True, 0
 
     @property
     def watching(self) -> bool:
@@ -186,8 +186,8 @@ class Observers:
         return any([observer.following for observer in self._all])
 
     @property
-    def asks(self) -> dict[str, int]:
-        return {name: least for observer in self._all for name, least in observer.asks.items()}
+    def proposals(self) -> dict[str, int]:
+        return {name: least for observer in self._all for name, least in observer.proposals.items()}
 
     def step_ended(self, step: int) -> None:
         """Only observers that are due are called. `step_began` computes the next `due`."""
@@ -195,13 +195,13 @@ class Observers:
             if step >= observer.due:
                 observer.step_ended(step)
 
-    step_began = _to_each(Observer.step_began, look_ahead=True)
-    span_began = _to_each(Observer.span_began, look_ahead=True)
-    span_ended = _to_each(Observer.span_ended, look_ahead=True)
+    step_began = _to_each(Observer.step_began, updates_due=True)
+    span_began = _to_each(Observer.span_began, updates_due=True)
+    span_ended = _to_each(Observer.span_ended, updates_due=True)
     loader_left = _to_each(Observer.loader_left)
     epoch_ended = _to_each(Observer.epoch_ended)
     marks_read = _to_each(Observer.marks_read)
-    agreed = _to_each(Observer.agreed, look_ahead=True)
+    adopted = _to_each(Observer.adopted, updates_due=True)
     operation = _to_each(Observer.operation)
     record_written = _to_each(Observer.record_written)
     happened = _to_each(Observer.happened)
@@ -219,7 +219,7 @@ class Observers:
         for observer in self.overriding["steps_measured"]:
             if observer.watching:
                 observer.steps_measured(steps)
-        self.look_ahead()
+        self.update_due()
 
     def suspended(self, seconds: float) -> bool:
         return any([observer.suspended(seconds) for observer in self.overriding["suspended"]])

@@ -232,7 +232,7 @@ class StepReader:
         After an interrupt, there may be times of steps that were never queued: the first of too many are ignored.
         """
         times = times[max(0, len(times) - len(self.passed)) :]
-        return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
+        return Columns.from_steps([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def _early(self, past: Past) -> Columns | None:
         """Return the ended steps as far as they are known. The watchdog's thread may call this: it changes no state."""
@@ -244,7 +244,7 @@ class StepReader:
             amounts = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]
             samples, tokens = amounts if batches else _without(last, calls)[:2]
             steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
-        return Columns.of(steps) if steps else None
+        return Columns.from_steps(steps) if steps else None
 
     def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
         """Return samples, tokens and useful tokens of a step. Store its first batch for `_without`."""

@@ -82,7 +82,7 @@ class Columns(NamedTuple):
     """One column for each stage in `STAGES`. None: the times were lost."""
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "Columns":
+    def from_steps(cls, steps: Sequence[Step]) -> "Columns":
         *columns, seconds = zip(*steps, strict=True)
         lost = (None,) * len(STAGES)
         stages = [*zip(*[stages or lost for stages in seconds], strict=True)]

@@ -90,7 +90,7 @@ class WindowSharing:
         """Offer parts of complete windows, and write received ones. `step` is the most recent finished step."""
         if self._ranks is None:
             if self._run.world_size == 1:
-                self._observers.agreed(self._observers.asks, step)
+                self._observers.adopted(self._observers.proposals, step)
             return
         complete, self.complete = self.complete, []
         for part in complete:
@@ -110,7 +110,7 @@ class WindowSharing:
         self._announced = latest
         for step in sorted({*latest.holds.values()}):
             names = [name for name in latest.asks if latest.holds.get(name) == step]
-            self._observers.agreed({name: latest.asks[name] for name in names}, step)
+            self._observers.adopted({name: latest.asks[name] for name in names}, step)
 
     def use(self, length: int | None) -> None:
         """If the length changes, a new window begins."""
@@ -158,7 +158,7 @@ class WindowSharing:
             useful_tokens=None if ambiguous else totals.useful_tokens,
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
-            asks=self._observers.asks,
+            asks=self._observers.proposals,
             resources=self._observers.resources(),
             signals=self._signals(window * length + 1, length),
         )

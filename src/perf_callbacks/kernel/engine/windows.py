@@ -86,7 +86,7 @@ WindowReader = Callable[[GatheredWindow], None]
 work."""
 
 
-def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
+def with_holds(window: Window, before: Window | None, now: int | None = None) -> Window:
     """Return the window with the step at which all ranks begin to use each proposed value, `NOTICE` windows later.
 
     A value of the previous window keeps its step. If any rank is missing, all of the previous window stays in force.

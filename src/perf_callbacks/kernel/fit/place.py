@@ -22,8 +22,8 @@ from perf_callbacks.kernel.records import interim, signs_of_life
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.config import PerfConfig
-from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.settings.output_directory import filled
+from perf_callbacks.kernel.settings.resolution import Settings
 from perf_callbacks.version import __version__
 
 log = logging.getLogger("perf_callbacks")
@@ -73,7 +73,7 @@ class Ambiguity:
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
     """A resumed fit keeps its run id."""
-    carried, where = place.carried or {}, device.of(place.device)
+    carried, where = place.carried or {}, device.device_at(place.device)
     return Run(
         run_id=run_id(place),
         attempt=int(carried.get("attempt") or 0) + 1,

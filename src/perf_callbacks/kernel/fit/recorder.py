@@ -32,12 +32,12 @@ from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.process.patches import Patches
-from perf_callbacks.kernel.process.swallowed import SWALLOWED
+from perf_callbacks.kernel.process.unraisable import UNRAISABLE
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Amounts, Record, Summary
 from perf_callbacks.kernel.records.journal_file import Journal
-from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.kernel.settings.resolution import Settings
 from perf_callbacks.kernel.weak_calls import weakly
 
 EMPTY_ROWS = 3
@@ -74,7 +74,7 @@ class Recorder:
         self._empty_rows, self._warned, self._ambiguous = 0, False, Ambiguity(place)
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
-        timing = device.of(place.device).timing()
+        timing = device.device_at(place.device).timing()
         self.run = opening(settings, place, timing, training)
         job_settings = ranks.agree() if ranks is not None else None
         if job_settings is not None:
@@ -114,7 +114,7 @@ class Recorder:
         atexit.register(self._at_exit)
         with guard(self.fail):
             self.engine.start(began)
-            SWALLOWED.join(self._swallowed)
+            UNRAISABLE.join(self._swallowed)
             if self.run.world_size > 1:
                 self.patches.add(WAITS.watch(self, self.tape if self.engine.waits_timed else None, clock))
             if self.config.journal:
@@ -307,7 +307,7 @@ class Recorder:
         """Stop measuring and undo all changes. Idempotent. `failure` is an exception that ends the fit, or a text."""
         if not self.active:
             return
-        self.observers.hurry()  # the end of a step then only checks if the recorder is closed
+        self.observers.always_due()  # the end of a step then only checks if the recorder is closed
         late, self._late = self._late, None
         if late is not None and not self.failed:
             self.fail(late)
@@ -317,7 +317,7 @@ class Recorder:
         self.active = False
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in a callback must not skip the rest
-            steps.callback(SWALLOWED.leave, self._swallowed)
+            steps.callback(UNRAISABLE.leave, self._swallowed)
             steps.callback(WATCHDOG.hurry)
             steps.callback(self.tape.ignore)
             if self.ranks is not None:
@@ -360,7 +360,7 @@ class Recorder:
             self.engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self._late = error
-            self.observers.hurry()
+            self.observers.always_due()
             self._observer.remove()
 
     def on_swallowed(self, error: BaseException) -> bool:
@@ -368,11 +368,11 @@ class Recorder:
         if not self.active or self._late is not None or self.step == self._left_after:
             return False
         self._late = error
-        self.observers.hurry()
+        self.observers.always_due()
         return True
 
 
 def _abandon(observer: GcObserver, journal: Journal, swallowed: Callable[[BaseException], bool | None]) -> None:
-    SWALLOWED.leave(swallowed)
+    UNRAISABLE.leave(swallowed)
     observer.remove()
     journal.close()

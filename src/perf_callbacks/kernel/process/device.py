@@ -325,7 +325,7 @@ KINDS: dict[str, type[Device]] = {
 """Other kinds use `Device`."""
 
 
-def of(place: torch.device) -> Device:
+def device_at(place: torch.device) -> Device:
     if _built_for_rocm() and place.type == "cuda":
         return Rocm(place)
     return KINDS.get(place.type, Device)(place)
@@ -350,17 +350,17 @@ def default(local_rank: int = 0) -> torch.device:
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
     """Return `place`, then its kind's other devices with parameters; for DataParallel, the first `number`."""
     if place.type == "cpu":
-        return (of(place),)
+        return (device_at(place),)
     places = [place]
     for parameter in () if model is None else model.parameters():
         if parameter.device.type == place.type and parameter.device not in places:
             places.append(parameter.device)
-    if of(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
+    if device_at(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
         del places[0]
     first = [torch.device(place.type, index) for index in range(number)]
     if len(places) < number and places[0] in first:
         places = [places[0], *[other for other in first if other != places[0]]]
-    return tuple(map(of, places))
+    return tuple(map(device_at, places))
 
 
 def allocators(devices: Iterable[Device]) -> Allocator | None:
@@ -375,7 +375,7 @@ def synchronize() -> None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return
-    module = of(accelerator).module
+    module = device_at(accelerator).module
     if getattr(module, "is_initialized", bool)():
         getattr(module, "synchronize", torch.accelerator.synchronize)()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import counters
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process import device_use
+from perf_callbacks.kernel.process.device_use import DeviceUse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +37,14 @@ class Inventory:
 
 
 THROTTLES = {
-    0x002: counters.BY_HAND,
-    0x004: counters.POWER_CAP,
-    0x008: counters.HARDWARE_SLOWDOWN,
-    0x010: counters.SYNC_BOOST,
-    0x020: counters.DRIVER_HEAT,
-    0x040: counters.HARDWARE_HEAT,
-    0x080: counters.POWER_BRAKE,
-    0x100: counters.DISPLAY,
+    0x002: device_use.BY_HAND,
+    0x004: device_use.POWER_CAP,
+    0x008: device_use.HARDWARE_SLOWDOWN,
+    0x010: device_use.SYNC_BOOST,
+    0x020: device_use.DRIVER_HEAT,
+    0x040: device_use.HARDWARE_HEAT,
+    0x080: device_use.POWER_BRAKE,
+    0x100: device_use.DISPLAY,
 }
 """Reasons for a lower clock, without idleness, by the values of nvmlClocksThrottleReason* or nvmlClocksEventReason*."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
-from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
+from perf_callbacks.kernel.settings.resolution import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
 """Bytes. PyYAML takes about a second to compose a file of this size."""

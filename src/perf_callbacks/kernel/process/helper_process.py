@@ -13,7 +13,7 @@ NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
 """Prevents SIGPIPE, which ends a program by default. macOS lacks this flag."""
 
 
-class SideProcess:
+class HelperProcess:
     """Reads jobs from a socket and answers each with one line. No method of this class blocks."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:

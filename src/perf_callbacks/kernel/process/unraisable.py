@@ -23,7 +23,7 @@ _STANDARD = ("weakref.py", "_weakrefset.py")
 """Files of the standard library whose weak-reference callbacks this package uses."""
 
 
-class Swallowed:
+class Unraisable:
     """Receives exceptions that Python would only print, and passes each to the newest fit."""
 
     def __init__(self) -> None:
@@ -67,4 +67,4 @@ def _in_callback_of_ours(traceback: TracebackType | None) -> bool:
     return file.startswith(_OURS) or file.endswith(_STANDARD)
 
 
-SWALLOWED = Swallowed()
+UNRAISABLE = Unraisable()

@@ -13,7 +13,7 @@ SHORT_SECONDS = 0.0001
 """A sample is late by at most this much."""
 
 
-class Switches:
+class SwitchInterval:
     """Shortens the switch interval for a moment, and then restores the program's. For one thread only."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Switches:
             sys.setswitchinterval(usual)
 
 
-SWITCHES = Switches()
+SWITCH_INTERVAL = SwitchInterval()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=SWITCHES.restore)
+    os.register_at_fork(after_in_child=SWITCH_INTERVAL.restore)
