@@ -231,6 +231,6 @@ def _allocated(place: device.Device) -> int | None:
 
 
 def workers(loader: object) -> int:
-    """Return the number of a loader's worker processes, or 0 if unknown."""
+    """0 if unknown."""
     number = getattr(loader, "num_workers", 0)
     return number if isinstance(number, int) else 0

@@ -32,15 +32,12 @@ class Bundle:
     amounts: tuple[int | None, ...]
     """Sums of samples, tokens, useful tokens, model FLOPs, hardware FLOPs. None: unknown for a rank."""
     asks: Mapping[str, int]
-    """The smallest value that a rank proposes, by name."""
     ranks: "array[int]"
-    """Ascending."""
     axes: tuple[str, ...]
     """Names of the coordinates of each rank, such as "data". Empty: unknown."""
     places: "array[int]"
     """Coordinates rank by rank, in the order of `axes`."""
     names: tuple[str, ...]
-    """Of the signals."""
     columns: "array[float]"
     """Signals rank by rank, in the order of `names`. Each has `length` values."""
     resources: "array[float]"

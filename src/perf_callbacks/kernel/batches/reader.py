@@ -59,11 +59,8 @@ class Lookup(NamedTuple):
     table: int
     """Memory address of the embedding's weights."""
     rows: int
-    """Size of the vocabulary."""
     address: int
-    """Memory address of the indices."""
     elements: int
-    """Number of indices."""
 
 
 class _Known(NamedTuple):
@@ -81,7 +78,6 @@ class _Noted(NamedTuple):
     """Integer tensors of a batch that was read in a step whose FLOPs are counted."""
 
     names: tuple[str, ...]
-    """Of all tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
     """Name, address and element count of each integer tensor with several elements per sample."""
 
@@ -346,7 +342,6 @@ def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
 
 
 def _plain(batch: Any, entries: Sequence[Leaf]) -> bool:
-    """Return True if a batch is a tensor, or a container of tensors alone."""
     inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
     return len(entries) == len(inside) and all(map(is_array, inside)) and all([entry.whole for entry in entries])
 

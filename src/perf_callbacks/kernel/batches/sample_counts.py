@@ -63,7 +63,6 @@ def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def _holds_several(batch: Any) -> bool:
-    """Return True if a list in the batch has token ids in two or more elements."""
     every = [batch, *(part for _, part in parts(batch))]
     lists = [[[entry.name for entry in leaves(element) or []] for element in part] for part in every if _is_list(part)]
     return any(sum([bool(matching(names, "input_ids")) for names in elements]) > 1 for elements in lists)

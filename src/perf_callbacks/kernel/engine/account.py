@@ -12,10 +12,8 @@ STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS = "startup", "first_step", "flop_count
 EVALUATION, CHECKPOINT, OWN_WORK, OTHER = "evaluation", "checkpoint", "own_work", "other"
 
 GENERATION, REWARDS = "generation", "rewards"
-"""Parts of the stage `OTHER` in the trainers of TRL."""
 
 BEGINNING = ("first", "restart")
-"""Why the first step of a fit is excluded."""
 
 
 class Account:

@@ -82,7 +82,6 @@ class Engine:
         """Kind and start of each open span, such as an evaluation. The outermost is first."""
 
         self.step = run.step
-        """Optimizer steps that the trainer has counted so far."""
         self.excluded: str | None = "restart" if run.step else "first"
         """Why metrics leave out the current step. None: they include it."""
         self.batches: list[Batch] = []
@@ -107,7 +106,6 @@ class Engine:
         self._due = 0
         """The step at whose end a block is full or a window is complete."""
         self._look_at = 0
-        """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
@@ -131,7 +129,6 @@ class Engine:
                 self.relieve()
 
     def relieve(self) -> None:
-        """Shorten the lists of batches and marks if they have grown long within a step."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
         self.relieve_at = len(self.batches) + SEVERAL

@@ -28,7 +28,6 @@ class Ledger:
         self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
-        """Steps by the reason for their exclusion."""
         self.excluded_seconds: defaultdict[str, float] = defaultdict(float)
         self.left_out: Counter[str] = Counter()
         """As `excluded`, for the most recent row of metrics."""
@@ -39,7 +38,6 @@ class Ledger:
         self.kept += len(steps.number)
 
     def take_block(self) -> Steps | None:
-        """Remove and return the steps that are kept one by one, or None if the journal already has them all."""
         self.add_up()
         early, self._early = self._early, max(0, self._early - self.kept)
         block, self._block, self._added, self.kept = self._block, [], 0, 0

@@ -26,12 +26,10 @@ class Observer:
 
     @property
     def watching(self) -> bool:
-        """True: `steps_measured` is to be called now."""
         return False
 
     @property
     def following(self) -> bool:
-        """True: `operation` is to be called now."""
         return False
 
     @property
@@ -93,7 +91,6 @@ class Observer:
         return {}
 
     def summary(self) -> Mapping[str, Any]:
-        """Return the fields of `Summary` that this observer fills."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
@@ -111,8 +108,7 @@ class Observer:
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """The model is about to get a batch of a new shape, also in an evaluation."""
 
-    def closed(self) -> None:
-        """Undo all changes, because the fit is over. Further calls do nothing."""
+    def closed(self) -> None: ...
 
 
 EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(member, FunctionType)])
@@ -174,7 +170,6 @@ class Observers:
         self.update_due()
 
     def always_due(self) -> None:
-        """From now on, every step counts as due."""
         self._always_due, self.due = True, 0
 
     @property

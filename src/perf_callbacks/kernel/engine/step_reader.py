@@ -69,11 +69,9 @@ class StepReader:
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
         """Steps whose marks were not read yet: number, reason for exclusion or None, batches."""
         self.passed: deque[Step] = deque()
-        """Steps whose times are still on the device."""
         self.longest_step = 0.0
         """Without the first step of a fit, which setup and compilation make longer."""
         self.longest_timed = 0.0
-        """With the first step."""
         self._unseen: deque[Columns] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
@@ -114,7 +112,6 @@ class StepReader:
         return not self.passed
 
     def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
-        """Wait at the end of a fit for times that the device has not reported yet."""
         began = clock()
         while not self.collect() and not (self._device is not None and self._device.capturing()):
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes

@@ -77,7 +77,6 @@ class Columns(NamedTuple):
     pause_seconds: Sequence[float]
     longest_pause: Sequence[float]
     step_seconds: Sequence[float | None]
-    """The sum of the stages. None: the step's times were lost."""
     stages: Sequence[Sequence[Any]]
     """One column for each stage in `STAGES`. None: the times were lost."""
 
@@ -130,7 +129,6 @@ class Totals:
         self.samples: int | None = 0
         self.known_tokens = 0
         self.untold_steps = 0
-        """Steps whose tokens are unknown, or not known yet."""
         self.useful_tokens: Any = 0
         self.effort = StepFlops(0, 0, 0.0)
         """Over the `effort_steps` steps whose FLOPs are known, which took `effort_seconds`."""
@@ -141,7 +139,6 @@ class Totals:
 
     @property
     def tokens(self) -> int | None:
-        """None: the tokens of at least one step are unknown."""
         return None if self.untold_steps else self.known_tokens
 
     def tell_tokens(self, tokens: int) -> None:
@@ -153,7 +150,6 @@ class Totals:
         return sum(self.seconds)
 
     def add(self, steps: Columns) -> None:
-        """Add steps whose seconds are known."""
         if not steps.number:
             return
         self.add_amounts(steps)

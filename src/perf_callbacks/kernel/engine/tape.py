@@ -16,12 +16,10 @@ class Past(NamedTuple):
     """Steps that were read from the tape, in columns."""
 
     stages: Sequence[list[float]]
-    """One column for each stage in `STAGES`."""
     pauses: list[tuple[float, ...]]
     """Of each garbage collection, in one tuple per step."""
     calls: list[Calls]
     seconds: list[float]
-    """The sum of the stages."""
 
     @property
     def rows(self) -> list[tuple[float, ...]]:
@@ -40,7 +38,6 @@ class Tape:
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
-        """Marks that were not read yet."""
         self._echo = echo
         self._follower: StageTracker | None = None
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere

@@ -21,32 +21,24 @@ class Ranks(Protocol):
     def job_settings(self) -> JobSettings | None:
         """Rank 0's settings for all ranks of this fit. None: not known yet."""
 
-    def agree(self) -> JobSettings | None:
-        """Wait a moment for the settings of rank 0. None: they have not arrived."""
-        ...
+    def agree(self) -> JobSettings | None: ...
 
     @property
-    def window(self) -> int | None:
-        """Optimizer steps per window. None: ranks exchange no windows, or it is not known yet."""
+    def window(self) -> int | None: ...
 
     @property
-    def latest(self) -> Window | None:
-        """The newest window that this rank has received, with the sums over all ranks. None before the first window."""
+    def latest(self) -> Window | None: ...
 
     @property
-    def signals(self) -> bool:
-        """True if it is known that parts carry signals."""
-        ...
+    def signals(self) -> bool: ...
 
-    def offer(self, part: Part) -> None:
-        """Offer this rank's part of a window to the other ranks."""
+    def offer(self, part: Part) -> None: ...
 
     def take(self) -> list[Window]:
         """Return, once, the windows that this rank must write to its journal."""
         ...
 
-    def close(self) -> None:
-        """End the exchange with the other ranks."""
+    def close(self) -> None: ...
 
 
 class WindowSharing:
@@ -74,11 +66,9 @@ class WindowSharing:
         self.due: int | None = None
         """The step that completes the current window. None: there are no windows."""
         self.length: int | None = None
-        """Optimizer steps per window. None: there are no windows."""
         self.signals = False
         """True if parts carry signals. Signals also cover the excluded steps of a window."""
         self.complete: list[Part] = []
-        """Complete windows that were not offered to the other ranks yet."""
         self._start = self._seen = run.step
         self._begin(run.step)
 
@@ -103,7 +93,6 @@ class WindowSharing:
             self._announce()
 
     def _announce(self) -> None:
-        """Tell the observers which values all ranks use, and from which step on."""
         latest = self.latest
         if latest is None or latest is self._announced:
             return

@@ -30,7 +30,6 @@ class Part:
     """Counted steps: included, or excluded as "recounted"."""
     seconds: float
     samples: int | None
-    """None: unknown."""
     tokens: int | None
     useful_tokens: int | None
     """Tokens that the attention mask keeps: perhaps a tensor on a device until the part is sent."""
@@ -38,7 +37,6 @@ class Part:
     """Of this rank alone, even if several ranks process the same samples. None: unknown for at least one step."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """This rank's proposals to all ranks, by name."""
     signals: Mapping[str, "array[float]"] = field(default_factory=dict)
     """By name, arrays of type "f": seconds of each step of the window, from `first_step` on. NaN means unknown."""
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -74,7 +72,6 @@ class JobSettings:
     """Different for each fit, even of one run."""
     run_id: str
     window: int | None
-    """Optimizer steps per window. None: ranks exchange no windows."""
     directory: str | None = None
     """None: each rank knows its own output directory."""
     signals: bool = False

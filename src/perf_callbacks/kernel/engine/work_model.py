@@ -20,7 +20,6 @@ class WorkModel:
 
     @property
     def counted(self) -> Flops | None:
-        """The last FLOP count. None: FLOPs were not counted yet."""
         return None
 
     def look_after(self, step: int) -> int:  # noqa: ARG002 for work models that look, like the others
@@ -31,7 +30,6 @@ class WorkModel:
         """Check at the end of step `step` whether a change of the model has changed the FLOPs of steps."""
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> StepFlops | None:  # noqa: ARG002 as above
-        """None: the FLOPs are unknown."""
         return None
 
     def settle(self) -> None:

@@ -23,7 +23,6 @@ class Chain:
     """Times of a run up to the beginning of its current attempt. None: unknown."""
 
     resumed: bool
-    """True if the attempt continues from a checkpoint."""
     first_unix: float | None
     """Start of the first attempt's process."""
     elapsed_seconds: float | None

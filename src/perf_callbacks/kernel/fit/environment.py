@@ -26,7 +26,6 @@ class Environment:
     """`gc.get_freeze_count()`, of which Python makes some hundreds; 0 while a fit keeps objects frozen. None: not
     counted."""
     gc_generational: bool
-    """True if young objects can be collected separately from old objects."""
     accelerator: str | None
     """Such as "cuda". None: the process uses no accelerator."""
     pinned_copies: bool | None
@@ -36,13 +35,11 @@ class Environment:
     memory_available: int | None
     """Bytes of host memory that are left, within the limit of the control group."""
     local_world_size: int = 1
-    """Processes of the job on this machine."""
     processes_on_cpus: int = 1
     """Processes of the job that share the CPUs in this process's affinity mask."""
     loaders_pin: bool | None = None
     """True if the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copies_go_on: bool | None = None
-    """True if the trainer doesn't wait for the copy of a batch to the device. None: it copies no batches."""
     cpu_facts: CpuFacts | None = None
     cpus_unknown: str | None = None
     """Why `cpu_facts` is None."""

@@ -14,7 +14,6 @@ class FirstBatch:
     def __init__(self, *, wanted: bool = False) -> None:
         self.wanted = wanted
         self.kind: str | None = None
-        """Name of the type. None: no batch was examined yet."""
         self.pinned = False
         self.bytes = 0
 

@@ -85,7 +85,6 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def model_name(model: nn.Module) -> str:
-    """Skip wrappers such as DistributedDataParallel."""
     for _ in WRAPPERS:
         if type(model).__name__ not in WRAPPERS:
             break

@@ -32,11 +32,8 @@ class Batches:
     pinned: bool | None = None
     """True if the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copied_aside: bool | None = None
-    """True if the trainer doesn't wait until a batch is copied. None: it copies no batches."""
     loaders: tuple[Any, ...] = ()
-    """That are already known."""
     devices: int = 1
-    """That this process drives."""
     workers: int = 0
     """Of the training loader, if the trainer knows their number; `loaders` know their own."""
     process: tuple[Any, str] | None = None
@@ -56,7 +53,6 @@ class Fit:
     config: PerfConfig
     environment: Environment
     step: int
-    """Optimizer steps done before this fit."""
     memory: Callable[[], Mapping[str, int]]
     """Returns the bytes in use for each kind of memory."""
     batches: Batches = Batches()
@@ -81,7 +77,6 @@ class ActiveItem(Observer):
         return self._due
 
     def news(self) -> list[Checklist]:
-        """Return the checklist rows since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -99,6 +94,4 @@ class Item(NamedTuple):
     slug: str
     """It never changes."""
     decide: Callable[[Environment, PerfConfig], Checklist]
-    """Depends only on the arguments."""
     apply: Callable[[Fit], ActiveItem]
-    """The result's `closed` undoes the change."""

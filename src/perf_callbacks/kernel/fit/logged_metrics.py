@@ -36,7 +36,6 @@ def hidden(names: Iterable[str], console: str) -> list[str]:
 
 
 def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
-    """Return the metrics for the one line of a progress bar."""
     left_out = hidden(row, console)
     line = (PREFIX + "step_time", PREFIX + "mfu") if console == "main" else row
     return {name: row[name] for name in line if name in row and name not in left_out}

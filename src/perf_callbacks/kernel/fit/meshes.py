@@ -37,7 +37,6 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
 
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
-    """Return this rank's coordinate in each named dimension with several ranks."""
     places: dict[str, int] = {}
     for mesh in () if model is None else _meshes(model):
         coordinate = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)
@@ -66,7 +65,6 @@ def _whole(mesh: Any) -> Any:
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
-    """Return the number of ranks along each mesh dimension that has several."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
     sizes = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
     if own and [name for name, _ in sizes] == [""]:

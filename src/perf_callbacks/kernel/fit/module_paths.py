@@ -22,9 +22,7 @@ class ModulePaths:
 
     def __init__(self, model: nn.Module) -> None:
         self.by_id: dict[int, str] = {}
-        """By the id of the module."""
         self.modules: dict[str, int] = {}
-        """Modules of each path, without wrappers."""
         self.parameters: dict[str, int | None] = {}
         """Of each path, without submodules that have their own. None: unknown."""
         managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())

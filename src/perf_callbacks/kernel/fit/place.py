@@ -35,20 +35,17 @@ class Place:
 
     integration: str
     directory: Path
-    """Used if the configuration sets no directory."""
     directory_of_all: bool = False
     """True if all ranks use the directory of rank 0, because only rank 0 knows the right one."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
     devices: int = 1
-    """That this process drives."""
     data_parallel: int | None = None
     """Ranks with different samples; ranks that share their samples count once. None: each has its own."""
     ambiguous: str | None = None
     """Why `data_parallel`, and with it the rates of the job and per device, is unknown."""
     step: int = 0
-    """Optimizer steps before this fit."""
     carried: Mapping[str, Any] | None = None
     """`Recorder.state` in the checkpoint from which this fit resumes. Empty: it has none. None: no resume."""
     restore_seconds: float | None = None
@@ -122,7 +119,6 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """Return the number of ranks with different samples, from accelerate's `parallelism_config`; None without one."""
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
         return None

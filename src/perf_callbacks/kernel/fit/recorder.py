@@ -123,7 +123,6 @@ class Recorder:
                 self._observer.install()
 
     def enter(self, mark: Mark) -> None:
-        """The training thread enters or leaves a stage."""
         try:
             self.tape.write((mark, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -187,7 +186,6 @@ class Recorder:
 
     @fails_open
     def begin_step(self) -> None:
-        """After an `end_step` with `begins=False`."""
         self.observers.step_began()
 
     def observe(self, observer: Observer) -> None:
@@ -222,12 +220,10 @@ class Recorder:
 
     @property
     def step(self) -> int:
-        """The trainer's count of optimizer steps."""
         return self.engine.step
 
     @property
     def data_parallel(self) -> int | None:
-        """Ranks with different samples. None: unknown by now."""
         return None if self._ambiguous() else self.run.data_parallel
 
     @property
@@ -274,7 +270,6 @@ class Recorder:
 
     @property
     def summary(self) -> Summary | None:
-        """Of the fit so far."""
         return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
@@ -285,7 +280,6 @@ class Recorder:
 
     @property
     def journal_path(self) -> Path | None:
-        """None: there is no journal."""
         return self._journal.path
 
     def fail(self, error: BaseException) -> None:

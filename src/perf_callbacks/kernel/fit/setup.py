@@ -22,13 +22,11 @@ class Setup:
     log_every: int | None = None
     """Steps between two log lines of the trainer. None: it logs nothing, or this is unknown."""
     nan_filter: bool = False
-    """True if the trainer checks each loss for NaN."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the trainer that have an effect in this program -> the class that takes them."""
     rarer: Mapping[str, Rarer] = field(default_factory=dict)
     """How to make evaluations and checkpoints rarer, by the kind of span."""
     fusible: bool = True
-    """False: a fused optimizer would raise an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +34,11 @@ class Training:
     """Arguments that the factories of observers get besides the recorder."""
 
     model: nn.Module | None
-    """None: no FLOPs are counted."""
     setup: Callable[[], Setup] = Setup
     """Returns the fit's optimizers and loaders. The call may raise any error."""
     armed: bool = False
     """True if a launcher, and not the program itself, has added the callback."""
     checklist: Sequence[Checklist] = ()
-    """As decided when the fit began."""
     show: Callable[[str], object] = terminal.show
     """Shows a line on the console of rank 0."""
 

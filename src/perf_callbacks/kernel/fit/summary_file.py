@@ -26,7 +26,6 @@ CLOSE_SECONDS = 1.0
 
 
 def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
-    """None: there is no journal beside which to write."""
     if not recorder.config.journal:
         return None
     file = SummaryFile(recorder)

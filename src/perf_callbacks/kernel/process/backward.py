@@ -31,10 +31,8 @@ _CREATE_GRAPH = 4
 """Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
 _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-"""Of `torch.autograd.backward`."""
 
 _DEFAULTS = (None, None, False, None, None)
-"""Of `torch.autograd.backward`, except the first."""
 
 # Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
@@ -64,9 +62,7 @@ class Loop(Listener):
         """True: a step has ended, and the next step begins only at the next watched call."""
         self.in_backward = False
         self.optimizing = 0
-        """Nested optimizer steps under way."""
         self.waiting: list[Waiting] = []
-        """Batches that the loop has fetched but not yet passed to a model."""
         self.several = False
         """True: two or more batches waited at once, and at least one is still waiting."""
         self.starts: list[Start] = []
@@ -74,7 +70,6 @@ class Loop(Listener):
         self.ran = False
         """True: a model was called in training since the last batch was fetched."""
         self.backed = False
-        """True: the loop has run at least one backward."""
         self.engine: Any = None
         """Waiting batches are added to its current step."""
 
@@ -87,7 +82,6 @@ class Loop(Listener):
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> None:
-        """Begin a backward in the loop's thread, while no other backward is running."""
         self.in_backward = True
         self.backpropagates(root)
         self.turn(_BACKWARD)

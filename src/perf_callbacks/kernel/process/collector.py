@@ -25,7 +25,6 @@ OWN_FROZEN = 1000
 """Most objects that Python freezes by itself. If more are frozen, the program froze them on purpose."""
 
 FULL = 2
-"""The oldest generation. Its collection collects all generations."""
 
 LEAST_PATIENCE = 5.0
 """A fit is abandoned only if no step has ended for so many seconds,"""
@@ -59,13 +58,11 @@ class Lease:
         self._steps, self._since = -1, 0.0
         self.ended = False
         self.aside = False
-        """True: an evaluation or a checkpoint is under way."""
         self.abandoned = False
         """True: no step ended for so long that the collector was released. The next step may claim it again."""
 
     @property
     def off(self) -> bool:
-        """True: this fit wants automatic collection off."""
         return self in self._owner.off
 
     @property
@@ -152,7 +149,6 @@ class Collector(Owner[Lease]):
         self.collections = self.fulls = 0
         """Scheduled collections of all fits so far; `fulls` of them are full."""
         self.reason: str | None = None
-        """Why a fit is collecting now. None: no fit is."""
         self.observers: list[GcObserver] = []
         """Those that have a callback in `gc.callbacks`."""
 
@@ -212,7 +208,6 @@ class Collector(Owner[Lease]):
             self.reason = before
 
     def tick(self, now: float) -> bool:
-        """Release the claims of abandoned fits, and finish interrupted changes."""
         with self._lock:
             idle = {lease for lease in self.held if lease.idle(now)}
             for lease in idle:

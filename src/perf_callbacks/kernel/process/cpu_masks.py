@@ -30,7 +30,6 @@ class Threads:
         return threads
 
     def get(self, thread: int) -> Cpus:
-        """Raises `OSError` if the thread has ended."""
         return frozenset(os.sched_getaffinity(thread))
 
     def set(self, thread: int, cpus: Cpus) -> None:
@@ -124,7 +123,6 @@ class Affinity(Owner[Cpus]):
         return True
 
     def _mask(self, thread: int) -> Cpus | None:
-        """None: the thread has ended."""
         with suppress(OSError):
             return self._threads.get(thread)
         return None

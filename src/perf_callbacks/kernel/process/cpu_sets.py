@@ -12,7 +12,6 @@ class Machine:
     """Online CPUs of a machine, by NUMA node."""
 
     nodes: Mapping[int, Cpus]
-    """Of each NUMA node that has CPUs. Empty: unknown."""
     quota: float | None = None
     """CPU time that the control group allows, in CPUs. None: no limit is known."""
 
@@ -41,7 +40,6 @@ class CpuFacts:
     ranks_unknown: bool = False
     """True: there are other ranks, and their number on this machine is unknown."""
     workers: int = 0
-    """Of the DataLoaders, as far as known."""
     bound: bool = False
     """True: the process has a smaller CPU mask than its parent."""
 
@@ -92,7 +90,6 @@ def choose(mode: str, facts: CpuFacts) -> Choice:
 
 
 def _nothing(mode: str, facts: CpuFacts) -> str | None:
-    """Return why there is no choice of CPUs."""
     nodes = len(facts.machine.nodes)
     if nodes == 0:
         return "the system does not show its NUMA nodes"

@@ -46,7 +46,6 @@ def runnable(thread: int, root: Path = Path("/")) -> bool:
 
 
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
-    """Return the sum of the idle seconds of these CPUs since boot."""
     idle_ticks = []
     with suppress(OSError, ValueError, IndexError, AttributeError):  # Windows has no `sysconf`
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
@@ -58,7 +57,6 @@ def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
 
 
 def throttled(root: Path = Path("/")) -> float | None:
-    """Return the seconds for which a CPU quota stopped the threads of the control group."""
     for file in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         with suppress(OSError, ValueError):
             for line in (root / file).read_text(encoding="ascii").splitlines():

@@ -60,7 +60,6 @@ class Device:
 
     @property
     def untimed(self) -> str | None:
-        """Why events must not time this device."""
         return None
 
     def timing(self) -> Timing:
@@ -140,7 +139,6 @@ class Device:
         return None
 
     def refuses(self) -> str | None:
-        """Return why the device doesn't start. None: it starts, or can't be tested."""
         ask = self.properties()
         with guard() as attempt:
             if ask is not None:
@@ -153,12 +151,10 @@ class Device:
 
     @property
     def blocking(self) -> str | None:
-        """Variable of this environment that makes the host wait for each kernel."""
         return next((name for name in self.blocking_names if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
-        """Variable of this environment that turns off the cache of device memory."""
         return next((name for name in self.uncached_names if name in os.environ), None)
 
     @property
@@ -322,7 +318,6 @@ class Xla(Device):
 KINDS: dict[str, type[Device]] = {
     "cpu": Cpu, "cuda": Cuda, "xpu": Xpu, "npu": Npu, "hpu": Hpu, "mps": Mps, "xla": Xla,
 }  # fmt: skip
-"""Other kinds use `Device`."""
 
 
 def device_at(place: torch.device) -> Device:
@@ -336,7 +331,6 @@ def may_be_nvidia(place: torch.device) -> bool:
 
 
 def cuda_version() -> str | None:
-    """None: torch is built without CUDA."""
     return torch.version.cuda
 
 
@@ -364,7 +358,6 @@ def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> t
 
 
 def allocators(devices: Iterable[Device]) -> Allocator | None:
-    """None: any device's statistics are unknown."""
     states = [device.allocator() for device in devices]
     readings = [state for state in states if state is not None]
     return Allocator(*map(sum, zip(*readings, strict=True))) if readings and len(readings) == len(states) else None

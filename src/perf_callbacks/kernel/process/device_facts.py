@@ -15,14 +15,12 @@ class Allocator(NamedTuple):
     retries: int
     """Allocations that failed at first: the allocator then freed cached memory and tried again."""
     allocated_bytes: int
-    """That tensors hold now."""
 
 
 class Timing(NamedTuple):
     """Clock of a fit's steps and stages."""
 
     timeline: EventTimeline | None = None
-    """None: the host's clock."""
     unstaged: str | None = None
     """Why stages are not timed: the device computes asynchronously, and its events can't be used."""
 
@@ -36,8 +34,6 @@ class Features(NamedTuple):
     """NVIDIA's, whose speed depends on the sizes of the matrices."""
     tf32: bool = False
     multiprocessors: int | None = None
-    """Or compute units."""
     uuid: str | None = None
-    """For NVML."""
     architecture: str | None = None
     """Of an AMD GPU, such as "gfx942": its name alone may be ambiguous."""

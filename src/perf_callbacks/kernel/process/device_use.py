@@ -13,7 +13,6 @@ class DeviceUse:
     """Use of a device by all processes on it. None: unknown."""
 
     utilization: float | None = None
-    """From 0 to 1."""
     memory_bytes: int | None = None
     own_bytes: int | None = None
     """Of this process. Unknown in many containers, where the driver uses different process ids."""
@@ -21,7 +20,6 @@ class DeviceUse:
     """That compute on the device. In a container, the driver may hide some."""
     watts: float | None = None
     limit_watts: float | None = None
-    """In force."""
     default_limit_watts: float | None = None
     """Factory setting."""
     joules: float | None = None
@@ -30,7 +28,6 @@ class DeviceUse:
     max_sm_mhz: int | None = None
     celsius: int | None = None
     throttled_by: tuple[str, ...] | None = None
-    """Reasons for a lower clock."""
     tensor_activity: float | None = None
     """Share of the time since the previous reading in which tensor cores worked."""
     bandwidth_activity: float | None = None

@@ -30,7 +30,6 @@ PROBE_SECONDS = 2.0
 """Longest wait of `why_unusable` for its two events."""
 
 LOST: Final = "lost"
-"""The device did not report the step's duration."""
 
 CAPTURED: Final = "captured"
 """A CUDA graph was captured in the step: our events must then be neither recorded nor queried."""
@@ -44,9 +43,7 @@ class Event(Protocol):
     def record(self) -> None:
         """Record the point at the current end of the current stream."""
 
-    def query(self) -> bool:
-        """Return True if the stream has passed the point."""
-        ...
+    def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: Any, /) -> float: ...
 
@@ -76,7 +73,6 @@ class EventTimeline:
         self._made = len(self._free)
         self._open: list[tuple[Mark, Event]] = []
         self._broken: str | None = None
-        """Why the duration of the current step is unknown."""
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
         """Events of each ended step, and its end event or the reason why its duration is unknown."""
         self._lost_in_row = 0

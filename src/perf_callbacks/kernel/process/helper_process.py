@@ -19,7 +19,6 @@ class HelperProcess:
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         """Start Python in isolated mode (`-I`), in a process session of its own."""
         self.over = False
-        """True: no more answers will come."""
         self._received = bytearray()
         self._socket, theirs = socket.socketpair()
         try:

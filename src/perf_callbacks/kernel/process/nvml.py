@@ -18,7 +18,6 @@ class Listed:
     """A GPU in NVML's list."""
 
     pci: str
-    """As in `/sys`."""
     uuid: str | None
     """Without prefix."""
     divided: bool = False
@@ -33,7 +32,6 @@ class Inventory:
     unanswered: tuple[str, ...] = ()
     """GPUs that NVML counts but that have failed, or that this process may not use; each with the reason."""
     missing: str | None = None
-    """Why NVML lists no GPU."""
 
 
 THROTTLES = {
@@ -169,7 +167,6 @@ class _Activity:
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """None: this GPU, or this version of NVML, doesn't support the query."""
     with suppress(Exception):
         return ask()
     return None

@@ -8,19 +8,15 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import suppress
 
 MOST_PACKAGES = 200
-"""Packages whose versions a journal lists."""
 
 FIRST = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "triton", "deepspeed", "flash_attn")
 """Listed first, so that a short message names them."""
 
 DRIVERS = {"nvidia_driver": Path("/sys/module/nvidia/version"), "amdgpu_driver": Path("/sys/module/amdgpu/version")}
-"""Versions of loaded drivers, on Linux."""
 
 NAMED = frozenset({"perf_callbacks", "python", *FIRST, *DRIVERS})
-"""Names that get a line of their own in a report."""
 
 LONGEST = 60
-"""Characters of a version."""
 
 
 def loaded() -> dict[str, str]:

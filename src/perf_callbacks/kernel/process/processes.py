@@ -15,7 +15,6 @@ from perf_callbacks.kernel.foreign_errors import suppress
 LOCAL_RANK = b"LOCAL_RANK="
 
 DEEPEST = 8
-"""Most generations of children that are read."""
 
 UTIME, STIME, CUTIME, CSTIME, STARTTIME = 11, 12, 13, 14, 19
 """Fields of `/proc/<pid>/stat` after the process name, which is in parentheses and may contain any character."""
@@ -31,7 +30,6 @@ class Processes:
     anonymous_bytes: int | None
     """Without file pages and shared memory. None: unavailable."""
     read_bytes: int | None
-    """From disks. None: unavailable."""
 
 
 def age() -> float | None:
@@ -76,7 +74,6 @@ def allowed_cpus() -> int | None:
 
 
 def text(path: Path) -> str | None:
-    """Read a file in `/proc` or `/sys`."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return None

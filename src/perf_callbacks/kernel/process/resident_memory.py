@@ -20,7 +20,6 @@ UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def peak_bytes() -> int | None:
-    """None on Windows."""
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
 

@@ -12,7 +12,6 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
-"""Innermost frames that are stored for one stack."""
 
 DEEPEST = 1000
 """Most frames that a search through a stack visits."""
@@ -112,7 +111,6 @@ class Position(NamedTuple):
     """Position of a thread in the program's own code."""
 
     line: str
-    """Innermost of the program."""
     in_torch: bool
     """True: the line has called a Python function of torch that runs several operations."""
     in_model: bool
@@ -137,7 +135,6 @@ def around_trainer() -> frozenset[int]:
 
 
 def calling_line() -> str | None:
-    """Innermost of the program, in the current thread."""
     place = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
     return None if place is None else place.line
 

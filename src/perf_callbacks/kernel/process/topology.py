@@ -15,7 +15,6 @@ QUOTAS = (
 
 
 def machine(root: Path) -> Machine:
-    """Read the CPUs of the machine."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
     return Machine(nodes={node: cpus for node, cpus in sorted(nodes.items()) if cpus}, quota=quota(root))
 

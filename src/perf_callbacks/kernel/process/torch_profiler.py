@@ -132,7 +132,6 @@ def graph_nodes() -> int:
 
 
 _recording: set[int] = set()
-"""Threads with a recording."""
 
 
 def _in_child() -> None:

@@ -28,7 +28,6 @@ MOST_PAIRS = 1_000_000
 """Entries (two per mark) after which waits are no longer marked, such as while a model generates a long text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
-"""Methods of a process group for a transfer between two ranks."""
 
 COLLECTIVES = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier",
@@ -62,7 +61,7 @@ class Waits(Owner[Claim]):
         """Tensors that this process sent to a single rank, or received from one, while a fit lasted."""
 
     def watch(self, fit: object, tape: Tape | None, clock: Callable[[], float]) -> Callable[[], object]:
-        """Count transfers and, with a tape, time this thread's waits, until the result is called: it is weak."""
+        """Count transfers and, with a tape, time this thread's waits, until the (weak) result is called."""
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
         WATCHDOG.watch(self)

@@ -16,7 +16,6 @@ from perf_callbacks.kernel.clock import monotonic
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 PERIOD_SECONDS = 1.0
-"""Between two ticks."""
 
 EXIT_SECONDS = 1.0
 """Longest wait of the interpreter's end for a tick that is under way."""
@@ -30,9 +29,7 @@ log = logging.getLogger("perf_callbacks")
 class Watched(Protocol):
     """Object whose `tick` the watchdog calls once a second. It holds a weak reference only."""
 
-    def tick(self, now: float) -> bool:
-        """Return False if no more ticks are needed."""
-        ...
+    def tick(self, now: float) -> bool: ...
 
 
 class Watchdog:
@@ -72,7 +69,6 @@ class Watchdog:
                     raise
 
     def tick(self) -> bool:
-        """Return False if no objects are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()

@@ -15,7 +15,6 @@ LIMIT = 100_000
 """Bytes. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
-"""A node of PyYAML, which has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
@@ -55,7 +54,6 @@ def read(path: Path) -> str:
 
 
 def compose(path: Path, text: str) -> Node | None:
-    """Return the root mapping, or None if the file is empty."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:

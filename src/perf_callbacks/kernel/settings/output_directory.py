@@ -10,10 +10,8 @@ PATTERN = rf"(?:[^{{}}]|\{{\{{|\}}\}}|\{{(?:{'|'.join(PLACEHOLDERS)})\}})*"
 WANTED = "a directory, with {job}, {run} and {host} as placeholders and {{ or }} for a brace, or None"
 
 NO_JOB = "no_job"
-"""Replaces `{job}` in a process without a job id."""
 
 LONGEST = 100
-"""Characters of a value that replaces a placeholder."""
 
 _BRACES = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}|\{{\{{|\}}\}}")
 

@@ -14,7 +14,6 @@ SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
 
 FILE = "PERF_CALLBACKS_CONFIG"
-"""Variable with the path of a settings file."""
 
 SECTION = "PERF_CALLBACKS_SECTION"
 """Variable with the names of all fields that come from accelerate's config."""
@@ -28,7 +27,6 @@ class FileEntry:
     text: str
     """As written; empty for YAML's null."""
     where: str
-    """File and line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
