@@ -53,4 +53,4 @@ class ModulePaths:
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
     names = (*_INNER, "module") if type(module).__name__ in WRAPPERS else _INNER
-    return next((one for name in names if (one := module._modules.get(name)) is not None), None)  # noqa: SLF001 a wrapper may look up other names in its module
+    return next((inner for name in names if (inner := module._modules.get(name)) is not None), None)  # noqa: SLF001 a wrapper may look up other names in its module
