@@ -13,7 +13,7 @@ TRANSFORMERS := tests/integrations -k '(transformers or trainer or trl) and not 
 PYTHONS ?= 3.10 3.12 3.13
 BARE := tests/kernel tests/report tests/advice tests/properties tests/affinity tests/flops tests/garbage tests/launch \
 	tests/memory tests/ranks tests/stalls tests/stragglers tests/trials tests/commands tests/test_journal.py \
-	--ignore-glob 'tests/launch/test_try*' --ignore tests/launch/test_changes.py --ignore tests/launch/test_cost.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
+	--ignore-glob 'tests/launch/test_try*' --ignore tests/launch/test_changes.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
 	--deselect 'tests/launch/test_run.py::test_a_program_without_a_trainer_is_told_of_it_once' \
 	--deselect tests/launch/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end
 LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) \

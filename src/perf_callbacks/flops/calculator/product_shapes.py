@@ -18,10 +18,8 @@ EFFICIENT = 64
 """Multiples of 64 are the most efficient sizes on an A100 and later. The source is the same as for `ALIGNED`."""
 
 TILE = (128, 256)
-"""Rows and columns of a multiprocessor's largest tile."""
-
 TILES = (TILE, (256, 128), (128, 128))
-"""Tiles of the most efficient kernels. A library chooses a tile for each product."""
+"""Rows and columns of the tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
 """A product counts as uneven if each tile of `TILES` keeps less than this share of the multiprocessors busy."""
@@ -39,7 +37,7 @@ class Misaligned(NamedTuple):
 
 
 class Waves(NamedTuple):
-    """Number of rounds (waves) in which the multiprocessors compute all tiles of a matrix product."""
+    """Rounds (waves) in which each multiprocessor computes one tile of a matrix product."""
 
     tiles: int
     waves: int
@@ -48,21 +46,15 @@ class Waves(NamedTuple):
 
 
 def better(size: int) -> int:
-    """Return a size that tensor cores use well: the size itself, or the next multiple of 64.
-
-    >>> better(10922), better(50257), better(4096), better(1000)
-    (10944, 50304, 4096, 1000)
-    """
+    """Return a size that tensor cores use well: the size itself, or the next multiple of 64."""
     return math.ceil(size / EFFICIENT) * EFFICIENT if size % ALIGNED else size
 
 
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
-    """Return all sizes of operands that aren't multiples of 8. The size whose products have the most FLOPs comes first.
+    """Return the sizes of operands that aren't multiples of 8, the size whose products have the most FLOPs first.
 
-    Sizes up to 8 are left out: nobody chooses them for speed. An example is a small number of classes.
-
-    Args:
-        products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
+    Sizes up to 8, such as a small number of classes, are left out: nobody chooses them for speed. `products` has the
+    operation, the shapes, the dtype and the FLOPs of each product, as in a `flops` record.
     """
     flops_of: Counter[int] = Counter()
     every = 0
@@ -77,11 +69,7 @@ def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned
 
 
 def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] = TILE) -> Waves:
-    """Return the rounds (waves) that compute a matrix product. The last wave may leave most multiprocessors idle.
-
-    >>> waves(rows=109 * 128, columns=256, multiprocessors=108)
-    Waves(tiles=109, waves=2, busy=0.5046296296296297)
-    """
+    """Return the waves that compute a matrix product. The last wave may leave most multiprocessors idle."""
     tiles = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
     rounds = math.ceil(tiles / multiprocessors)
     return Waves(tiles, rounds, tiles / (rounds * multiprocessors))
@@ -103,15 +91,8 @@ def uneven(
 ) -> list[Uneven]:
     """Return the matrix products that leave many multiprocessors idle, the product with the most FLOPs first.
 
-    A wave is a round in which each multiprocessor computes one tile. Products with many waves are left out, because
-    their last wave hardly matters. Products with a single wave are left out too, because libraries use smaller tiles
-    for such products.
-
-    Args:
-        products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
-        multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. A product is left out if the number of its rows is in `fixed`, because a change of the
-            batch size wouldn't change the rows.
+    The last of many waves hardly matters, and for a single wave libraries use smaller tiles: both are left out. So are
+    products whose rows are a size of weights (`fixed`), because another batch size wouldn't change them.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])
@@ -149,28 +130,22 @@ class ProductSize(NamedTuple):
     size: int
     better: int
     weights: tuple[int, int] = (0, 0)
-    """Number of elements of all weights with this size, before and after padding to the better size. Both numbers are 0
-    if no weight has this size."""
+    """Elements of all weights with this size, before and after padding to the better size, or 0 without such weights.
+    """
 
 
 def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
-    """Return the sizes that the author of a model chooses, such as the vocabulary, if matrix products have these sizes.
-
-    >>> [(one.name, one.size, one.better) for one in sizes(Architecture(layers=12, hidden=768, heads=12, vocab=50257))]
-    [('width', 768, 768), ('MLP', 3072, 3072), ('vocabulary', 50257, 50304), ('head', 64, 64)]
-    """
+    """Return the sizes in matrix products that the author of a model chooses, such as the vocabulary."""
     weights: Counter[tuple[int, ...]] = Counter()
     for shape, number in _multiplied(model):
         weights[shape] += number
     weights[known(model.vocab, "vocab"), model.width] += model.outputs is not None or not model.tied
     chosen = {"width": model.width, "MLP": model.mlp_width, "vocabulary": known(model.vocab, "vocab")}
-    found = [
-        ProductSize(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()
+    weightless = {"head": model.attention_width // model.heads if model.heads else None, "tokens": tokens}
+    return [
+        *[ProductSize(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()],
+        *[ProductSize(name, size, better(size)) for name, size in weightless.items() if size],
     ]
-    if model.heads:
-        head = model.attention_width // model.heads
-        found.append(ProductSize("head", head, better(head)))
-    return [*found, *([ProductSize("tokens", tokens, better(tokens))] if tokens else [])]
 
 
 def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]]:
@@ -182,7 +157,7 @@ def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]
 
 
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each shape (output size, input size) of multiplied weights, and the number of weights of this shape."""
+    """Yield each shape (output size, input size) of multiplied weights, and the number of such weights."""
     layers, experts = known(model.layers, "layers"), model.experts or 1
     width, ffn = model.width, model.mlp_width
     yield (ffn, width), layers * experts * (2 if model.gated else 1)
