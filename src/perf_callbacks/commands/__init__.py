@@ -10,7 +10,6 @@ from perf_callbacks.commands import (
     autoload,
     check,
     compare,
-    configure,
     demo,
     flops,
     goodput,
@@ -30,6 +29,7 @@ from perf_callbacks.commands import (
 )
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.settings.gone import GONE_COMMANDS
 from perf_callbacks.version import __version__
 
 
@@ -52,7 +52,6 @@ COMMANDS: dict[str, Command] = {
     "run": run,
     "launch": launch,
     "try": try_program,
-    "config": configure,
     "status": status,
     "autoload": autoload,
     "check": check,
@@ -102,7 +101,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(words: Sequence[str] | None) -> int:
-    arguments = parser().parse_args(run.unparsed(sys.argv[1:] if words is None else words))
+    words = sys.argv[1:] if words is None else words
+    for command, instead in GONE_COMMANDS.items():
+        name, *options = command.split()
+        if words[:1] == [name] and {*options} <= {word.partition("=")[0] for word in words}:
+            print(f"perf-callbacks {command} is gone: {instead}.", file=sys.stderr)
+            return 2
+    arguments = parser().parse_args(run.unparsed(words))
     command, chosen = arguments.command, arguments.parser
     try:
         return int(command.run(arguments))

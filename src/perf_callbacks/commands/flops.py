@@ -43,16 +43,13 @@ _HEADINGS = ("model FLOPs", "of matmul", "hardware FLOPs", "model TFLOPS/GPU", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model on Hugging Face")
-    groups = [parser.add_argument_group("the model", "these options override config.json")]
-    groups.append(parser.add_argument_group("the run"))
-    for group, options in zip(groups, (_MODEL, _RUN), strict=True):
-        for name, (kind, description) in options.items():
-            group.add_argument(f"--{name}", type=kind, help=description)
-    groups[0].add_argument("--tied", action="store_true", default=None, help="the output head is the embedding")
-    groups[1].add_argument("--seq", type=int, required=True, help="tokens in a sequence")
+    parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model; options win over it")
+    parser.add_argument("--seq", type=int, required=True, help="tokens in a sequence")
+    for name, (kind, description) in (_MODEL | _RUN).items():
+        parser.add_argument(f"--{name}", type=kind, help=description)
     for name, choices in _OPTIONS.items():
-        groups[1].add_argument(f"--{name}", choices=choices, default=choices[0], help=f"default: {choices[0]}")
+        parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=f"default: {choices[0]}")
+    parser.add_argument("--tied", action="store_true", default=None, help="the output head is the embedding")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -79,8 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
         tflops = [of_a_gpu(flops, peaks.TERA), of_a_gpu(executed, peaks.TERA)]
         rows[name] = dict(zip(_FIGURES, (flops, executed, tflops[0], mfu, hfu), strict=True))
         ours = rows["matmul"]["model_flops_per_step"]
-        cells = [_shown(flops, ".3e"), _shown(flops and ours and flops / ours, ".3f"), _shown(executed, ".3e")]
-        lines.append([name, *cells, *[_shown(value, ".1f") for value in tflops], percent(mfu), percent(hfu)])
+        shown = zip(
+            (flops, flops and ours and flops / ours, executed, *tflops),
+            (".3e", ".3f", ".3e", ".1f", ".1f"),
+            strict=True,
+        )
+        cells = [DASH if value is None else f"{value:{form}}" for value, form in shown]
+        lines.append([name, *cells, percent(mfu), percent(hfu)])
     if arguments.json:
         print(json.dumps({"conventions": rows}, indent=2))
     else:
@@ -90,18 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(value: float | None, form: str) -> str:
-    return DASH if value is None else f"{value:{form}}"
-
-
 def _model(arguments: argparse.Namespace) -> Architecture:
     fields: dict[str, Any] = dimensions(read_config(Path(arguments.path))) if arguments.path else {}
-    given = {name: getattr(arguments, name.replace("-", "_")) for name in (*_MODEL, "tied")}
-    if given["params"]:
-        given["params"] = round(given["params"])
-    if given["ffn"] and not arguments.path:
+    given = {name: getattr(arguments, name) for name in (*[name.replace("-", "_") for name in _MODEL], "tied")}
+    if arguments.ffn and not arguments.path:
         fields["gated"] = True
-    fields |= {name.replace("-", "_"): value for name, value in given.items() if value is not None}
+    fields |= {name: round(value) if name == "params" else value for name, value in given.items() if value is not None}
     if "params" not in fields and not {"layers", "hidden", "vocab"} <= {*fields}:
         raise ConfigError("the model: wanted --params, or --layers, --hidden and --vocab, or CONFIG.")
     return Architecture(**fields)

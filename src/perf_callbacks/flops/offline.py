@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
+from perf_callbacks.flops.calculator.conventions import ConventionWork, matmul
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.settings.config import ConfigError
@@ -78,7 +78,7 @@ def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None
     except ConfigError:
         return None
     rows, length = example["input_ids"][0]
-    forward = BY_NAME["matmul"].forward(architecture, ConventionWork(batch=rows, seq=length))
+    forward = matmul(architecture, ConventionWork(batch=rows, seq=length))
     products, dtype = forward.layers + forward.head, str(autocast or model.dtype).removeprefix("torch.")
     return Work(
         {

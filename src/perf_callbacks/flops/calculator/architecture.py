@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.settings.config import ConfigError
 
@@ -12,33 +12,28 @@ LARGEST = 10**18
 
 
 class MissingError(LookupError):
-    """Raised if a required dimension is unknown. The error message is the name of the dimension."""
+    """A required dimension is unknown. The message is its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Dimensions of a transformer. None means unknown, except in fields that give None another meaning.
-
-    >>> Architecture(layers=2, hidden=64, heads=4, vocab=100).parameters
-    111104
-    """
+    """Dimensions of a transformer. None means unknown, except in fields that give None another meaning."""
 
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
     """None means that queries, keys and values are each as wide as the model."""
     head_dim: int | None = None
-    """Width of a head. None means `hidden` divided by `heads`."""
+    """None means `hidden` divided by `heads`."""
     kv_heads: int | None = None
-    """Heads of keys and values. None means as many as `heads`."""
+    """None means as many as `heads`."""
     ffn: int | None = None
     """Width of the MLP, or of one expert. None means 4 x `hidden`."""
     gated: bool = False
     """The MLP has three matrices, as with SwiGLU, and not two."""
     experts: int = 0
-    """Experts that replace the MLP of a layer. 0 means a single MLP."""
     active_experts: int = 0
-    """Experts in a layer that process a token."""
+    """Experts in a layer that process a token. Without experts, each layer has a single MLP."""
     vocab: int | None = None
     tied: bool = False
     """True if the output head is the transposed embedding."""
@@ -47,21 +42,16 @@ class Architecture:
     positions: int = 0
     """Number of learned position embeddings."""
     params: int | None = None
-    """Number of all parameters, if known exactly. None means the sum of all matrices' elements."""
+    """Number of all parameters. None means the sum of all matrices' elements."""
 
     def __post_init__(self) -> None:
-        least = {field.name: 0 if field.default == 0 or field.name == "outputs" else 1 for field in fields(self)}
-        sizes = [(getattr(self, name), smallest) for name, smallest in least.items()]
-        if (
-            not all(smallest <= size <= LARGEST for size, smallest in sizes if size is not None)
-            or not (0 < self.active_experts <= self.experts or self.active_experts == self.experts == 0)
-            or (self.heads and self.heads % (self.kv_heads or 1))
-            or (self.heads and self.hidden and not self.head_dim and self.hidden % self.heads)
-        ):
-            raise ConfigError(
-                f"the model: got {self}, wanted whole numbers up to {LARGEST:g}, kv_heads that divide heads, heads that "
-                "divide hidden (or head_dim), and active_experts among the experts."
-            )
+        sizes = {field: getattr(self, field.name) for field in fields(self)}
+        least = {field: int(field.default is None and field.name != "outputs") for field in sizes}
+        possible = all(least[field] <= size <= LARGEST for field, size in sizes.items() if size is not None)
+        possible &= 0 < self.active_experts <= self.experts or self.active_experts == self.experts == 0
+        possible &= not (self.heads or 0) % (self.kv_heads or 1)
+        if not possible or (not self.head_dim and (self.hidden or 0) % (self.heads or 1)):
+            raise ConfigError("the model: got sizes that don't fit, wanted hidden % heads == heads % kv_heads == 0.")
 
     @property
     def width(self) -> int:
@@ -76,13 +66,13 @@ class Architecture:
     @property
     def attention_width(self) -> int:
         """Width of all attention heads together."""
-        return (self.heads or 1) * self._head_width
+        return (self.heads or 1) * self.head_dim if self.head_dim else self.width
 
     @property
     def layer_matrices(self) -> int:
         """Number of a layer's matrix elements that multiply a token: attention, router, and MLP or active experts."""
-        keys_and_values = 2 * (self.kv_heads or self.heads or 1) * self._head_width
-        attention = self.width * (2 * self.attention_width + keys_and_values)
+        heads, queries = self.heads or 1, self.attention_width
+        attention = self.width * 2 * (queries + (self.kv_heads or heads) * (queries // heads))
         return attention + self._expert * (self.active_experts or 1) + self.width * self.experts
 
     @property
@@ -109,10 +99,6 @@ class Architecture:
         return stack + self.embedding + (0 if self.tied else self.head) + self.positions * self.width
 
     @property
-    def _head_width(self) -> int:
-        return self.head_dim or self.width // (self.heads or 1)
-
-    @property
     def _expert(self) -> int:
         return (3 if self.gated else 2) * self.width * self.mlp_width
 
@@ -124,17 +110,15 @@ def known(value: int | None, name: str) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """Facts about a Hugging Face `model_type` that may be missing in config.json."""
 
     gated: bool = True
     tied: bool = False
-    """Default for `tie_word_embeddings` if config.json lacks this field."""
     required: tuple[str, ...] = ()
-    """Fields of `Architecture` that have no known default, so config.json must contain them."""
+    """Fields of `Architecture` without a default, which config.json must contain."""
     positions: str | None = None
-    """Name of the field in config.json with the number of position embeddings."""
+    """Field of config.json with the number of position embeddings."""
 
 
 FAMILIES = {
@@ -169,15 +153,11 @@ _NAMES = {
 
 
 def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an `Architecture` from the config.json of a Hugging Face model.
-
-    >>> dimensions({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257})["layers"]
-    12
-    """
+    """Return the fields of an `Architecture` from the config.json of a Hugging Face model."""
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise ConfigError(f"model_type: got {kind!r}, wanted one of {', '.join(FAMILIES)}; give others by dimensions.")
+        raise ConfigError(f"model_type: got {kind!r}, wanted one of {', '.join(FAMILIES)}.")
     spellings = _NAMES | ({"positions": (family.positions,)} if family.positions else {})
     sizes = {name: _first(config, names) for name, names in spellings.items()}
     for name in ("layers", "hidden", "heads", "vocab", *family.required):
@@ -190,23 +170,20 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields_read.items() if value is not None}
 
 
-_HEADS = ("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-
-
 def _outputs(config: Mapping[str, Any]) -> int | None:
     """Return the width of the output head of the model's class. None means the size of the vocabulary."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    if not names or name.endswith(_HEADS[:2]):
+    if not names or name.endswith(("ForCausalLM", "LMHeadModel")):
         return None
-    if name.endswith(_HEADS[2:4]):
+    if name.endswith(("ForSequenceClassification", "ForTokenClassification")):
         labels = config.get("id2label")
         return _first(config, ("num_labels",)) or (len(labels) if isinstance(labels, dict) else 2)
-    if name.endswith(_HEADS[4]):
+    if name.endswith("ForQuestionAnswering"):
         return 2  # the first and the last token of the answer
     if re.fullmatch(r"(?!.*DoubleHeads)\w+Model", name):
         return 0
-    raise ConfigError(f"architectures: got {names!r}, wanted a name that ends in {', '.join(_HEADS)} or Model.")
+    raise ConfigError(f"architectures: got {names!r}, whose output head is unknown.")
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -18,7 +18,6 @@ class Forward(NamedTuple):
     """FLOPs of products with layer matrices. Conventions that count parameters put all counted parameters here."""
     head: int
     attention: int
-    """FLOPs of scores and of weighted sums of values. They grow with the square of the sequence length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +40,7 @@ class ConventionWork:
 
 
 def attention(model: Architecture, work: ConventionWork, width: int) -> int:
-    """Return the FLOPs of attention without a causal mask. `width` is the width of all heads together."""
+    """Return the FLOPs of scores and of weighted sums of values without a causal mask, over heads of a total width."""
     return 4 * known(model.layers, "layers") * work.seq * width * work.tokens
 
 

@@ -8,14 +8,9 @@ from typing import NamedTuple
 
 from perf_callbacks.flops.calculator.architecture import Architecture, known
 
-ALIGNED = 8
-"""Tensor cores need operands whose sizes are multiples of 8. Eight 16-bit numbers take 16 bytes.
-
-Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requirements".
-"""
-
-EFFICIENT = 64
-"""Multiples of 64 are the most efficient sizes on an A100 and later. The source is the same as for `ALIGNED`."""
+ALIGNED, EFFICIENT = 8, 64
+"""Tensor cores need sizes that are multiples of 8, and are most efficient with multiples of 64 on an A100 and later.
+Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requirements"."""
 
 TILE = (128, 256)
 TILES = (TILE, (256, 128), (128, 128))
@@ -28,12 +23,11 @@ _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 
 
 class Misaligned(NamedTuple):
-    """Size in matrix products, such as 50257, that is not a multiple of 8. `better` is the size to use instead."""
+    """Size that is not a multiple of 8, such as 50257, with its products' share of all FLOPs."""
 
     size: int
     better: int
     share: float
-    """FLOPs of all products with this size, as a share of all FLOPs."""
 
 
 class Waves(NamedTuple):
@@ -42,7 +36,7 @@ class Waves(NamedTuple):
     tiles: int
     waves: int
     busy: float
-    """Share of the multiprocessors that have a tile to compute, from 0 to 1: the mean of all waves."""
+    """Share of the multiprocessors that have a tile to compute: the mean of all waves."""
 
 
 def better(size: int) -> int:
@@ -61,8 +55,7 @@ def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned
     for _, shapes, _, flops in products:
         every += flops
         operands = [operand.split(", ")[-2:] for operand in re.findall(r"\[([^\]]*)\]", shapes)]
-        sizes = {int(size) for operand in operands for size in operand if size.isdecimal()}
-        for size in sizes:
+        for size in {int(size) for operand in operands for size in operand if size.isdecimal()}:
             if size > ALIGNED and size % ALIGNED:
                 flops_of[size] += flops
     return [Misaligned(size, better(size), flops / every) for size, flops in flops_of.most_common() if every]
@@ -76,14 +69,13 @@ def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] =
 
 
 class Uneven(NamedTuple):
-    """Matrix product whose last wave of tiles leaves many multiprocessors idle."""
+    """Matrix product whose last wave of tiles leaves many multiprocessors idle, with its share of all FLOPs."""
 
     rows: int
     better_rows: int
     """Largest number of rows that saves a wave."""
     waves: Waves
     share: float
-    """FLOPs of all products of this shape, as a share of all FLOPs."""
 
 
 def uneven(
@@ -96,31 +88,22 @@ def uneven(
     """
     every = [*products]
     total = sum([flops for *_, flops in every])
-    found: list[Uneven] = []
-    for _, shapes, _, flops in every:
-        match = _PRODUCT.fullmatch(shapes)
+    wasteful: list[Uneven] = []
+    for match, flops in [(_PRODUCT.fullmatch(shapes), flops) for _, shapes, _, flops in every]:
         rows, columns = map(int, match.groups()) if match else (0, 0)
-        if not rows or not columns or rows in fixed:
-            continue
-        usual = waves(rows, columns, multiprocessors)
-        fewer = (usual.waves - 1) * multiprocessors // math.ceil(columns / TILE[1]) * TILE[0]
-        if fewer and max([waves(rows, columns, multiprocessors, tile).busy for tile in TILES]) < BUSY:
-            found.append(Uneven(rows, fewer, usual, flops / total))
-    return sorted(found, key=lambda one: -one.share)
+        if rows and columns and rows not in fixed:
+            usual = waves(rows, columns, multiprocessors)
+            fewer = (usual.waves - 1) * multiprocessors // math.ceil(columns / TILE[1]) * TILE[0]
+            if fewer and max([waves(rows, columns, multiprocessors, tile).busy for tile in TILES]) < BUSY:
+                wasteful.append(Uneven(rows, fewer, usual, flops / total))
+    return sorted(wasteful, key=lambda product: -product.share)
 
 
 def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
-    """Count the elements of all weights with a dimension of `size`, before and after padding `size` to `instead`.
-
-    >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
-    (134209536, 134479872)
-    """
-    before = after = 0
-    for shape, number in weights.items():
-        if size in shape:
-            before += number * math.prod(shape)
-            after += number * math.prod([instead if one == size else one for one in shape])
-    return before, after
+    """Count the elements of all weights with a dimension of `size`, before and after padding `size` to `instead`."""
+    shapes = [(number, shape) for shape, number in weights.items() if size in shape]
+    after = [number * math.prod([instead if side == size else side for side in shape]) for number, shape in shapes]
+    return sum([number * math.prod(shape) for number, shape in shapes]), sum(after)
 
 
 class ProductSize(NamedTuple):
@@ -130,15 +113,14 @@ class ProductSize(NamedTuple):
     size: int
     better: int
     weights: tuple[int, int] = (0, 0)
-    """Elements of all weights with this size, before and after padding to the better size, or 0 without such weights.
-    """
+    """Elements of all weights with this size, before and after padding, or 0 without such weights."""
 
 
 def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
     """Return the sizes in matrix products that the author of a model chooses, such as the vocabulary."""
     weights: Counter[tuple[int, ...]] = Counter()
     for shape, number in _multiplied(model):
-        weights[shape] += number
+        weights[shape] += number  # two matrices may have one shape
     weights[known(model.vocab, "vocab"), model.width] += model.outputs is not None or not model.tied
     chosen = {"width": model.width, "MLP": model.mlp_width, "vocabulary": known(model.vocab, "vocab")}
     weightless = {"head": model.attention_width // model.heads if model.heads else None, "tokens": tokens}
@@ -158,10 +140,10 @@ def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]
 
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield each shape (output size, input size) of multiplied weights, and the number of such weights."""
-    layers, experts = known(model.layers, "layers"), model.experts or 1
-    width, ffn = model.width, model.mlp_width
-    yield (ffn, width), layers * experts * (2 if model.gated else 1)
-    yield (width, ffn), layers * experts
+    layers, width, ffn = known(model.layers, "layers"), model.width, model.mlp_width
+    mlps = layers * (model.experts or 1)
+    yield (ffn, width), mlps * (2 if model.gated else 1)
+    yield (width, ffn), mlps
     yield (model.attention_width, width), layers
     if model.outputs != 0:
         yield (known(model.vocab, "vocab") if model.outputs is None else model.outputs, width), 1
