@@ -11,10 +11,6 @@ LARGEST = 10**18
 """Largest dimension, or number in a command's option, so that the results fit into a float."""
 
 
-class MissingError(LookupError):
-    """A required dimension is unknown. The message is its name."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """Dimensions of a transformer. None means unknown, except in fields that give None another meaning."""
@@ -55,7 +51,7 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Hidden size. `MissingError` is raised if it is unknown."""
+        """Hidden size. `LookupError` is raised if it is unknown."""
         return known(self.hidden, "hidden")
 
     @property
@@ -92,7 +88,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """`params`, or the sum of all matrices' elements, without biases and norms: commonly 0.1 % of the parameters."""
+        """`params`, or the sum of all matrices' elements, without biases and norms (commonly 0.1 %)."""
         if self.params is not None:
             return self.params
         stack = known(self.layers, "layers") * self.layer_matrices + self.idle_parameters
@@ -104,9 +100,9 @@ class Architecture:
 
 
 def known(value: int | None, name: str) -> int:
-    """Return the value of a dimension. If the value is None, raise `MissingError` with the dimension's name."""
+    """Return the value of a dimension. If it is None, raise `LookupError` with the dimension's name."""
     if value is None:
-        raise MissingError(name)
+        raise LookupError(name)
     return value
 
 

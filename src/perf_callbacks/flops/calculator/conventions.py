@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perf_callbacks.flops.calculator.architecture import Architecture, MissingError, known
+from perf_callbacks.flops.calculator.architecture import Architecture, known
 
 
 class Forward(NamedTuple):
@@ -107,7 +107,7 @@ def step_flops(name: str, model: Architecture, work: ConventionWork) -> tuple[in
     formula, repetitions = CONVENTIONS[name]
     try:
         layers, head, scores = formula(model, work)
-    except MissingError:
+    except LookupError:
         return None, None
     flops = (3 if work.trainable == "all" else 2) * (layers + head) + 3 * scores
     again = (0, 0) if work.recompute == "none" else repetitions.get(work.recompute)

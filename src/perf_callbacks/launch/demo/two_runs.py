@@ -223,9 +223,7 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
 
 def _outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables without those of a surrounding job, and without settings of the callback."""
-    return {
-        name: value for name, value in variables.items() if name not in _OF_RANKS and not name.startswith(_OF_JOBS)
-    }
+    return {name: value for name, value in variables.items() if name not in _OF_RANKS and not name.startswith(_OF_JOBS)}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
