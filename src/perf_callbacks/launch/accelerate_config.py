@@ -20,6 +20,7 @@ class AccelerateConfig:
 
     path: Path
     text: str
+    has_section: bool
     entries: tuple[FileEntry, ...]
     """Settings in the section `perf_callbacks`."""
 
@@ -43,14 +44,15 @@ def load(path: Path) -> AccelerateConfig:
     root = config_file.compose(path, text)
     pairs = [pair for pair in root.value if pair[0].value == KEY] if root is not None else []
     if not pairs:
-        return AccelerateConfig(path, text, ())
+        return AccelerateConfig(path, text, has_section=False, entries=())
     key, section = pairs[-1]
     where = f"{path}, line {config_file.line(key)}"
     if len(pairs) > 1:
         raise ConfigError(f"{where}: {KEY} is set a second time.")
     if section.id != "mapping" and not section.tag.endswith(":null"):
         raise ConfigError(f"{where}: {KEY}: got a {section.id}, wanted fields with values.")
-    return AccelerateConfig(path, text, config_file.entries(section, f"{path}") if section.id == "mapping" else ())
+    entries = config_file.entries(section, f"{path}") if section.id == "mapping" else ()
+    return AccelerateConfig(path, text, has_section=True, entries=entries)
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
