@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import perf_callbacks
-from perf_callbacks.commands import COMMANDS, main
+from perf_callbacks.commands import COMMANDS, GONE, main
 
 SOURCE = Path(perf_callbacks.__file__).parents[1]
 GPT3 = "--layers 96 --hidden 12288 --heads 96 --vocab 51200 --seq 2048"
@@ -236,12 +236,10 @@ def test_input_that_makes_no_sense_is_refused_in_one_sentence(say):
         assert say(words) == (2, "", f"perf-callbacks flops: {sentence}\n")
 
 
-def test_a_path_with_an_option_says_what_to_write(say):
-    assert say("--config a.json --seq 1") == (
-        2,
-        "",
-        "perf-callbacks flops --config is gone: give the path of config.json without --config.\n",
-    )
+def test_what_is_gone_is_refused_with_what_to_do_instead(capsys):
+    for gone, instead in GONE.items():
+        assert main([*gone.split(), "x"]) == 2
+        assert capsys.readouterr() == ("", f"perf-callbacks {gone} is gone: {instead}.\n")
 
 
 @pytest.mark.parametrize(

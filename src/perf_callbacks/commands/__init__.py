@@ -29,7 +29,6 @@ from perf_callbacks.commands import (
 )
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.kernel.settings.gone import GONE_COMMANDS
 from perf_callbacks.version import __version__
 
 
@@ -70,6 +69,13 @@ COMMANDS: dict[str, Command] = {
 }
 """All commands by name, in the order in which the help lists them."""
 
+GONE = {
+    "config": "write the section perf_callbacks into accelerate's config by hand, as docs/accelerate-config.md shows",
+    "check --cost": "docs/benchmarks.md has the cost; `python benchmarks/overhead.py` measures it from a checkout",
+    "flops --config": "give the path of config.json without --config",
+}
+"""Maps a command, or a command with an option, that no longer exists to what to do instead."""
+
 PIPE_CLOSED = 141
 """Exit status of a command whose output pipe was closed, as in `perf-callbacks status | head -1`."""
 
@@ -102,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(words: Sequence[str] | None) -> int:
     words = sys.argv[1:] if words is None else words
-    for command, instead in GONE_COMMANDS.items():
+    for command, instead in GONE.items():
         name, *options = command.split()
         if words[:1] == [name] and {*options} <= {word.partition("=")[0] for word in words}:
             print(f"perf-callbacks {command} is gone: {instead}.", file=sys.stderr)
