@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
+from perf_callbacks.flops.calculator.conventions import ConventionWork, matmul
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.settings.config import ConfigError
@@ -132,7 +132,7 @@ def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None
     except ConfigError:
         return None
     rows, length = example["input_ids"][0]
-    forward = BY_NAME["matmul"].forward(architecture, ConventionWork(batch=rows, seq=length))
+    forward = matmul(architecture, ConventionWork(batch=rows, seq=length))
     products, dtype = forward.layers + forward.head, str(autocast or model.dtype).removeprefix("torch.")
     return Work(
         {
