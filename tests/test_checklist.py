@@ -7,6 +7,7 @@ import pytest
 import torch
 from collector import FakeGc, put
 from fakes import FakeClock
+from rows import each_row
 
 from perf_callbacks import PerfConfig, checklist
 from perf_callbacks.checklist import Startup
@@ -265,7 +266,7 @@ LATER = a_row("applied", "every 50 steps from step 400 on: a rank requested it")
 ENDED = a_row("skipped", "somebody turned automatic collection on before step 90, and it stays on")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rows", "proofs"),
     [
         ((a_row("applied"),), {}),

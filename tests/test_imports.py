@@ -4,6 +4,7 @@ import pkgutil
 
 import pytest
 from forked import run
+from rows import each_row
 
 import perf_callbacks
 
@@ -75,7 +76,7 @@ def test_every_public_name_is_there():
     assert all(hasattr(perf_callbacks, name) for name in perf_callbacks.__all__)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [
         "perf_callbacks.transformers.PerfCallback",

@@ -7,6 +7,7 @@ import torch
 from fake_watchdog import FakeWatchdog
 from fakes import a_run
 from journals import a_fit, steps, write
+from rows import each_row
 from tiny import records
 
 from perf_callbacks import PerfConfig
@@ -162,7 +163,7 @@ def figures(rate, **changes):
     return RunFigures(**usual | changes)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("runs", "rate"),
     [
         ([], None),

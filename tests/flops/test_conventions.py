@@ -2,6 +2,7 @@
 
 import pytest
 from convention_steps import step_flops
+from rows import each_row
 
 from perf_callbacks import ConfigError
 from perf_callbacks.flops.calculator.architecture import Architecture
@@ -116,7 +117,7 @@ def test_every_convention_but_ours_says_in_what_it_differs():
     assert [convention.name for convention in CONVENTIONS if not convention.remark] == ["matmul"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "sentence"),
     [
         ({"layers": 0}, "layers: got 0, wanted a whole number from 1 on."),

@@ -1,6 +1,7 @@
 """What the environment says wins, and what means nothing is said."""
 
 import pytest
+from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
@@ -38,7 +39,7 @@ def variable(name):
     return f"PERF_CALLBACKS_{name.upper()}"
 
 
-@pytest.mark.parametrize("name", rules())
+@each_row("name", rules())
 def test_every_field_is_set_by_its_variable(name):
     text, value, _ = FROM_ENV[name]
     settings = resolve(None, {variable(name): text})
@@ -46,15 +47,15 @@ def test_every_field_is_set_by_its_variable(name):
     assert settings.from_env == (name,)
 
 
-@pytest.mark.parametrize("name", BAD)
+@each_row("name", BAD)
 def test_a_bad_variable_is_refused_in_words(name):
     with pytest.raises(ConfigError) as error:
         resolve(None, {variable(name): BAD[name]})
     assert str(error.value) == f"{variable(name)}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
 
 
-@pytest.mark.parametrize("name", ["peak_tflops", "output_dir"])
-@pytest.mark.parametrize("text", ["", "none", "None"])
+@each_row("name", ["peak_tflops", "output_dir"])
+@each_row("text", ["", "none", "None"])
 def test_nothing_can_be_said_of_what_is_optional(name, text):
     assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
 
@@ -76,7 +77,7 @@ def at(line, name, text):
     return FileEntry(name, text, f"perf.yaml, line {line}")
 
 
-@pytest.mark.parametrize("name", rules())
+@each_row("name", rules())
 def test_every_field_is_set_by_a_file(name):
     text, value, _ = FROM_ENV[name]
     settings = resolve(None, {}, [at(3, name, text)])
@@ -85,7 +86,7 @@ def test_every_field_is_set_by_a_file(name):
     assert settings.origins == {name: "perf.yaml, line 3"}
 
 
-@pytest.mark.parametrize("name", BAD)
+@each_row("name", BAD)
 def test_a_bad_value_in_a_file_is_refused_in_words_with_its_line(name):
     with pytest.raises(ConfigError) as error:
         resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, BAD[name])])
@@ -155,7 +156,7 @@ def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sente
     assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
 
 
-@pytest.mark.parametrize("name", sorted(rules()))
+@each_row("name", sorted(rules()))
 def test_what_is_built_needs_no_remark(name):
     _, value, _ = FROM_ENV[name]
     assert resolve(PerfConfig(**{name: value}), {}).remarks == ()
@@ -166,7 +167,7 @@ ON_EVENT = "PERF_CALLBACKS_ON_EVENT"
 SHELL = "got '{}', which only a shell understands, wanted a command with its arguments; for a shell, write sh -c '...'."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("notify.sh", ("notify.sh",)),
@@ -185,7 +186,7 @@ def test_the_command_for_events_is_split_as_by_a_shell(text, words):
     assert settings.remarks == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "reason"),
     [
         ("secret 'a", "no closing quotation, wanted a command with its arguments, quoted as for a shell."),

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from perf_callbacks import ConfigError
 from perf_callbacks.launch import accelerate_config
@@ -108,7 +109,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("case", EDITS)
+@each_row("case", EDITS)
 def test_only_the_section_is_edited(case):
     text, values, unset, expected = EDITS[case]
     assert edited(text, unset, **values) == expected
@@ -144,7 +145,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each_row("case", REFUSED)
 def test_what_can_not_be_edited_safely_is_refused(case):
     text, values, sentence = REFUSED[case]
     with pytest.raises(ConfigError) as error:

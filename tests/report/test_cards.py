@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
+from rows import each_row
 from summaries import a_summary_of
 from tiny import unwrapped
 
@@ -272,7 +273,7 @@ perf_callbacks: Little to win here: forward, backward and optimizer took 97%
     assert cards.closing(busy).startswith(expected)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("share", "low", "faster", "saves"),
     [
         (0.5, 0.3, "1.4x to 2.0x faster", "30% to 50%"),
@@ -393,7 +394,7 @@ def test_stalls_are_counted_with_what_they_cost():
     assert "stall" not in cards.closing(summary())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "expected"),
     [
         (None, "—"),
@@ -412,7 +413,7 @@ def test_a_duration_has_three_figures(seconds, expected):
     assert cards.duration(seconds) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "expected"), [(13760.4, "13,760"), (999, "999"), (31.41, "31.4"), (3.14159, "3.14"), (0.0123, "0.0123")]
 )
 def test_a_rate_has_three_figures_or_more(value, expected):
