@@ -6,7 +6,6 @@ import pytest
 import tiny
 import tiny_lightning
 import torch
-from accelerate import Accelerator
 from counted import counts, ids, known, left_behind, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.accelerate import attach
 from perf_callbacks.flops import outline
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
@@ -143,24 +141,6 @@ def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path, mo
     assert [record.step for record in records] == [2, 2, 11]
     assert [record.lower_bound for record in records] == [False, True, True]
     assert [[*record.uncounted] for record in records[1:]] == [["Linear without gradients"]] * 2
-
-
-@pytest.mark.parametrize("sampling", [False, True])
-def test_passes_in_training_mode_between_accelerate_steps_are_not_counted(tmp_path, sampling):
-    accelerator = Accelerator(cpu=True)
-    perf = attach(accelerator, PerfConfig(output_dir=str(tmp_path), gc="off"))
-    model = layer()
-    loader = DataLoader(torch.ones(8 * ROWS, WIDTH), ROWS)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
-    for batch in loader:
-        accelerator.backward(model(batch).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        if sampling:
-            a_pass_in_training_mode(SimpleNamespace(model=model))
-    perf.close()
-    assert {*known(tmp_path)[2:]} == {STEP}
-    assert not counts(tmp_path)[0].lower_bound
 
 
 def test_a_generator_that_runs_again_for_its_critic_makes_a_lower_bound(tmp_path):
@@ -295,25 +275,6 @@ def test_what_callbacks_of_transformers_do_is_not_the_models(tmp_path, do):
     assert not counts(tmp_path)[0].lower_bound
 
 
-class Taught(Trainer):
-    """Asks its teacher before the forward, without gradients."""
-
-    def training_step(self, model, inputs, *rest):
-        with torch.no_grad():
-            self.teacher(**inputs)
-        return super().training_step(model, inputs, *rest)
-
-
-def test_a_teacher_before_the_forward_of_a_trainer_makes_a_lower_bound(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    trainer = tiny.trainer(arguments, PerfCallback(), kind=Taught, train_dataset=tiny.Tokens(32, mask=False))
-    trainer.teacher = tiny.llama().eval()
-    trainer.train()
-    (record,) = counts(tmp_path)
-    assert record.model_flops == truth(tiny.llama(), ids(4, 16))
-    assert (record.lower_bound, [*record.uncounted]) == (True, ["LlamaForCausalLM without gradients"])
-
-
 class Twice(Trainer):
     """Adds a loss of its own, outside of `compute_loss`: the angles of its positions are made without gradients."""
 
@@ -344,19 +305,6 @@ def test_a_model_that_collates_makes_a_lower_bound(tmp_path):
     tiny.trainer(arguments, PerfCallback(), **data).train()
     (record,) = counts(tmp_path)
     assert [*record.uncounted] == ["LlamaForCausalLM without gradients"]
-
-
-def test_a_sample_after_a_step_of_a_trainer_makes_none(tmp_path):
-    def sample(model):
-        with torch.no_grad():
-            model(input_ids=torch.ones(5, 16, dtype=torch.long))
-
-    doing = Doing(sample)
-    doing.on_step_begin = lambda *_, **__: None
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), doing, train_dataset=tiny.Tokens(32, mask=False)).train()
-    (record,) = counts(tmp_path)
-    assert (record.lower_bound, record.uncounted) == (False, {})
 
 
 class Accumulating(TrainerCallback):
