@@ -6,6 +6,7 @@ import pytest
 import tiny
 import tiny_lightning
 import torch
+from accelerate import Accelerator
 from counted import counts, ids, known, left_behind, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
 from perf_callbacks.flops import outline
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
@@ -141,6 +143,24 @@ def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path, mo
     assert [record.step for record in records] == [2, 2, 11]
     assert [record.lower_bound for record in records] == [False, True, True]
     assert [[*record.uncounted] for record in records[1:]] == [["Linear without gradients"]] * 2
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_passes_in_training_mode_between_accelerate_steps_are_not_counted(tmp_path, sampling):
+    accelerator = Accelerator(cpu=True)
+    perf = attach(accelerator, PerfConfig(output_dir=str(tmp_path), gc="off"))
+    model = layer()
+    loader = DataLoader(torch.ones(8 * ROWS, WIDTH), ROWS)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if sampling:
+            a_pass_in_training_mode(SimpleNamespace(model=model))
+    perf.close()
+    assert {*known(tmp_path)[2:]} == {STEP}
+    assert not counts(tmp_path)[0].lower_bound
 
 
 def test_a_generator_that_runs_again_for_its_critic_makes_a_lower_bound(tmp_path):
