@@ -20,7 +20,7 @@ LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py light
 	tests/ranks/test_packed_parts.py tests/kernel/test_journal_ends.py tests/baseline/test_ledger.py \
 	tests/properties/test_record_properties.py -m 'not slow'
 
-.PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright docs tables bench clean
+.PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright docs tables bench mutants clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,9 @@ tables: $(VENV)/ready  ## write the tables of docs that come from registries
 
 bench: $(VENV)/ready  ## what measuring costs, per step
 	$(BIN)/python benchmarks/overhead.py
+
+mutants: $(VENV)/ready  ## does the suite notice a changed line? Not fewer than before a change that removes
+	nice $(BIN)/python tests/mutants.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) .venv-transformers4 .venv-lowest $(PYTHONS:%=.venv-%) out

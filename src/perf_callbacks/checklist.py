@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
+from typing_extensions import override
 
 from perf_callbacks.affinity import item as affinity
 from perf_callbacks.garbage import item as garbage
@@ -92,13 +93,13 @@ class Startup(Observer):
                 yield row
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the next step at whose end an item has work to do."""
         return self._due
 
     @property
+    @override
     def watching(self) -> bool:
-        """Return True if a trial of an item needs the times of measured steps."""
         return any([trial.watching for trial in self._trials.values()])
 
     def announce(self) -> None:
@@ -106,11 +107,12 @@ class Startup(Observer):
         for row in self.rows:
             self._note(row)
 
+    @override
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Pass the measured steps on to all checklist items."""
         self._each(lambda item: item.steps_measured(steps, pauses))
 
     @property
+    @override
     def asks(self) -> Mapping[str, int]:
         """Values that this rank proposes to all ranks, by name.
 
@@ -122,28 +124,28 @@ class Startup(Observer):
             asks.update(item.asks)
         return asks
 
+    @override
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Give the items the values that all ranks adopt at the end of step `step`."""
         self._each(lambda item: item.agreed(least, step))
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Let the checklist items do their work at the end of a step."""
         self._each(lambda item: item.step_ended(step))
 
+    @override
     def span_began(self, kind: str, step: int) -> None:
-        """Tell the checklist items that an evaluation or a checkpoint has begun after step `step`."""
         self._each(lambda item: item.span_began(kind, step))
 
+    @override
     def span_ended(self) -> None:
-        """Tell the checklist items that an evaluation or a checkpoint is about to end."""
         self._each(lambda item: item.span_ended())
 
+    @override
     def summary(self) -> dict[str, dict[str, str]]:
-        """Return the latest result of each item that was on trial."""
         return {"proofs": dict(self._proofs)}
 
+    @override
     def closed(self) -> None:
-        """Undo all checklist items, in reverse order. Idempotent."""
         self._due = NEVER
         with ExitStack() as undo:
             for item in self.hand_over().values():

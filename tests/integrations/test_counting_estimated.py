@@ -37,7 +37,7 @@ def checkpointed(model):
 
 
 def compiled(model):
-    model.model.layers[0].mlp.compile(backend=lambda graph, _: graph.forward)
+    model.compile(backend=lambda graph, _: graph.forward)
     return model
 
 

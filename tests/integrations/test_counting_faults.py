@@ -61,7 +61,7 @@ ONCE = {
 }
 """As before, but called once or twice in the fit."""
 LEFT = {
-    "flops.counting.counter.FlopCounter.unhook": {"before", "after", "compilations"},
+    "flops.counting.counter.FlopCounter.unhook": {"before", "after", "compilations", "filters"},
     "flops.counting.count_window.CountWindow._leave": {"modes"},
     "flops.counting.stacked_mode.StackedMode.leave_stack": {"modes"},
 }

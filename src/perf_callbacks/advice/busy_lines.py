@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from perf_callbacks.advice.facts import TRAINERS, SlowCode
 from perf_callbacks.kernel.clock import cpu_seconds_of, perf_counter, sleep
 from perf_callbacks.kernel.engine.account import BEGINNING
@@ -145,12 +147,12 @@ class BusyLines(Observer):
                     number, last = following, look.moment
         return not self._ended
 
+    @override
     def closed(self) -> None:
-        """Stop sampling."""
         self._ended = True
 
-    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:  # noqa: ARG002 for other observers
-        """Decide whether samples after a backward belong to the stage optimizer or to the stage other."""
+    @override
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         unknown = {turned for turned, stage in [*self._decided.items()] if stage is None}
         if not unknown:
             return
@@ -161,8 +163,8 @@ class BusyLines(Observer):
                     self._decided[turned] = Stage.OPTIMIZER if mark in _OPTIMIZING else Stage.OTHER
                 turned = time
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` about slow lines of the program. A field is None if no line stands out."""
         if self._engine.step != self._step:
             self._count(self._engine.step)
         calls = dict(self._calls)
@@ -197,7 +199,6 @@ class BusyLines(Observer):
         return self._cpu_seconds() - before > held / 2
 
     def _times(self) -> list[cpu_time.CpuTime | None]:
-        """Return the times of this thread and of the training thread."""
         return [cpu_time.read(thread) for thread in (None, self._native_thread)]
 
     def _idles(self, look: Look) -> bool:
@@ -259,7 +260,6 @@ class BusyLines(Observer):
         return found is not None and not found.in_torch and function(found.line) == function(position.line)
 
     def _count(self, step: int) -> None:
-        """Count the samples of steps that have ended."""
         seen, self._step, self._seen = self._seen, step, []
         for sample in seen:
             stage = self._decided.get(sample.turned) if sample.stage is Stage.UNDECIDED else sample.stage
@@ -318,7 +318,6 @@ def _most(lines: Counter[str | None]) -> str | None:
 
 
 def _busiest(lines: Counter[str | None], name: str) -> str:
-    """Return the busiest line of a function."""
     return next(line for line, _ in lines.most_common() if line is not None and function(line) == name)
 
 

@@ -135,7 +135,6 @@ def _seconds(found: list[ProfiledCopy]) -> float:
 
 
 def _lost_to_ranks(measured: Measured) -> float:
-    """Return the share of the run that slow ranks and uneven work cost."""
     lost = measured.summary.stragglers
     if lost is None or not lost.seconds:
         return 0.0

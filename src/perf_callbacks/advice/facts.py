@@ -66,7 +66,6 @@ class SlowCode(NamedTuple):
 
     @property
     def part(self) -> float:
-        """Part of the stage's time that slow code takes."""
         return self.looks / self.of
 
     @property
@@ -265,7 +264,6 @@ class Measured:
 
     @property
     def step_seconds(self) -> float:
-        """Mean seconds of a measured step."""
         return self.summary.step_time or 0.0
 
     def stage(self, name: str) -> float:
@@ -300,7 +298,6 @@ class Measured:
 
     @property
     def computing(self) -> float:
-        """Mean seconds per step of forward, backward and optimizer."""
         return sum(map(self.stage, ("forward", "backward", "optimizer")))
 
     @property
@@ -309,7 +306,6 @@ class Measured:
         return max(0.0, self.stage("other") - sum(map(self.part, self.summary.other_seconds)))
 
     def share(self, seconds_per_step: float) -> float:
-        """Convert seconds per step to a share of the fit's time."""
         if not self.step_seconds or not self.seconds:
             return 0.0
         return seconds_per_step / self.step_seconds * self.steps_seconds / self.seconds

@@ -73,7 +73,6 @@ def generation(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def rewards(_facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of TRL's reward functions and models."""
     share = measured.share(measured.part(REWARDS))
     remedy = "reward functions that take all completions at once"
     return finding("host", measured.with_cpu(share), f"Computing rewards took {share:.0%} of the run", remedy)
@@ -126,7 +125,6 @@ def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def anomalies(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report autograd's anomaly detection."""
     if not facts.anomalies:
         return None
     remedy = facts.option("detect_anomaly", value=False) or "torch.autograd.set_detect_anomaly(False)"

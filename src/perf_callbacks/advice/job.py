@@ -67,7 +67,6 @@ class FindingNotes(ChannelHandler):
         exchange.wake()
 
     def gather(self, exchange: Exchange, ranks: int) -> None:
-        """On rank 0, wait a moment for the notes of the other ranks."""
         deadline, self._reading = monotonic() + WAIT_SECONDS, True
         while self._over < ranks - 1 and monotonic() < deadline and exchange.failure is None:
             exchange.wake()

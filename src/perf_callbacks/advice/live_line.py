@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import sub
 
+from typing_extensions import override
+
 from perf_callbacks.advice import cpu, drift, stall, startup, throttle
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
@@ -53,12 +55,12 @@ class LiveAdvice(Observer):
         self._told_at = -QUIET_SECONDS
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the step after which the clock is read again, because the current window may be over."""
         return self._due
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Show the window's worst cause if the window is over."""
         now = self._recorder.clock()
         passed = now - self._began
         if passed < WINDOW_SECONDS:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.records.fit_records import Record, Steps
@@ -35,16 +37,16 @@ class LoadedBatches(Observer):
         self._calm = self._bursts = 0
         self._burst_seconds = 0.0
 
-    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:  # noqa: ARG002 the tensors are enough
-        """Measure the size and the sequence length of a batch with a new shape."""
+    @override
+    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         self._lengths |= {tensor.shape[1] for tensor in tensors.values() if len(getattr(tensor, "shape", ())) == ROWS}
         found = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
         sizes = [size for size in found if isinstance(size, int)]
         if len(sizes) == len(found):
             self._bytes = max(self._bytes or 0, sum(sizes))
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Add the steps of a journal record to the groups."""
         if not isinstance(record, Steps) or not record.data_time:
             return
         reasons = record.excluded or (None,) * len(record.step)
@@ -59,8 +61,8 @@ class LoadedBatches(Observer):
                 self._bursts += 1
                 self._burst_seconds += wait
 
+    @override
     def facts(self) -> Mapping[str, Any]:
-        """Return the fields of `Facts` about batches."""
         groups = self._calm + self._bursts
         known = {"batch_bytes": self._bytes, "batch_lengths": len(self._lengths)}
         if groups < FEWEST_GROUPS or not self._bursts:

@@ -62,7 +62,6 @@ def garbage(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
-    """Return evidence and remedy for slow scheduled collections."""
     garbage, made = found.scheduled_garbage, found.scheduled_made
     evidence = evidence.replace("Garbage collection", "The callback's scheduled garbage collections", 1)
     if garbage is None or made is None:

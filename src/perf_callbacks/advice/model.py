@@ -230,7 +230,6 @@ def compiling(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def compiled(facts: Facts) -> str:
-    """Return the code that compiles the model."""
     return facts.option("torch_compile", value=True) or "torch.compile(model)"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
+from typing_extensions import override
 
 from perf_callbacks.advice import compilations, table
 from perf_callbacks.advice.busy_lines import BusyLines
@@ -74,8 +75,8 @@ class _Failed(Observer):
     def __init__(self, failure: Finding) -> None:
         self._failure = failure
 
+    @override
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        """Return the failure after a run. Before a run, the log suffices."""
         return () if summary is None else (self._failure,)
 
 
@@ -93,13 +94,13 @@ class Advice(Observer):
         self._since, self._began = since, unix_time()
         self._profiles: tuple[Profile, ...] = ()
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Keep profiles for the rules. Another thread may call this method."""
         if isinstance(record, Profile):
             self._profiles += (record,)
 
+    @override
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        """Apply all rules, and return their findings. Without a summary, only rules that need no run find something."""
         recorder = self._recorder
         try:
             facts = replace(
@@ -121,19 +122,18 @@ class Advice(Observer):
             return (table.failure(ADVICE, error),)
 
     def _fail(self, part: str, error: Exception) -> None:
-        """Log the first failure of a part of the advice."""
         if part not in self._failures:
             self._failures.add(part)
             log.warning("perf_callbacks: %s failed: %s.", part, describe(error), exc_info=error)
 
+    @override
     def summary(self) -> dict[str, CpuSummary | None]:
-        """Return how busy the machine was during the fit."""
         with guard(logs(log.debug, "perf_callbacks: the load of the machine is unknown: %s.")):
             return {"cpu": self._since.summary()}
         return {}
 
+    @override
     def before_summary(self) -> None:
-        """On rank 0, wait a moment for the findings of the other ranks, whose fits end now too."""
         run = self._recorder.run
         if self._ranks is not None and run.rank == 0 and self._recorder.failure is None:
             self._notes.gather(self._ranks, run.world_size)

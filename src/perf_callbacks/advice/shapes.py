@@ -43,7 +43,6 @@ def tiles(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 
 def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
-    """Return words for a badly aligned size, and the change that helps."""
     before, after = padded(facts.weights, worst.size, worst.better)
     price = f", which takes its weights from {before:,} to {after:,} parameters" if before else ""
     if worst.size == facts.vocabulary:

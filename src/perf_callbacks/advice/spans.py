@@ -19,12 +19,10 @@ to 1.52 s for each second of avoided checkpoints, and an eleventh program saved 
 
 
 def evaluation(facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise rarer evaluations."""
     return _rarer(EVALUATION, "Evaluations", facts, measured)
 
 
 def checkpoint(facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise rarer checkpoints."""
     return _rarer(CHECKPOINT, "Checkpoints", facts, measured)
 
 

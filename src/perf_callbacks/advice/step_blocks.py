@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from typing_extensions import override
+
 from perf_callbacks.advice.facts import Drift
 from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.observer import Observer
@@ -57,8 +59,8 @@ class StepBlocks(Observer):
         self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Add the steps of a journal record to the blocks."""
         if isinstance(record, Steps):
             number = len(record.step)
             amounts = record.tokens, record.samples, record.model_flops
@@ -69,8 +71,8 @@ class StepBlocks(Observer):
             self._rest += [row for reason, row in rows if reason is None and row[0]]
             self._fill()
 
+    @override
     def facts(self) -> Mapping[str, Any]:
-        """Return the fields of `Facts` about the variation of steps, and about the first step."""
         blocks, length = self._blocks
         found: dict[str, Any] = {}
         if self._first:

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakMethod
 
 import torch
+from typing_extensions import override
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
@@ -44,20 +45,20 @@ class UpdateTimes(Observer):
         recorder.patches.add(self._patches.restore)
 
     @property
+    @override
     def watching(self) -> bool:
-        """True until the engine has read all training steps in which calls of `step` are timed."""
         return self._first != NEVER and self._recorder.step <= self._last + 2 * WATCHED_BLOCK
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 times suffice
-        """Collect the seconds of the stage `optimizer` in the training steps with timed calls."""
+    @override
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         self._stages += [
             step.seconds[OPTIMIZER]
             for step in steps
             if step.seconds is not None and step.excluded is None and self._first <= step.number <= self._last
         ]
 
+    @override
     def facts(self) -> Mapping[str, Any]:
-        """Return the field `update_part` of `Facts`."""
         stage = median(self._stages) if self._stages else 0.0
         return {"update_part": min(1.0, median(self._seconds) / stage) if self._seconds and stage > 0 else None}
 

@@ -6,6 +6,8 @@ CPUs from the set on which the rank may run, and never adds CPUs.
 
 import weakref
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit, Item
 from perf_callbacks.kernel.plural import plural
@@ -77,8 +79,8 @@ class Bound(ActiveItem):
         self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
         AFFINITY.bind(self._claim, cpus or frozenset())
 
+    @override
     def closed(self) -> None:
-        """Restore the CPU masks of all threads. Idempotent."""
         super().closed()
         AFFINITY.let_go(self._claim)
         self._let_go.detach()

@@ -48,7 +48,6 @@ class LedgerLine:
 
 
 def path() -> Path:
-    """Return the path of the ledger."""
     return cache_directory() / "runs.jsonl"
 
 

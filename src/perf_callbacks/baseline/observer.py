@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 
+from typing_extensions import override
+
 from perf_callbacks.baseline import ledger, recorded_baseline
 from perf_callbacks.baseline.ledger import LedgerLine
 from perf_callbacks.baseline.standing import against_rate, line, standing
@@ -112,8 +114,8 @@ class BaselineWatch(Observer):
         long = (figures.step_seconds or 0.0) * figures.steps >= EARLY_SECONDS
         return figures if long else None
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Add the run to the ledger at the end of the fit."""
         if not isinstance(record, Summary) or self._ended or os.getpid() != self._process:
             return
         self._ended = True

@@ -90,7 +90,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     whole = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
     whole.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
     choices = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -22,7 +22,6 @@ LINE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         f"enable writes one file, {FILE}, into the site directory of this Python where perf_callbacks is installed; "
         "disable removes it. Programs for which PERF_CALLBACKS=1 is not set see no difference."
@@ -67,7 +66,6 @@ def place() -> Path:
 
 
 def directories() -> list[Path]:
-    """Return the site directories of this Python."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [Path(directory) for directory in [*site.getsitepackages(), *user]]
 

@@ -146,7 +146,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cost(seconds: float, *, as_json: bool) -> int:
-    """Measure and print the cost for each installed integration."""
     if not math.isfinite(seconds) or seconds <= 0:
         raise ConfigError("--cost: seconds must be positive")
     costs = [*processes.measure(processes.installed(), seconds)]

@@ -105,12 +105,10 @@ def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
 
 
 def _ordered(fit: FitHistory) -> list[Attempt]:
-    """Return the attempts of a run, the oldest attempt first."""
     return [one for _, one in in_order(fit.first)]
 
 
 def _text(job: JobTime, price: float | None, columns: int) -> str:
-    """Render the time of a job."""
     lines = wrapped(text.sentence(job), indent="", width=columns)
     ettr = "unknown" if job.ettr is None else f"{job.ettr:.3f}"
     kept = sum([one.kept_steps for one in job.attempts])
@@ -133,7 +131,6 @@ def _text(job: JobTime, price: float | None, columns: int) -> str:
 
 
 def _price(word: str) -> float:
-    """Read a price."""
     with suppress(ValueError):
         value = float(word)
         if math.isfinite(value) and value >= 0:

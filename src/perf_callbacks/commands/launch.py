@@ -23,7 +23,6 @@ RUN = "perf_callbacks.run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.usage = "%(prog)s [--config_file FILE] [flags of accelerate launch] SCRIPT [its arguments]"
     parser.epilog = "The flags are those of `accelerate launch -h`."
     parser.prefix_chars = "\0"  # each word with a dash belongs to accelerate or the script

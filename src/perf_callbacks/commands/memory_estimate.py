@@ -175,7 +175,6 @@ ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "e
 
 
 def _limits(found: dict[str, Any]) -> list[str]:
-    """Render the micro-batch and the checkpointing that fit the memory limit."""
     fits, enough, limit = found["fitting_micro_batch"], found["layers_to_checkpoint"], f"{found['limit_gb']:g} GB"
     lines = [f"micro-batch {fits} would fit in {limit}" if fits else f"no micro-batch fits in {limit}"]
     if fits:

@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select journals, a fit and steps."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="output directory of the run, or one journal")
     parser.add_argument(
         "--fit", type=int, default=0, metavar="NUMBER", help="number of the fit, from 1 (default: the last fit)"
@@ -39,7 +38,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path."""
     within = steps(arguments.steps)
     fits = report_file.fits(arguments.directory)
     path = arguments.output or report_file.default_path(arguments.directory, report_file.NAME)

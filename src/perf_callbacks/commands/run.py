@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replace this process by the program that the arguments name."""
     from perf_callbacks.launch import run as program  # noqa: PLC0415 only this command needs the module
 
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words

@@ -13,7 +13,6 @@ SUMMARY: str = "list the runs below a directory, with state, step time, MFU and 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "State: ended; failed, with a reason; running; hangs; or silent: no summary at the end, and no process or no "
         "sign of life for 30 seconds. A terminal cuts lines at its width, a pipe gets whole lines. Reads only the "
@@ -24,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line for each run."""
     found = RunReader(complain=show.to_stderr).below(arguments.directory)
     if arguments.json:
         print(json.dumps([run_list.facts(one) for one in found], indent=2, allow_nan=False))

@@ -19,7 +19,6 @@ _HEADINGS = (" " * 8, "size", "take", "weights with it")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("path", metavar="CONFIG", help="config.json of a model on Hugging Face")
     parser.add_argument("--tokens", type=int, help="tokens in a micro-batch: batch times length")
     parser.add_argument(

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for the directory that holds the runs."""
     parser.add_argument(
         "directory",
         type=Path,
@@ -46,7 +45,6 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 
 
 def to_stderr(line: str) -> None:
-    """Print a line to stderr."""
     print(line, file=sys.stderr)
 
 

@@ -26,7 +26,6 @@ If the program's own code adds a callback, that callback measures instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = "The answer holds for this Python and this environment. The command changes nothing."
 
 
@@ -64,7 +63,6 @@ def no_effect() -> str | None:
 
 
 def _section(path: Path | None) -> Iterator[str]:
-    """Yield lines about the settings in accelerate's default config."""
     try:
         if path is None or not (_installed("accelerate") and path.is_file()):
             return

@@ -12,7 +12,6 @@ SUMMARY: str = "write the steps of all ranks as trace events, for ui.perfetto.de
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = "Each rank is a process, each stage of a step a slice. A long run makes a large file: use --steps."
     report.add_source(parser)
     parser.add_argument(
@@ -21,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the trace and print its path."""
     within = report.steps(arguments.steps)
     fits = report_file.fits(arguments.directory)
     fit = report_file.chosen(fits, arguments.fit, within)

@@ -164,7 +164,6 @@ class Progress:
         self._width = 0
 
     def say(self, sentence: str) -> None:
-        """Print a sentence that stays on the terminal above the progress line."""
         self.end()
         print(printable(sentence), file=sys.stderr, flush=True)
 
@@ -176,7 +175,6 @@ class Progress:
             self._width = len(line)
 
     def end(self) -> None:
-        """Remove the progress line."""
         if self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
             self._width = 0

@@ -104,7 +104,6 @@ class Screen:
         termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
     def size(self) -> TerminalSize:
-        """Return the size of the terminal."""
         columns, rows = USUAL_SIZE
         with suppress(OSError, ValueError):
             columns, rows = os.get_terminal_size(sys.stdout.fileno())
@@ -112,7 +111,6 @@ class Screen:
         return TerminalSize(columns=self._console.size.width, rows=self._console.size.height)
 
     def draw(self, lines: Sequence[Line]) -> None:
-        """Replace the frame on the screen."""
         self._last = encodable(lines, self._console.encoding)
         self._live.update(_frame(self._last), refresh=True)
 

@@ -26,7 +26,6 @@ class WatchedRun:
 
     @property
     def count(self) -> int:
-        """Number of runs that the most recent search found."""
         return len(self._runs)
 
     def look(self) -> RecordedRun | None:
@@ -57,7 +56,6 @@ class WatchedRun:
         self._next_search = float("-inf")
 
     def _search(self) -> RecordedRun | None:
-        """Find the runs, and read all ranks of the run that is shown."""
         try:
             self._runs = self._reader.nearest(self._top)
         except ConfigError:

@@ -1,8 +1,9 @@
 """Write the `flops` records of a fit, and compare its FLOPs with the peaks of the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from perf_callbacks.flops.counted_step import REST
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
@@ -53,8 +54,7 @@ def counted(
     return replace(
         estimated(total, step, source=source),
         coverage=coverage,
-        uncounted=observed.unknown
-        | dict.fromkeys([*missing, *([UPDATE] if counter.limit and counter.limit.left_update else [])], 1),
+        uncounted=observed.unknown | dict.fromkeys([*missing, *_left_out(counter)], 1),
         # a copy of the model runs one forward and one backward: all other work of a step is missing
         lower_bound=source != COUNTED
         or bool(observed.unknown or missing)
@@ -73,6 +73,14 @@ def counted(
         errors=dict(counter.errors) | ({f"{BY_MODULE}: {failure}": 1} if (failure := counter.modules.failure) else {}),
         modules=modules,
     )
+
+
+def _left_out(counter: FlopCounter) -> Iterator[str]:
+    """Yield names of work that the model doesn't need, but the device did: HFU is a lower bound."""
+    if counter.limit is not None and counter.limit.left_update is not None:
+        yield UPDATE
+    if counter.limit is not None and counter.limit.ended is not None:
+        yield REST
 
 
 def estimated(work: Work, step: int, *, source: str = CLOSED_FORM) -> Flops:

@@ -47,7 +47,6 @@ class CountedStep:
 
 
 def why_useless(counter: FlopCounter, total: Work) -> str:
-    """Return the reason why a count says nothing about the FLOPs of a step."""
     if counter.interrupted:
         return "an exception interrupted the counted step"
     if total.model_flops:

@@ -23,7 +23,6 @@ class ModelCopy:
         self._model: nn.Module | None = model
 
     def close(self) -> None:
-        """Release the model."""
         self._model = None
 
     def count(self, example: Example) -> FlopCounter | None:

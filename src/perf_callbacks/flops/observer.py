@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from torch import nn
+from typing_extensions import override
 
 from perf_callbacks.flops.count_records import CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
@@ -114,18 +115,17 @@ class Counting(Observer, Listener):
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
-        """Make this observer check after the current step whether a count is due."""
         self._next_after = 0
         self._recorder.observers.look_ahead()
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the step after which the next count or outline may begin, or 0 during a count or an outline."""
         busy = self._window is not None or self._left or self._looks.training is not None
         return 0 if busy else self._first + self._next_after
 
+    @override
     def step_ended(self, step: int) -> None:
-        """If the step was counted, end the count and store its FLOPs."""
         self._schedule.steps = step - self._first
         self._records.note_apart(self._looks.training or self._training)
         window = self._window
@@ -138,8 +138,8 @@ class Counting(Observer, Listener):
             self._put_down(window.counter, self._training, step, whole=there and not window.counter.inert)
         self._looks.end(step)
 
+    @override
     def step_began(self) -> None:
-        """Begin the count or the outline that is due in the new step."""
         if self._left:
             for window in self._left:
                 window.close()
@@ -163,6 +163,7 @@ class Counting(Observer, Listener):
             )
         self._next_after = self._next()
 
+    @override
     def loader_left(self, *, exhausted: bool) -> None:
         """Drop the outline. If the loop left its loader early, remove the FLOP counter from the thread.
 
@@ -179,22 +180,22 @@ class Counting(Observer, Listener):
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
 
-    def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
-        """Pause the count during an evaluation or another span."""
+    @override
+    def span_began(self, kind: str, step: int) -> None:
         self._looks.drop()
         self._spans += 1
         self._usual_until = None
         if self._window is not None:
             self._window.close()
 
+    @override
     def span_ended(self) -> None:
-        """Resume the count at the end of the outermost span."""
         self._spans = max(0, self._spans - 1)
         if self._window is not None and not self._spans:
             self._window.open()
 
+    @override
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """If the FLOPs of a batch's shape are unknown, count the current step or store the shape for a later count."""
         if self._closed or self.work.varies or not self.work.wants(shape):
             return
         self._schedule.steps = self._recorder.step - self._first
@@ -208,8 +209,8 @@ class Counting(Observer, Listener):
         self._next_after = min(self._next_after, self._next())
         self._recorder.observers.look_ahead()
 
+    @override
     def closed(self) -> None:
-        """End counting, and release the model."""
         self.work.close()
         self._closed, self._model = True, None
         self._copy.close()

@@ -8,14 +8,18 @@ transformers.
 
 import copy
 import inspect
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack as dispatch_modes
+from torch.utils._pytree import tree_leaves
 
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
 from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
@@ -28,7 +32,6 @@ Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
 
 def example_of(tensors: Mapping[str, Any]) -> Example:
-    """Return the shape, the dtype and the device of each tensor of a batch."""
     return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
 
 
@@ -36,15 +39,17 @@ def count(model: nn.Module, example: Example, autocast: torch.dtype | None = Non
     """Count the FLOPs of a forward and a backward on a copy of a Hugging Face model.
 
     The copy has fake tensors, which have shapes but no values. The model itself is not changed. Raise an error if the
-    copy can't run. `autocast` is the dtype of an autocast around the model's call.
+    copy can't run, or would run code of the program, which may draw random numbers or count its calls. `autocast` is
+    the dtype of an autocast around the model's call.
     """
     model = innermost(model)
+    _check_code(model)
     accepted = inspect.signature(type(_base(model)).forward).parameters
     if not hasattr(model, "config") or not set(example) <= set(accepted):
         raise TypeError("a fake-tensor copy needs a model that is called with its batch, as in transformers")
-    mode = FakeTensorMode(allow_non_fake_inputs=True)  # modules may hold plain tensors
+    mode = FakeTensorMode()  # an operation on a real tensor raises an error
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(_random_numbers())
         stack.enter_context(torch.enable_grad())
         emptied = _emptied(model, mode)
         counter = FlopCounter(model=emptied)
@@ -59,6 +64,53 @@ def count(model: nn.Module, example: Example, autocast: torch.dtype | None = Non
             loss = emptied(**batch).loss
         loss.backward()
     return counter
+
+
+def _check_code(model: nn.Module) -> None:
+    """Raise `TypeError` unless a copy of the model runs code of `_STOCK` alone, none of it compiled.
+
+    Code of the program may have effects outside of the copy. Torch never compiles a function again that was called with
+    fake tensors, so nothing inside of the model may be compiled.
+    """
+    for module in model.modules():
+        forward: Any = type(module).forward
+        replaced = vars(module).get("forward")
+        roots = {name.partition(".")[0] for name in (type(module).__module__, forward.__globals__["__name__"])}
+        bound = replaced is None or getattr(replaced, "__self__", None) is module
+        if not (roots <= _STOCK and bound and _own_forward(module)):
+            raise TypeError(f"{type(module).__name__} has a forward of its own")
+        inner = module is not model and module._compiled_call_impl is not None  # noqa: SLF001 `Module.compile`
+        if inner or hasattr(module, "_orig_mod") or hasattr(forward, "_torchdynamo_orig_callable"):
+            raise TypeError(f"{type(module).__name__} is compiled by itself")
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "_attn_implementation", None) == "flex_attention" or getattr(config, "reference_compile", False):
+        raise TypeError("a part of the model compiles itself")
+    watched = any(getattr(modules, name) for name in _WATCHES) or dispatch_modes()
+    if watched or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: SLF001 nothing public
+        raise TypeError("hooks of the program would see the copy")
+
+
+_STOCK = {"torch", "transformers", "peft"}
+_WATCHES = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+@contextmanager
+def _random_numbers() -> Iterator[None]:
+    """Restore all generators of random numbers that a model may use: wav2vec2 masks with NumPy's."""
+    numpy: Any = sys.modules.get("numpy")
+    python, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        if of_numpy is not None:
+            numpy.random.set_state(of_numpy)
 
 
 def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> Work | None:
@@ -134,7 +186,9 @@ def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
-    memo.update((id(buffer), mode.from_tensor(buffer)) for buffer in model.buffers())
+    for module in model.modules():  # buffers, and tensors in attributes and their lists
+        tensors = [leaf for leaf in tree_leaves([*vars(module).values()]) if isinstance(leaf, torch.Tensor)]
+        memo.update((id(one), mode.from_tensor(one.detach())) for one in tensors if id(one) not in memo)
     copied: nn.Module = copy.deepcopy(model, memo)
     for module in copied.modules():
         for hooks in _HOOKS:  # the user's hooks must not run on the copy

@@ -49,12 +49,12 @@ class Outline:
     def open(self, training: TrainingFilter) -> None:
         """Begin an outline with zero multiplications. `training` decides which modules run as training work."""
         self.products, self._training, self._thread = 0, training, get_ident()
-        on_compilation(self._abandon)  # a hook would make modules that were compiled with it compile again
+        on_compilation(self._compiles)  # a hook would make modules that were compiled with it compile again
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
         """Remove the hook on all modules. A second call does nothing."""
-        off_compilation(self._abandon)
+        off_compilation(self._compiles)
         self._handle.remove()
         self._training = None  # keeps no fit alive
 
@@ -76,9 +76,13 @@ class Outline:
             self._abandon()
             let_pass(error)
 
-    def _abandon(self, *_: object) -> None:
+    def _abandon(self) -> None:
         self.close()
         self.products = 0
+
+    def _compiles(self, *_: object) -> None:
+        self._handle.remove()
+        self._training, self.products = None, 0
 
 
 class Outlines:

@@ -55,7 +55,6 @@ class Work:
 
     @property
     def by_dtype(self) -> dict[str, int]:
-        """Model FLOPs in each dtype."""
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     def of(self, *, optimizer: bool) -> "Work":

@@ -10,6 +10,8 @@ objects.
 import weakref
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from perf_callbacks.garbage.growth import Growth
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
@@ -107,12 +109,12 @@ class ScheduledCollection(ActiveItem):
         self._agreed: tuple[int, int] | None = None
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the step at whose end the item acts next. The number is 0 during an evaluation or a checkpoint."""
         return 0 if self._spans else self._due
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Do the work that is due at the end of a step: begin the schedule, collect, or check the growth of garbage."""
         while self._spans:
             self.span_ended()
         if step < self._due:
@@ -133,8 +135,8 @@ class ScheduledCollection(ActiveItem):
             self._keep_to_schedule(step)
         self._last = step
 
+    @override
     def span_began(self, kind: str, step: int) -> None:
-        """Turn on automatic collection during an evaluation or a checkpoint, where ranks rarely wait for each other."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True
@@ -144,8 +146,8 @@ class ScheduledCollection(ActiveItem):
             self._lease.turn_on()
         self._spans.append(kind)
 
+    @override
     def span_ended(self) -> None:
-        """Turn off automatic collection after an evaluation or a checkpoint. Collect the garbage of a checkpoint."""
         kind = self._spans.pop() if self._spans else None
         if kind is None or self._spans:
             return
@@ -156,12 +158,12 @@ class ScheduledCollection(ActiveItem):
             self._collect_aside()
 
     @property
+    @override
     def asks(self) -> Mapping[str, int]:
-        """Interval between collections, in steps, that this rank proposes to all ranks."""
         return {ASKED: min(self._least, NEVER)}
 
+    @override
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Adopt the shortest interval that any rank proposes. The interval takes effect at the end of step `step`."""
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:
@@ -210,8 +212,8 @@ class ScheduledCollection(ActiveItem):
         with self._aside_of_steps():
             self._lease.collect_now(FULL)
 
+    @override
     def closed(self) -> None:
-        """Stop controlling the garbage collector. Idempotent."""
         self._due, self._trying = NEVER, False
         self._spans.clear()
         self._let_go()

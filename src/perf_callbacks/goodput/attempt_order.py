@@ -69,7 +69,6 @@ def _identity(attempt: Attempt) -> tuple[str, float | None]:
 
 
 def last_step(attempt: Attempt) -> int:
-    """Return the number of an attempt's last step in the journal."""
     return attempt.step[-1] if attempt.step else attempt.run.step
 
 

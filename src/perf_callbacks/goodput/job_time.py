@@ -45,12 +45,10 @@ class AttemptTime:
 
     @property
     def devices(self) -> int:
-        """Number of devices that all ranks have together."""
         return max(1, self.run.world_size) * max(1, self.run.devices)
 
     @property
     def rolled_back_steps(self) -> int:
-        """Number of the attempt's steps that don't survive."""
         return self.steps - self.kept_steps
 
     @property
@@ -60,7 +58,6 @@ class AttemptTime:
 
     @property
     def all_seconds(self) -> float:
-        """Seconds of all kinds of time together."""
         return sum(self.seconds.values())
 
 
@@ -103,7 +100,6 @@ class JobTime:
 
     @property
     def device_hours(self) -> float:
-        """Sum of the hours of all devices, including downtime."""
         return sum(self.device_seconds.values()) / SECONDS_PER_HOUR
 
     @property

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
@@ -19,8 +21,8 @@ class GoodputWatch(Observer):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
-        """Return the effective training time ratio of all attempts so far."""
+    @override
+    def metrics(self, kind: str) -> Mapping[str, float]:
         recorder, engine = self._recorder, self._recorder.engine
         ettr = recorder.chain.ettr(recorder.clock() - engine.account.began, engine.productive_seconds())
         return {} if ettr is None else {"ettr": ettr}

@@ -92,7 +92,6 @@ def rolled_back(one: AttemptTime, *, last: bool) -> str:
 
 
 def end(one: AttemptTime, *, last: bool) -> str:
-    """Return words that say how an attempt ended."""
     if one.ended is None:
         return "killed, or goes on" if last else "killed"
     return "ended" if one.ended else f"failed: {one.failure}"

@@ -86,7 +86,6 @@ def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
 
 
 def _unknown(attempt: Attempt) -> set[str]:
-    """Return the kinds of time that the attempt didn't measure."""
     found = set()
     for kind, name in ((DATA, "data_time"), (COMMUNICATION, "communication_time")):
         if all(map(isnan, attempt.columns[name])):

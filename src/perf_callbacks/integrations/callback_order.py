@@ -22,7 +22,6 @@ class LateCallbackList(list[C]):
         running.append(last)
 
     def append(self, callback: C, /) -> None:
-        """Append a callback to this list and to the original list."""
         super().append(callback)
         self.running.append(callback)
 

@@ -62,7 +62,6 @@ class suppress(contextlib.suppress):  # noqa: N801 named like the class of the s
 
 
 def frames_of(error: BaseException) -> list[FrameType]:
-    """Return the frames in the traceback of an error, the innermost last."""
     return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 

@@ -54,7 +54,6 @@ def default_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def load(path: Path) -> AccelerateConfig:
-    """Read and parse a config file of accelerate."""
     return _composed(path, config_file.read(path))
 
 

@@ -174,7 +174,6 @@ def _add_callback(handler: Any) -> None:
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
-    """Measure the loop of each accelerator that the program makes."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     inner = accelerator.Accelerator.__init__

@@ -157,7 +157,6 @@ def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
 
 
 def _modules() -> Iterable[Any]:
-    """Return all modules that are alive."""
     from torch import nn  # noqa: PLC0415 the program has imported it
 
     return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]

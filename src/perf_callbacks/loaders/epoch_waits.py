@@ -6,6 +6,8 @@ Loaders without persistent workers start new workers at the beginning of each ep
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Step
@@ -24,21 +26,21 @@ class EpochWaits(Observer):
         """Numbers of steps that ended an epoch. A step's number is removed once the following step is measured."""
 
     @property
+    @override
     def watching(self) -> bool:
-        """Return True if an epoch has ended and the next step is not measured yet."""
         return bool(self._last)
 
+    @override
     def loader_left(self, *, exhausted: bool) -> None:
-        """Record the end of an epoch if the loader has no more batches."""
         if exhausted:
             self.epoch_ended()
 
+    @override
     def epoch_ended(self) -> None:
-        """Record the end of an epoch."""
         self._last.add(self._recorder.step)
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
-        """Add the waits for data in steps that begin an epoch."""
+    @override
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
                 self._epochs += 1
@@ -47,8 +49,8 @@ class EpochWaits(Observer):
         if steps:
             self._last = {number for number in self._last if number >= steps[-1].number}
 
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` about waits for the first batch of an epoch."""
         steps = max(1, self._recorder.step - self._recorder.run.step)
         return {
             "epochs": self._epochs,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
@@ -58,7 +59,6 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
 
 
 def _line(environment: Environment) -> str:
-    """Return the options that the user can set to get the same effect."""
     pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
     copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
     return ", ".join(part for part in (pin, copies) if part)
@@ -106,8 +106,8 @@ class PinnedLoading(ActiveItem):
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Undo the item if the first batch is not pinned, or if the pinned batches would take too much memory."""
         if step < self._due:
             return
         if self._first.kind is None:
@@ -142,8 +142,8 @@ class PinnedLoading(ActiveItem):
         """Make copies synchronous for good, because the trial saved too little time. Batches stay pinned."""
         self._copies.go_on = False
 
+    @override
     def closed(self) -> None:
-        """Restore the loaders, and the function that copies batches. Idempotent."""
         self._due = NEVER
         self._seams.restore()
         self._undo()

@@ -97,7 +97,6 @@ class Allocations:
         return _peak([one for one in self._all if not (one.saved or one.kept)])
 
     def peak_bytes(self) -> int:
-        """Return the peak memory of all storages that the step made."""
         self._take_in()
         return _peak(self._all)
 
@@ -115,7 +114,6 @@ class Allocations:
         return found
 
     def end(self) -> None:
-        """Stop tracking storages."""
         self._take_in()
         self._alive.clear()
 

@@ -121,7 +121,6 @@ class RankUse:
         self._last: Reading | None = None
 
     def add(self, reading: Reading) -> None:
-        """Add a reading."""
         self._last = reading
         self._new.append(reading)
 

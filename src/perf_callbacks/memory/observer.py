@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from typing_extensions import override
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, UTILIZATION, WATTS
@@ -47,7 +48,6 @@ measured too. A gradient scaler may skip the first optimizer steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
-    """Return an observer that measures the memory of this fit."""
     watch = MemoryWatch(recorder, training.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
@@ -89,33 +89,33 @@ class MemoryWatch(Observer):
             self.use.begin(found.retries)
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the next step at whose end `step_ended` is called."""
         if self._tries == TRIES:
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
 
     @property
+    @override
     def following(self) -> bool:
-        """True while a step is measured."""
         return self._measuring is not None
 
+    @override
     def operation(self, function: Any, output: Any, backward: int) -> None:
-        """Track the storages of an operation's results, if the current step is measured."""
         measuring = self._measuring
         if measuring is not None:
             measuring.allocations.made(function, output, backward)
 
+    @override
     def step_began(self) -> None:
-        """Begin to measure a step. The fit's first step is left out, because it allocates the optimizer state."""
         if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
             return
         with guard(self._give_up):  # models may be anything; all other measuring goes on
             self._measuring = StepMemory(self._model, self._recorder.device.type)
             self._measuring.begin(self._model)
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Store the parts of memory at the end of a measured step."""
         measuring = self._measuring
         if measuring is None:
             return
@@ -133,18 +133,18 @@ class MemoryWatch(Observer):
         if self._tries == TRIES:
             self._model = None
 
+    @override
     def loader_left(self, *, exhausted: bool) -> None:
-        """Stop measuring the current step if a loop leaves its loader early, because training may be over."""
         if not exhausted:
             self._let_go()
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Store the modules of a `flops` record, for the report of a failed allocation."""
         if isinstance(record, Flops) and record.modules:
             self._modules = record.modules
 
+    @override
     def exception_raised(self, error: BaseException) -> None:
-        """Write and log a report if the exception means that an allocation failed."""
         with guard(logs(log.info, "perf_callbacks can't report the failed allocation: %s.")):
             found = failed_allocation(error)
             if found is not None:
@@ -154,8 +154,8 @@ class MemoryWatch(Observer):
                 message = "perf_callbacks: " + "\n  ".join(["%s"] * len(lines))  # line ends in arguments are escaped
                 log.warning(message, *lines)
 
-    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
-        """Return the allocator's peak memory, reserved memory and retries, or nothing if there is no allocator."""
+    @override
+    def metrics(self, kind: str) -> Mapping[str, float]:
         found = device.allocators(self._devices)
         if found is None:
             return {}
@@ -165,21 +165,21 @@ class MemoryWatch(Observer):
             "allocator_retries": self.use.retried(found.retries),
         }
 
+    @override
     def resources(self) -> Mapping[str, float]:
-        """Return this rank's use of the machine since the previous window of steps."""
         return self._rank_use.take()
 
+    @override
     def summary(self) -> dict[str, MemorySummary | EnergySummary | None]:
-        """Return the parts of memory, the slope of resident memory, and the energy of the device."""
         self.use.data_parallel = self._recorder.data_parallel
         return {"memory": self.use.summary(), "energy": self._readings.summary()}
 
+    @override
     def facts(self) -> Mapping[str, Any]:
-        """Return the memory of the fit and the readings of its device, for the rules of advice."""
         return {"memory": self.use, "readings": self._readings}
 
+    @override
     def closed(self) -> None:
-        """Stop measuring, and write the `memory` record if it is not written yet."""
         self._ended = True
         self._let_go()
         self._model = None
@@ -271,7 +271,6 @@ class MemoryWatch(Observer):
         )
 
     def _report(self, error: BaseException) -> OutOfMemory:
-        """Return the report of a failed allocation."""
         began, message = self._recorder.clock(), message_of(error)
         model = None if self._trained is None else self._trained()
         failure, kind = place(error), self._recorder.device.type

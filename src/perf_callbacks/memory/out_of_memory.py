@@ -88,7 +88,6 @@ class Failure(NamedTuple):
 
     @property
     def module(self) -> nn.Module | None:
-        """Innermost module in whose forward the allocation failed."""
         return self.calls[-1] if self.calls else None
 
     def layer(self, model: nn.Module) -> tuple[int, int] | None:

@@ -81,7 +81,6 @@ class Simulation:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def step(self, batch: int, length: int, *, checkpointed: int = 0, accumulated: int = 1) -> SimulatedStep:
@@ -106,7 +105,6 @@ class Simulation:
             return self._measured(batch, length, min(accumulated, 2))
 
     def _measured(self, batch: int, length: int, accumulated: int) -> SimulatedStep:
-        """Run one optimizer step, and return the memory of its tensors."""
         whole, passes, update = StepMemory(self.model, _DEVICE), Allocations(_DEVICE), Allocations(_DEVICE)
         gradients: dict[int, int] = {}
         ids = torch.ones(batch, length, dtype=torch.long)
@@ -137,7 +135,6 @@ class Simulation:
         return found
 
     def _pass(self, ids: torch.Tensor) -> None:
-        """Run a forward and a backward."""
         with torch.autocast(_DEVICE, self._cast or torch.bfloat16, enabled=self._cast is not None):
             loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()

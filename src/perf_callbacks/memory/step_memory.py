@@ -143,7 +143,6 @@ def _gradients(model: nn.Module | None) -> list[torch.Tensor]:
 
 
 def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Split sharded, quantized and sparse tensors into plain tensors."""
     for tensor in parts:
         if hasattr(tensor, "__tensor_flatten__"):
             names, _ = tensor.__tensor_flatten__()

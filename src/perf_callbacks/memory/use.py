@@ -91,7 +91,6 @@ class MemoryUse:
         self._gpu_busy += busy
 
     def begin(self, retries: int) -> None:
-        """Store the allocator's number of retries at the start of the fit."""
         self._retries_before = retries
 
     def retried(self, retries: int) -> int:
@@ -135,7 +134,6 @@ class Series:
         self._stride, self._skipped = 1, 0
 
     def add(self, point: MemoryReading) -> None:
-        """Add a reading, or skip the reading to keep the series short."""
         self._skipped += 1
         if self._skipped < self._stride:
             return

@@ -81,7 +81,6 @@ class Origin:
         return self.event(DRIFT, f"{found.evidence}; try {found.remedy}.", _finding(found), step=step, now=now)
 
     def lost(self, *, step: int, now: float) -> dict[str, Any]:
-        """Return the event for a process that was killed or crashed."""
         reason = "its process ended without a word: it was killed, or ended in C code"
         show = "" if self.directory is None else f" `perf-callbacks show {self.directory}` shows what is left."
         details = {"state": LOST, "reason": reason}
@@ -89,7 +88,6 @@ class Origin:
 
 
 def line(event: Mapping[str, Any]) -> bytes:
-    """Encode an event as one line of JSON."""
     text = _encoded(event)
     return text if len(text) <= MOST_BYTES else _encoded(_without_lists(event))
 

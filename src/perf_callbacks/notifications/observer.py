@@ -5,6 +5,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from perf_callbacks.advice import drift
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.engine.observer import Observer
@@ -72,15 +74,15 @@ class Notifications(Observer):
             with guard(logs(log.warning, NO_MORE)):
                 self._reach()
 
+    @override
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Pass on a stall or a slow rank. If too many events came recently, don't send the event, but count it."""
         with guard(logs(log.warning, NO_MORE)):
             sentence = str(details.get("text", kind))
             step = int(details.get("step", self._recorder.step))
             self._send(self._origin.event(kind, sentence, details, step=step, now=unix_time()), limited=True)
 
+    @override
     def record_written(self, record: Record) -> None:
-        """When the fit's summary is written, pass on a drift of the step time, and then the end of the fit."""
         if isinstance(record, Summary) and self._recorder.run.rank == 0 and not self._ended:
             self._ended = True
             with guard(logs(log.warning, NO_MORE)):
@@ -90,14 +92,13 @@ class Notifications(Observer):
                 self._send(self._origin.end(record, now=unix_time()), last=True)
 
     def tick(self, now: float) -> bool:
-        """Send the current step to the side process, about every ten seconds."""
         if self._sender is not None and not self._ended and now >= self._step_at:
             self._step_at = now + STEP_SECONDS
             self._sender.note_step(self._recorder.step)
         return self._recorder.active
 
+    @override
     def closed(self) -> None:
-        """End the side process on ranks other than 0. Rank 0 still has to pass on the end of the fit."""
         if self._recorder.run.rank != 0 and self._sender is not None:
             self._sender.dismiss()
 

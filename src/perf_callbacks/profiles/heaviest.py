@@ -115,13 +115,11 @@ def _operation(work: DeviceWork) -> tuple[str, str]:
 
 
 def _shapes(call: Call) -> str:
-    """Format the shapes of an operation's input tensors."""
     shapes = call.arguments.shapes if isinstance(call.arguments.shapes, list) else []
     return ", ".join([_shape(shape) for shape in shapes if isinstance(shape, list) and shape])
 
 
 def _shape(shape: list[Any]) -> str:
-    """Format the shape of one tensor, or the shapes in a list of tensors."""
     if isinstance(shape[0], list):
         return f"[{', '.join([_shape(one) for one in shape if isinstance(one, list) and one])}]"
     return "x".join(map(str, shape))

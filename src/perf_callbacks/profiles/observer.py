@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER, PROFILED
@@ -129,31 +131,31 @@ class ProfileWatch(Observer):
         self._reducer = reduce() if self._auto or self._rank == self._chosen else None
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the step after which the next profile begins, or 0 while a profile runs."""
         if self._left:
             return 0
         return NEVER if self._first is None else self._first - 1
 
     @property
+    @override
     def asks(self) -> Mapping[str, int]:
-        """Proposal of this rank for the next profile. Only rank 0 proposes a profile; other ranks send `NO_WISH`."""
         return {WISH: self._wish} if self._auto else {}
 
+    @override
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Plan the profile that rank 0 proposed."""
         value = least.get(WISH, NO_WISH)
         turn, rank = divmod(value, PER_TURN)
         if self._auto and value < NO_WISH and turn > self._agreed:
             self._agreed, self._chosen, self._first, self._tries = turn, rank, step + 1, 0
 
+    @override
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Propose to profile a rank that was confirmed as a straggler."""
         if kind == "straggler" and self._several and self._rank == 0:
             self._propose(int(details["rank"]))
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Propose a profile after a confirmed slow step, if the job has only one process."""
         if isinstance(record, Straggler) and not self._several:
             self._propose(0)
 
@@ -165,8 +167,8 @@ class ProfileWatch(Observer):
             self._turns += 1
             self._wish = self._turns * PER_TURN + rank
 
+    @override
     def step_began(self) -> None:
-        """Begin the planned profile, or mark the next step of the running profile."""
         step, engine = self._recorder.step, self._recorder.engine
         if not self._left:
             if self._first is None or step + 1 < self._first or engine.excluded is not None:
@@ -187,8 +189,8 @@ class ProfileWatch(Observer):
                 with guard(self._give_up):
                     self._profiler.mark(step + 1)
 
-    def step_ended(self, step: int) -> None:  # noqa: ARG002 the step is excluded
-        """End the running profile after its last step."""
+    @override
+    def step_ended(self, step: int) -> None:
         if not self._left:
             return
         self._left -= 1
@@ -200,7 +202,8 @@ class ProfileWatch(Observer):
         if not self._left:
             self._spent_seconds += self._recorder.clock() - self._started
 
-    def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
+    @override
+    def span_began(self, kind: str, step: int) -> None:
         """End the running profile before an evaluation, a checkpoint or another span.
 
         If no step of the profile has ended yet, plan another attempt. The new attempt begins with the step after the
@@ -217,13 +220,13 @@ class ProfileWatch(Observer):
             elif self._rank == self._chosen:
                 self._say("an evaluation or a checkpoint comes in each step")
 
-    def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 both may be the end of the training
-        """End the running profile when a loop leaves its loader, because training may be over."""
+    @override
+    def loader_left(self, *, exhausted: bool) -> None:
         if self._profiler is not None and self._whole:
             self._finish()
 
+    @override
     def summary(self) -> dict[str, tuple[Profile, ...]]:
-        """Return this rank's profiles for the `summary` record, each in its short form."""
         return {"profiles": tuple([one.short() for one in [*self._profiles]])}
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
@@ -231,8 +234,8 @@ class ProfileWatch(Observer):
         self._take_answers()
         return self._recorder.active and self._reducer is not None
 
+    @override
     def before_summary(self) -> None:
-        """Wait up to `CLOSE_SECONDS` for the side process, and write its last `profile` records."""
         deadline = monotonic() + CLOSE_SECONDS
         self._take_answers()
         while self._traces and os.getpid() == self._process and monotonic() < deadline:
@@ -245,8 +248,8 @@ class ProfileWatch(Observer):
         if side is not None:
             side.dismiss()
 
+    @override
     def closed(self) -> None:
-        """End the running profile. `before_summary` writes the record of the ended profile."""
         self._first, self._left = None, 0
         if self._profiler is not None:
             self._finish()
@@ -339,7 +342,6 @@ class ProfileWatch(Observer):
             log.warning("perf_callbacks: the trace %s was not kept: %s.", kept.name, answer["unkept"])
 
     def _give_up(self, error: Exception) -> None:
-        """Give up the running profile after an error."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             with guard():

@@ -77,11 +77,9 @@ class Bundle:
 
     @property
     def first_step(self) -> int:
-        """First step of the window, by the trainer's count."""
         return self.window * self.length + 1
 
     def signals(self) -> dict[int, "RankSignals"]:
-        """Return the signals of each rank."""
         places = {name: place * self.length for place, name in enumerate(self.names)}
         size = len(self.names) * self.length
         return {
@@ -109,7 +107,6 @@ class RankSignals(Mapping[str, "array[float]"]):
         self._columns, self._length, self._places, self._start = columns, length, places, start
 
     def __getitem__(self, name: str) -> "array[float]":
-        """Cut out a signal."""
         at = self._start + self._places[name]
         return self._columns[at : at + self._length]
 
@@ -118,11 +115,9 @@ class RankSignals(Mapping[str, "array[float]"]):
         return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self._places)
 
     def __len__(self) -> int:
-        """Count the signals."""
         return len(self._places)
 
 
@@ -167,7 +162,6 @@ class Combination:
         self._resources = array("f")
 
     def add(self, bundles: Collection[Bundle]) -> None:
-        """Add bundles to the sums."""
         for one in bundles:
             self._counting.add(_counting(one))
             self._ranks.extend(one.ranks)

@@ -28,7 +28,6 @@ class Channel:
         return isinstance(self._board, StoreNotes)
 
     def put(self, note: str) -> None:
-        """Write the note of this rank."""
         self._board.write(rank_key(self._name, self.rank), f"{self.fit} {note}")
 
     def notes(self) -> dict[int, str]:
@@ -45,7 +44,6 @@ class Channel:
         return self._own(self.seen)
 
     def share(self, note: str) -> None:
-        """Write the shared note."""
         self.seen = f"{self.fit} {note}"
         self._board.write(self._name, self.seen)
 

@@ -114,7 +114,6 @@ class Exchange:
         weakref.finalize(self, self._talk.end).atexit = False
 
     def start(self) -> None:
-        """Start the exchange."""
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
@@ -216,7 +215,6 @@ class _ExchangeThread:
 
     @property
     def here(self) -> bool:
-        """True in the process of the fit, and False in a forked child."""
         return os.getpid() == self._process
 
     def start(self) -> None:
@@ -238,7 +236,6 @@ class _ExchangeThread:
             self._calls.put(None)
 
     def end(self, *, politely: bool = True) -> None:
-        """Stop the side thread after its current call."""
         if self._ending or not self.here:
             return
         self._politely = politely
@@ -248,7 +245,6 @@ class _ExchangeThread:
             self._rounds.leave(politely=False)
 
     def wait(self, timeout: float) -> None:
-        """Wait for the end of the side thread."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and self.here and thread.is_alive():
             thread.join(max(0.0, timeout))
@@ -295,7 +291,6 @@ def _node(store: Any, place: Place) -> Node | None:
 
 
 def _restarts() -> int:
-    """Return how often an elastic launcher has restarted this process."""
     word = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return int(word) if word.isdecimal() else 0
 

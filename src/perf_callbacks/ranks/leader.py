@@ -220,7 +220,6 @@ class Leader(Rounds):
             self.finished.append(self.latest)
 
     def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
-        """Pass a window to the reader."""
         reader = self.reader()
         if reader is None:
             return

@@ -191,7 +191,6 @@ class Relay:
         self._open: dict[int, _Open] = {}
 
     def tell(self, notes: Mapping[str, str]) -> None:
-        """Pass changed notes from the store on to the other ranks."""
         for key, note in notes.items():
             if self._passed.get(key) != note:  # files are written rarely, and read often
                 self.folder.write(key, note)

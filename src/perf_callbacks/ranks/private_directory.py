@@ -62,7 +62,6 @@ class PrivateDirectory:
         self._held = held
 
     def close(self) -> None:
-        """Close the held directory."""
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
@@ -89,7 +88,6 @@ class PrivateDirectory:
         return name if HOLDS else str(self.path / name)
 
     def write(self, name: str, data: bytes) -> tuple[int, int]:
-        """Write or overwrite a file, and return its identity."""
         file = os.open(self._at(name), _WRITE, 0o600, dir_fd=self._held)
         try:
             while data:
@@ -99,7 +97,6 @@ class PrivateDirectory:
             os.close(file)
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a file, and overwrite any file of the new name."""
         os.replace(self._at(name), self._at(new), src_dir_fd=self._held, dst_dir_fd=self._held)
 
     def read(self, name: str, *, since: float) -> bytes:

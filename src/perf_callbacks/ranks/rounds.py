@@ -102,11 +102,9 @@ class Rounds:
             return None
 
     def open(self, name: str, handler: ChannelHandler) -> None:
-        """Open a channel for a handler."""
         self._handlers = {**self._handlers, name: handler}  # new, as the thread may be reading the old dict
 
     def _opened(self, board: StoreNotes | FileNotes, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
-        """Yield the handlers, each with its channel in this fit."""
         for name, handler in self._handlers.items():
             channel = self._channels.get(name)
             if channel is None or channel.fit != fit:
@@ -274,7 +272,6 @@ def slots(world_size: int) -> int:
 
 
 def mark(fit: str) -> bytes:
-    """Return the 16 bytes that mark packed data as data of this fit."""
     return sha256(fit.encode()).digest()[:16]
 
 

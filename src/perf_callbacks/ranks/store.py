@@ -80,7 +80,6 @@ class StoreNotes:
         self._found: set[str] = set()
 
     def write(self, key: str, note: str | bytes) -> None:
-        """Write or overwrite a note."""
         self._store.set(key, note)
 
     def write_all(self, notes: Mapping[str, str | bytes]) -> None:
@@ -135,7 +134,6 @@ class StoreNotes:
 
 
 def rank_key(channel: str, rank: int) -> str:
-    """Return the key of a rank's note in a channel."""
     return f"{channel} {rank}"
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 import torch
+from typing_extensions import override
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
@@ -69,16 +70,16 @@ class UngroupedWatch(Observer):
         self._last = recorder.run.step + recorder.config.window
 
     @property
+    @override
     def due(self) -> int:
-        """Next step to check."""
         return self._due
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Look for the group."""
         self._check(last=step >= self._last)
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Warn at the end of a fit that is shorter than a window. Don't warn about a fit without steps."""
         if isinstance(record, Summary) and record.steps:
             self._check(last=True)
 

@@ -67,7 +67,6 @@ _EXCLUDING = {
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
-    """Render the table at the end of training."""
     first, *others = lines(summary, checklist)
     return card([OURS + first, *others], columns, indent="")
 
@@ -116,7 +115,6 @@ def _sure(found: Finding) -> float:
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
-    """Yield the verdict, and then a line for each further finding."""
     large, sentence = _large(summary), verdict(summary)
     yield sentence or _too_short(summary)
     label = "also" if sentence and (large or not _failed(summary)) else "found"
@@ -159,7 +157,6 @@ def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
 
 
 def _change(found: Finding) -> str:
-    """Render a finding as a sentence."""
     if found.cause == STALL:  # no change to the program is known
         return f"{found.evidence}; see {found.remedy}."
     said = f"{found.evidence}; try {found.remedy}."
@@ -260,7 +257,6 @@ def _stages(summary: Summary) -> Iterable[str]:
 
 
 def _throughput(summary: Summary) -> Iterable[str]:
-    """Render the rates, and the reasons for missing rates."""
     seconds = summary.included_seconds
     amounts = {
         "samples/s": summary.included_samples,
@@ -283,26 +279,27 @@ def _throughput(summary: Summary) -> Iterable[str]:
 def _work(summary: Summary) -> Iterable[str]:
     flops = summary.flops or FlopsSummary()
     at_least = "≥ " if flops.lower_bound else ""
+    executed_at_least = "≥ " if flops.lower_bound or flops.uncounted else ""
     if not flops.seconds or flops.model_flops is None or flops.hardware_flops is None:
         if flops.unknown is not None:
             yield f"TFLOPS and MFU unknown: {flops.unknown}"
         return
     model, hardware = [speed(amount / flops.seconds) for amount in (flops.model_flops, flops.hardware_flops)]
     kind = "recomputation" if flops.beside_model is None else flops.beside_model
-    parts = [f"{at_least}{model} of the model", *[f"{at_least}{hardware} including {kind}"] * bool(kind)]
+    parts = [f"{at_least}{model} of the model", *[f"{executed_at_least}{hardware} including {kind}"] * bool(kind)]
     if flops.source is not None:
         parts.append(checked(flops.source, flops.checked_step, summary.step))
     if flops.coverage is not None:
         parts.append(f"{flops.coverage:.1%} of the weights covered")
     yield ", ".join(parts)
-    if flops.lower_bound:
+    if executed_at_least:
         yield f"≥: {'; '.join(_uncounted(flops))}"
     if flops.heaviest_modules:
         yield f"most FLOPs: {joined(f'{path} {percent(share)}' for path, share in flops.heaviest_modules)}"
     if flops.mfu is not None and flops.hfu is not None and flops.peak_flops_per_second is not None:
         kind = "measured peak" if flops.peak_measured else "peak"
         peak = f"{kind} {speed(flops.peak_flops_per_second)} ({flops.dtype})"
-        yield f"MFU {at_least}{percent(flops.mfu)}, HFU {at_least}{percent(flops.hfu)} of {peak}"
+        yield f"MFU {at_least}{percent(flops.mfu)}, HFU {executed_at_least}{percent(flops.hfu)} of {peak}"
     elif flops.mfu_unknown is not None:
         yield f"MFU unknown: {flops.mfu_unknown}"
     if flops.unknown is not None:
@@ -310,7 +307,6 @@ def _work(summary: Summary) -> Iterable[str]:
 
 
 def _uncounted(flops: FlopsSummary) -> Iterable[str]:
-    """Yield the reasons why FLOPs are a lower bound."""
     names, coverage = flops.uncounted, flops.coverage
     if names:
         yield f"not counted: {few(names, MOST_NAMES)}"
@@ -373,7 +369,6 @@ def _global_batch(summary: Summary) -> str:
 
 
 def _memory(summary: Summary) -> Iterable[str]:
-    """Render the known parts of memory."""
     known = {} if summary.memory is None else summary.memory.parts_gb
     parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()

@@ -53,7 +53,6 @@ class ComparedRun:
 
     @property
     def steps(self) -> int:
-        """Number of measured steps."""
         return len(self.columns["step_time"])
 
     @property

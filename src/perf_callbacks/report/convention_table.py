@@ -27,7 +27,6 @@ def render(
     *,
     peak: str | None = None,
 ) -> str:
-    """Render the table."""
     lines = [_model(model), _run(work, job, peak), "", *_table(results, job), "", *_apart(model, work, results)]
     return "\n".join(lines)
 

@@ -82,7 +82,6 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
 
 
 def of_straggler(slow: Straggler) -> JournalEvent:
-    """Return the event of a straggler."""
     steps = f" in {slow.steps:,} steps" if slow.steps > 1 else ""
     who = rank_names(slow.ranks or (slow.rank,))
     text = f"{who} cost {duration(slow.seconds_lost)}{steps}: {NAMES.get(slow.cause, slow.cause)}"
@@ -90,7 +89,6 @@ def of_straggler(slow: Straggler) -> JournalEvent:
 
 
 def of_collection(pause: Gc, rank: int) -> JournalEvent:
-    """Return the event of a garbage collection."""
     automatic = "automatic" if pause.automatic else "by a call of gc.collect()"
     cause = automatic if pause.ours is None else "by the checklist"
     text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
@@ -98,5 +96,4 @@ def of_collection(pause: Gc, rank: int) -> JournalEvent:
 
 
 def of_span(span: Span, rank: int) -> JournalEvent:
-    """Return the event of an evaluation or a checkpoint."""
     return JournalEvent(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", rank, span.seconds)

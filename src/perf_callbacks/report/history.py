@@ -101,7 +101,6 @@ class Attempt:
         return f"rank {self.run.rank}'s journal was full (max_journal_mb): it has {has}"
 
     def add(self, entry: Entry) -> None:
-        """Add a record of this attempt."""
         record = entry.record
         self.seconds = max(self.seconds, entry.t)
         if isinstance(record, Steps):
@@ -125,7 +124,6 @@ class Attempt:
             self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
 
     def of(self, kind: type) -> list[Any]:
-        """Return the records of a type, in the order of the journal."""
         return [entry.record for entry in self.entries if type(entry.record) is kind]
 
     def last(self, kind: type) -> Any:
@@ -147,7 +145,6 @@ class FitHistory:
 
     @property
     def first(self) -> list[Attempt]:
-        """Attempts of the lowest rank."""
         return self.ranks[min(self.ranks)]
 
     @property

@@ -85,7 +85,6 @@ def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, 
 
 
 def table(sizes: Mapping[str, float], names: Sequence[str] = PARTS) -> Iterable[str]:
-    """Yield a line for each part of memory, with the part's share of the peak."""
     peak = sizes.get("peak")
     for name in names:
         if name == "context" and name not in sizes:
@@ -123,7 +122,6 @@ def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -
 
 
 def _sizes(parts: Memory) -> dict[str, float]:
-    """Return the known and possible sizes of memory parts."""
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 

@@ -83,7 +83,6 @@ def check(
 
 
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist with one line per item."""
     cells = []
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)

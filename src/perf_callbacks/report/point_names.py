@@ -50,7 +50,6 @@ class PointNames:
 
     @property
     def about(self) -> str:
-        """Sentence that says what a point of the chart shows."""
         if self.single:
             return "Each point is one step."
         if self.width == 1:

@@ -81,7 +81,6 @@ def title(rank: int, profile: Profile) -> str:
 
 
 def labels(profile: Profile) -> Mapping[str, str]:
-    """Return the name of each cause of idle time."""
     return {**_LABELS, **_CPU_LABELS} if profile.timeline == "cpu" else _LABELS
 
 
@@ -174,7 +173,6 @@ def _tables(profile: Profile, columns: int, modules: Sequence[Sequence[str]]) ->
 
 
 def large_copies(profile: Profile) -> list[ProfiledCopy]:
-    """Return the copies that take a noticeable part of the busy time."""
     return [one for one in profile.copies if one.seconds >= LEAST_ROW * profile.busy_seconds]
 
 
@@ -192,7 +190,6 @@ def _times(rows: Iterable[tuple[str, float]], whole: float, columns: int) -> lis
 
 
 def _detailed(heads: tuple[str, ...], rows: Sequence[_HeavyRow], busy: float, columns: int) -> list[str]:
-    """Align a table of operations or copies."""
     table = [
         (name, clean(one.kind), f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy))
         for one, name, _ in rows

@@ -156,7 +156,6 @@ def _by_part(label: str, known: Iterable[tuple[Labels, Mapping[str, float]]]) ->
 
 
 def _stragglers(run: RecordedRun) -> Iterator[MetricFamily]:
-    """Yield metrics of the time that the job lost to slow ranks."""
     summary = run.lead.final or run.lead.so_far
     found = None if summary is None else summary.stragglers
     if found is None or not found.steps:

@@ -65,7 +65,6 @@ class Paces:
         self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
 
     def of(self, run: RecordedRun) -> list[RankPace]:
-        """Return the pace of each rank of a run."""
         found = {}
         for ends in run.ranks:
             key = (ends.journal, ends.run.rank)

@@ -67,7 +67,6 @@ def _places(run: RecordedRun, columns: int) -> list[Line]:
 
 
 def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int) -> list[Line]:
-    """Render the table of the mean times of each rank's last steps."""
     known = [name for name in STAGES if any(name in one.stages for one in paces)]
     slow = {rank: loss for loss in reversed(losses) for rank in loss.ranks}
     costs = _costs(run)

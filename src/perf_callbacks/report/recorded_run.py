@@ -151,7 +151,6 @@ class RecordedRun:
 
 
 def sign(ends: FitEnds) -> float:
-    """Return the unix time of a rank's last sign of life."""
     recorded = ends.run.started_unix + ends.seconds
     if ends.signs is None:
         return recorded

@@ -44,7 +44,6 @@ def chosen(found: list[FitHistory], number: int, within: range | None = None) ->
 
 
 def default_path(source: Path, name: str) -> Path:
-    """Return the path of a file beside the journals."""
     if not source.is_dir():
         return source.with_name(name)
     inner = source / FOLDER

@@ -98,7 +98,6 @@ def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
 
 
 def _about(run: RecordedRun) -> Iterator[str]:
-    """Yield the title of a run, its details, and the place of its journals."""
     record = run.lead.run
     ranks = max(record.world_size, len(run.ranks))
     yield clean(run_title.title(record), LONGEST_TEXT)

@@ -62,7 +62,6 @@ class RunFigures:
 
     @property
     def load(self) -> Load:
-        """Load of the machine."""
         return Load(self.no_cpu_share, self.others_share, self.idle_share, None, self.load_average)
 
 

@@ -80,7 +80,6 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the facts about a run as values for JSON."""
     record = run.lead.run
     about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
     known = {name: getattr(record, name) for name in about}

@@ -32,7 +32,6 @@ def title(run: Run) -> str:
 
 
 def subject(run: Run) -> str:
-    """Return program and model of a run, or else its integration and id."""
     path = PurePosixPath((run.program or "").replace("\\", "/"))
     program = path.parent.name if path.name == "__main__.py" else path.name  # a directory or an archive
     known = [_short(part) for part in (program if program != "-c" else "", run.model) if part]
@@ -40,7 +39,6 @@ def subject(run: Run) -> str:
 
 
 def details(run: Run, ranks: int) -> str:
-    """Return model size, device, number of ranks and job of a run."""
     size = f"{count(run.parameters)} parameters" if run.parameters else ""
     job = f"job {_short(run.job_id)}" if run.job_id else ""
     several = f"{ranks:,} ranks" if ranks > 1 else "1 process"
@@ -77,7 +75,6 @@ def heading(fit: FitHistory) -> dict[str, Any]:
 
 
 def hosts(fit: FitHistory) -> str:
-    """Return the hosts of all ranks."""
     return few(sorted({attempt.run.host for attempt in fit.last if attempt.run.host}), MOST_HOSTS)
 
 

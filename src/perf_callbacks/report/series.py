@@ -62,7 +62,6 @@ class Axis:
 
     @property
     def middles(self) -> list[float]:
-        """Middle step of each bucket."""
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
@@ -120,7 +119,6 @@ class Band:
         self.most: list[float | None] = [None] * count
 
     def add(self, bucket: int, above: Sequence[float], below: Sequence[float]) -> None:
-        """Add the numerator and the denominator of each step to a bucket."""
         ratios = [*map(truediv, above, below)]
         least, most = self.least[bucket], self.most[bucket]
         self.least[bucket] = min(ratios) if least is None else min(least, *ratios)
@@ -130,7 +128,6 @@ class Band:
 
     @property
     def mean(self) -> list[float | None]:
-        """Sum of the numerators, divided by the sum of the denominators."""
         return [one / other if other else None for one, other in zip(self.above, self.below, strict=True)]
 
 

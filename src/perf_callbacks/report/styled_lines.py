@@ -25,12 +25,10 @@ Line = tuple[StyledText, ...]
 
 
 def styled(text: str, style: Style = "") -> Line:
-    """Return a line in one style."""
     return (StyledText(text, style),)
 
 
 def plain(line: Line) -> str:
-    """Return the text of a line."""
     return "".join([span.text for span in line])
 
 

@@ -45,7 +45,6 @@ class Table:
 
 
 def findings(fit: FitHistory) -> Table | None:
-    """Tabulate the causes that limit the run."""
     summary = fit.hang or fit.summary
     found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
     rows = [(one.cause, DASH if one.share is None else f"{one.share:.0%}", one.evidence, one.remedy) for one in found]
@@ -174,7 +173,6 @@ def uncounted(count: Flops, summary: Summary | None) -> Table:
 
 
 def phases(count: Flops) -> Table | None:
-    """Tabulate the FLOPs of a step by phase."""
     executed = sum(count.by_phase.values())
     rows = [
         (name.replace("_", " "), units.count(flops), percent(flops / executed))

@@ -24,7 +24,6 @@ MOST_REASONS = 8
 
 
 def tiles(fit: FitHistory, drawn: StepSeries, work: WorkRate) -> list[dict[str, Any]]:
-    """Return the numbers at the top of the page."""
     found = [_step_time(fit, drawn), *_work(work), *_rates(fit), *_gc(fit.summary), _run_time(fit)]
     return [dict(zip(("key", "name", "value", "note", "how"), one, strict=True)) for one in found]
 

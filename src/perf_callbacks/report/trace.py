@@ -203,7 +203,6 @@ def _slice(name: str, where: tuple[int, int], begin: float, end: float, argument
 
 
 def _micro(seconds: float) -> int:
-    """Round to microseconds, the unit of the format."""
     return round(max(-LATEST, min(seconds, LATEST)) * 1e6)
 
 

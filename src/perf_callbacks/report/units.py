@@ -113,7 +113,6 @@ LEAST_TENTH = 0.0009995
 
 
 def when(unix: float) -> str:
-    """Format a Unix time as date and time in UTC."""
     from datetime import datetime, timezone  # noqa: PLC0415 only a report needs this module
 
     try:

@@ -137,7 +137,6 @@ def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
 
 
 def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
-    """Yield the lines of the sentence about the run's state."""
     good = run.state in {"ended", "running"}
     style: Style = "good" if good else "bad"
     rest: Style = "" if good else "strong"
@@ -148,7 +147,6 @@ def _headline(run: RecordedRun, columns: int) -> Iterator[Line]:
 
 
 def _sentences(run: RecordedRun, losses: Sequence[RecentLoss], columns: int) -> Iterator[Line]:
-    """Yield sentences about ranks that are slow now, then the verdict."""
     several = run.lead.run.world_size > 1
     for loss in losses[:MOST_SENTENCES] if run.state == "running" and several else ():
         yield from _wrapped(_loss(loss), columns, "warning")
@@ -183,7 +181,6 @@ def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[
 
 
 def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
-    """Yield the pace, the title and details of the run, and its directory."""
     record, lead = run.lead.run, paces[0]
     for line in wrapped(joined(_figures(run, lead)), width=columns - INDENT):
         yield styled(f"  {line}")
@@ -219,7 +216,6 @@ def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
 
 
 def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
-    """Yield a bar for each stage of a rank's last steps."""
     whole = fsum(lead.stages.values())
     if not lead.steps or not whole:
         if run.lead.run.unstaged:
@@ -241,7 +237,6 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
 
 
 def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
-    """Yield the last events, the latest first."""
     lead = paces[0].rank
     found = [
         (moment, event)

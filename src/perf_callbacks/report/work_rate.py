@@ -66,7 +66,6 @@ class WorkRate:
 
     @property
     def peak_source(self) -> str:
-        """Source of the peak."""
         source = self.summary.peak_source
         if not self.peak:
             return ""
@@ -89,7 +88,6 @@ class WorkRate:
 
     @property
     def work_and_time(self) -> str:
-        """Text of the division that gives the FLOPs per second and device."""
         devices = f" / {self.devices} devices" if self.devices > 1 else ""
         return f"{units.count(self.drawn.flops)} FLOPs / {duration(self.drawn.flops_seconds)}{devices}"
 

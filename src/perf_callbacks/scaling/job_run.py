@@ -47,7 +47,6 @@ class JobRun:
         numbers = range(len(ranks))
 
         def columns(name: str) -> list[list[float]]:
-            """Return the column with this name from each rank."""
             return [[rank.columns[name][place] for place in places] for rank, places in zip(ranks, common, strict=True)]
 
         times = max(columns("step_time"), key=fsum)

@@ -100,7 +100,6 @@ class Patience:
         return self.end()
 
     def end(self) -> Change | None:
-        """End any stall, and begin a new wait."""
         was, self.stalled = self.stalled, False
         self.waited, self._began = 0.0, self._now
         return "over" if was else None

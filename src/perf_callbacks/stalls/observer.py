@@ -3,6 +3,8 @@
 import threading
 from dataclasses import replace
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
@@ -80,6 +82,7 @@ class StallWatch(Observer):
             self._ranks.wake()
 
     @property
+    @override
     def due(self) -> int:
         """Number of the first step after which the engine calls `step_ended`.
 
@@ -88,24 +91,24 @@ class StallWatch(Observer):
         """
         return 0 if self._note is not None and self._over_at is None else NEVER
 
-    def step_ended(self, step: int) -> None:  # noqa: ARG002 the step with the stall
-        """Store the current time as the end of the stall."""
+    @override
+    def step_ended(self, step: int) -> None:
         self._over_at = self._recorder.clock()
 
+    @override
     def summary(self) -> dict[str, StallSummary]:
-        """Return the stalls so far. A stall that still lasts counts as soon as it is reported."""
         seconds, under_way = sum(self._stalls), self._told and not self._ended
         if under_way:
             seconds += self._now - self._since
         count = len(self._stalls) + under_way
         return {"stalls": StallSummary(count=count, seconds=seconds, under_way=under_way, where=self._where)}
 
-    def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
-        """Allow a longer wait until the next step ends, because training may be over."""
+    @override
+    def loader_left(self, *, exhausted: bool) -> None:
         self._left_at = self._engine.step
 
+    @override
     def closed(self) -> None:
-        """Stop watching. A stall that still lasts counts as over when the fit ends."""
         if not self._ended:
             self._ended = True
             patience, step = self._patience, self._engine.step
@@ -153,7 +156,6 @@ class StallWatch(Observer):
         self._recorder.observers.look_ahead()
 
     def _here(self, state: str) -> Note:
-        """Make a note of the training thread's position."""
         spans, passed = self._engine.open_spans[:], 0.0 if self._patience is None else self._patience.without_step
         stage, since = self._engine.tape.turned()
         if spans:

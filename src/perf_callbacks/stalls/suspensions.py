@@ -4,6 +4,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.clock import monotonic, process_time
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.step_reader import LONG_SECONDS
@@ -54,12 +56,12 @@ class Suspensions(Observer):
             self._before = self._needed()
         return not self._ended
 
+    @override
     def closed(self) -> None:
-        """Stop looking."""
         self._ended = True
 
+    @override
     def suspended(self, seconds: float) -> bool:
-        """Return True if a step of so many seconds, which has just ended, contains a suspension."""
         with self._lock:
             self._look()
             found, self._found = self._found, None

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT, Pause, StageTracker
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
@@ -100,6 +102,7 @@ class LocalTimes(Observer):
         self._line = b""
         self._unread: list[int] = []  # steps since the line was read
 
+    @override
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Read `pairs`, in which each mark is followed by its time.
 

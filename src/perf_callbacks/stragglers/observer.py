@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
 from perf_callbacks.kernel.engine.stages import Stage
@@ -125,7 +127,6 @@ class _StragglerWatch(Observer):
                 self._report(slow, text)
 
     def _report(self, slow: SlowRank, text: str) -> None:
-        """Tell the other observers about a slow rank."""
         lost = [one.seconds_lost for one in self._stragglers.costliest(MOST_TOLD) if one.rank == slow.rank]
         details = {
             "text": text,
@@ -139,13 +140,14 @@ class _StragglerWatch(Observer):
         }
         self._recorder.observers.happened("straggler", details)
 
+    @override
     def summary(self) -> dict[str, StragglerSummary]:
-        """Return the summary's part about stragglers."""
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
         comparable = self.timed_steps > 0 or self.untimed_steps < FEWEST_STEPS
         found = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
         return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
 
+    @override
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the seconds lost to stragglers.
 
@@ -197,6 +199,7 @@ class RanksWatch(_StragglerWatch):
         self._recorder.patches.add(self._moments.close)
         return LocalTimes(self._moments.noted, reduced=wrapper is not None)
 
+    @override
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Compute local times from the marks.
 
@@ -209,6 +212,7 @@ class RanksWatch(_StragglerWatch):
             return
         self._failed = True
 
+    @override
     def window_part(self, steps: Columns) -> StepSignals:
         """Return this rank's signals for a window.
 
@@ -254,8 +258,8 @@ class RanksWatch(_StragglerWatch):
         finally:
             self._analysed = last
 
+    @override
     def before_summary(self) -> None:
-        """On rank 0, read the last steps, and wait a moment for the other ranks' signals of the last window."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = monotonic() + LAST_SECONDS
             self._recorder.engine.flush(self._recorder.clock())
@@ -275,8 +279,8 @@ class SingleWatch(_StragglerWatch):
         self._ended = self._failed = False
         self._comparing = threading.Lock()  # the watchdog's thread may be comparing when the fit ends
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Keep a record of steps for the next comparison."""
         if isinstance(record, Steps):
             self._heard.append(record)
 
@@ -286,12 +290,12 @@ class SingleWatch(_StragglerWatch):
             self._compare(ALONE_STEPS)
         return not self._ended and not self._failed
 
+    @override
     def closed(self) -> None:
-        """Stop the comparisons during training. `summary` makes the final comparison."""
         self._ended = True
 
+    @override
     def summary(self) -> dict[str, StragglerSummary]:
-        """Return the summary's part about slow steps."""
         if self._ended:
             self._compare(FEWEST_STEPS)
         return super().summary()

@@ -65,7 +65,6 @@ class Peers:
 
     @property
     def sample(self) -> range:
-        """Positions of the ranks that form the sample for a median over all ranks."""
         return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
 
     def compare(self, rest: Callable[[], object]) -> Iterator[Compared]:
@@ -132,11 +131,9 @@ class Peers:
         return self.median(place, cause) - low([self.median(one, cause) for one in others])
 
     def usual(self, cause: str) -> float:
-        """Return the median seconds of a cause on a usual rank."""
         return median([self.median(place, cause) for place in self.sample])
 
     def median(self, place: int, cause: str) -> float:
-        """Return the median seconds of a cause on a rank."""
         return self.column(place, cause)[1]
 
     def column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
@@ -156,7 +153,6 @@ class Peers:
 
 
 def _rest(local: float, *parts: float) -> float:
-    """Return the part of the local time that the known parts don't explain."""
     taken = sum(parts)
     return max(local - (sum(known(parts)) if math.isnan(taken) else taken), 0.0)
 

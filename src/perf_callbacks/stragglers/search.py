@@ -186,7 +186,6 @@ class Stragglers:
         return sets.find(window), min(saved, sum(seconds)), lost
 
     def _add(self, seconds: float, lost: UnevenLoss) -> None:
-        """Add the cost of a window."""
         self.uneven_seconds += seconds
         self.uneven_batches_seconds += lost.batches
         self.uneven_stages_seconds += lost.stages
@@ -194,7 +193,6 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        """Slow ranks, and sets of slow ranks, in the newest window."""
         return [one.slow for one in self._sets.values() if one.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:

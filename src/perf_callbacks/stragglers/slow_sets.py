@@ -136,7 +136,6 @@ class ComparedWindow:
     _where: dict[int, tuple[ComparedStage, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Find the slow ranks."""
         before = 0.0
         for stage in self.stages:
             self.excess |= stage.examine(self.seconds, self.rest)
@@ -162,7 +161,6 @@ class ComparedWindow:
 
     @property
     def ranks(self) -> Collection[int]:
-        """Numbers of the window's ranks."""
         return self._where.keys()
 
     def level(self, rank: int) -> float:

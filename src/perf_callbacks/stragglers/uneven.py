@@ -40,7 +40,6 @@ class UnevenLoss:
 
     @property
     def seconds(self) -> float:
-        """All seconds that uneven work and chance cost."""
         return self.batches + self.stages + self.chance
 
 

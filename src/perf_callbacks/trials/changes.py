@@ -75,7 +75,6 @@ def at_begin(turn: Turn, model: Any) -> None:
 
 
 def _numbers(turn: Turn, torch: ModuleType) -> None:
-    """Set the precision of matrix products and the number of threads."""
     if "precision" in turn.changes:
         torch.set_float32_matmul_precision("high")
         turn.applied.add("precision")

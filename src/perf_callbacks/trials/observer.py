@@ -3,6 +3,8 @@
 import sys
 import weakref
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
@@ -35,11 +37,12 @@ class TrialFit(Observer):
         self._turn, self._recorder = turn, recorder
         turn.recorder = weakref.ref(recorder)
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Store which items of the callback's checklist are applied."""
         if isinstance(record, Checklist) and record.item in ITEMS:
             (self._turn.applied.add if record.status == APPLIED else self._turn.applied.discard)(ITEMS[record.item])
 
+    @override
     def closed(self) -> None:
         """End the process, so that no code of the program runs after the last step of a trial.
 

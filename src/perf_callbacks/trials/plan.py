@@ -98,7 +98,6 @@ class TrialOutcome:
 
 
 def outcome_path(plan_path: Path) -> Path:
-    """Return the path of the file with a trial's outcome."""
     return plan_path.with_suffix(".outcome")
 
 

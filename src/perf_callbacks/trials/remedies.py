@@ -113,7 +113,6 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """Name of the candidate in tables."""
         title = self.remedy.title.format(self.value)
         return title.replace("1 workers", "1 worker") if self.value == 1 else title
 

@@ -23,7 +23,6 @@ GainInterval = tuple[float, float, float]
 
 
 def _path(identity: Identity) -> Path:
-    """Return the path of the file with a program's gains."""
     return cache_directory() / f"try-{hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]}.json"
 
 
@@ -55,7 +54,6 @@ def of_run(run: Run) -> dict[str, GainInterval]:
 
 
 def with_gains(findings: Sequence[Finding], gains: Mapping[str, GainInterval]) -> tuple[Finding, ...]:
-    """Return the findings, and add the measured gain of each finding's remedy."""
     return tuple([replace(one, measured=_gain(one, gains)) for one in findings]) if gains else tuple(findings)
 
 

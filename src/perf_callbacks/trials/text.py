@@ -46,7 +46,6 @@ class TrialResults:
 
     @property
     def settings(self) -> list[str]:
-        """Names of the settings that were tried in every complete round."""
         names = [BASE, *[one.title for one in self.candidates], TOGETHER]
         return [name for name in names if self.rounds and all(name in one for one in self.rounds)]
 

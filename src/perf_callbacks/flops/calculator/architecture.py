@@ -71,7 +71,6 @@ class Architecture:
 
     @property
     def attention_width(self) -> int:
-        """Width of all attention heads together."""
         return (self.heads or 1) * self._head_width
 
     @property
@@ -81,19 +80,16 @@ class Architecture:
 
     @property
     def idle_parameters(self) -> int:
-        """Number of parameters in the experts that don't process a given token."""
         if not self.experts:
             return 0
         return known(self.layers, "layers") * self._expert * (self.experts - self.active_experts)
 
     @property
     def embedding(self) -> int:
-        """Number of elements of the token embedding."""
         return known(self.vocab, "vocab") * self.width
 
     @property
     def head(self) -> int:
-        """Number of elements of the output head."""
         return self.embedding if self.outputs is None else self.outputs * self.width
 
     @property
@@ -114,7 +110,6 @@ class Architecture:
 
     @property
     def mlp_width(self) -> int:
-        """Width of the MLP, or of one expert."""
         return self.ffn or 4 * self.width
 
     @property

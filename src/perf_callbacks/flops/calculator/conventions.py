@@ -48,7 +48,6 @@ class ConventionWork:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the step, over all devices."""
         return self.batch * self.seq
 
 

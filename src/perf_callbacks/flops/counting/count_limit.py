@@ -40,8 +40,12 @@ class CountLimit:
 
     @property
     def calls(self) -> Calls:
-        """Forwards and backwards of the step so far."""
         return self._tracker.calls
+
+    @property
+    def complete(self) -> bool:
+        """True if a counter that left was not missed: the count has ended, or no module was called since."""
+        return self.ended is not None or self.left_update == self._tracker.calls
 
     def reached(self, sort: Sort, operations: int) -> bool:
         """Return True if an operation must not be counted. `operations` is the number of all operations so far."""

@@ -5,13 +5,11 @@ from contextlib import ExitStack
 from threading import current_thread
 from weakref import finalize
 
-import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.counting.stacked_mode import modes_are_lent
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.compiler import in_compiled_call
 
 
 class CountWindow:
@@ -43,7 +41,7 @@ class CountWindow:
         if self._opened or self.counter.lost or (limit is not None and limit.ended is not None):
             return
         stays = self.counter.pushed and self.counter in dispatch_modes()
-        if not stays and (self.counter.inert or _modes_are_lent()):
+        if not stays and (self.counter.inert or modes_are_lent()):
             return
         try:
             self._opened, self._last = True, None
@@ -59,7 +57,7 @@ class CountWindow:
 
     def step_aside(self) -> None:
         """Remove the counter from this thread's stack of modes until the thread calls a module."""
-        if self._opened and not _modes_are_lent() and dispatch_modes()[-1:] == [self.counter]:
+        if self._opened and not modes_are_lent() and dispatch_modes()[-1:] == [self.counter]:
             self.counter.step_aside()
 
     def close(self) -> None:
@@ -79,7 +77,7 @@ class CountWindow:
     def _leave(self) -> None:
         if self.counter.pushed:
             self.counter.inert = True
-            if current_thread() is self._thread and not _modes_are_lent():
+            if current_thread() is self._thread and not modes_are_lent():
                 _sweep()
         self.left_behind = self.counter.pushed
         self.counter.inert = self.left_behind or self.counter.lost
@@ -96,18 +94,7 @@ class CountWindow:
         return self._opened or not self.counter.lost  # a lost counter's hooks must still be undone
 
 
-def _modes_are_lent() -> bool:
-    """Return True in a backward, a compiled call or inference mode.
-
-    At the end of a backward, a compiled call or inference mode, torch restores the dispatch modes of the beginning. If
-    a counter were removed before the end, operations that make tensors would fail, because torch would use the missing
-    mode.
-    """
-    return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
-
-
 def _sweep() -> None:
-    """Remove inactive counters from the top of this thread's stack of modes."""
     for counter in reversed(dispatch_modes()):
         if not (isinstance(counter, FlopCounter) and counter.inert):
             break

@@ -121,15 +121,15 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
     def unhook(self) -> None:
         """Remove the hooks on modules. Drop the count if the counter missed a part of forward or backward."""
         self.end_profile()
-        if self.aside is not None and (self.limit is None or self.limit.left_update != self.limit.calls):
+        if self.aside is not None and (self.limit is None or not self.limit.complete):
             self.lose()
+        compiler.off_compilation(self._compiles)
         self._remove_hooks()
         if not self._hooked:
             with guard(partial(self._err, "weights")):
                 self._expect_weights()
 
     def _remove_hooks(self) -> None:
-        compiler.off_compilation(self._compiles)
         for hook in self._hooks:
             hook.remove()
 
@@ -167,7 +167,6 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         self.forget()
 
     def forget(self) -> None:
-        """Drop all FLOPs that were counted."""
         self.passes = [Counter()]
         self.modules.forget()
 
@@ -177,7 +176,6 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         return self._broken or bool(self._forwards) or bool(self._begun)
 
     def work(self) -> Work:
-        """Return all FLOPs that were counted."""
         return Work.sum(Work(cells) for cells in self.passes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -139,7 +139,6 @@ class Weights:
         return sum(weight.elements for weight in judged if weight.multiplied) / total if total else None
 
     def multiplied_elements(self) -> int:
-        """Return the number of elements of the multiplied weights."""
         return sum(weight.elements for weight in self._weights.values() if weight.multiplied)
 
 

@@ -114,7 +114,6 @@ class ModuleShares:
             self.fail(error)
 
     def forget(self) -> None:
-        """Drop all FLOPs and activations that were recorded."""
         self._flops.clear()
         self._storages.clear()
         self._activations.clear()
@@ -209,7 +208,6 @@ class ModuleShares:
             self._activations = found
 
     def fail(self, error: Exception) -> None:
-        """Stop dividing FLOPs among modules after an error."""
         self.active = False
         self.forget()
         let_pass(error)
@@ -246,7 +244,6 @@ def _weight(line: ModuleWork) -> tuple[int, int, int]:
 
 
 def _sum(lines: list[ModuleWork]) -> ModuleWork:
-    """Return one line that adds up the lines of several modules."""
     parameters = [line.parameters for line in lines]
     activations = [line.activation_bytes for line in lines]
     return ModuleWork(

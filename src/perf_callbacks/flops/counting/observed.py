@@ -123,7 +123,6 @@ class Observed:
         return sort
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
-        """Record the FLOPs and the shapes of a counted product."""
         sort = self.sort(func)
         if not flops and sort.called.startswith("flex_attention"):
             self._note(self.unknown, f"{sort.called} with a block mask on a device", 1)
@@ -134,7 +133,6 @@ class Observed:
         self._note(self.products, (sort.called, shapes, dtype), flops)
 
     def failed(self, func: Any) -> None:
-        """Record an operation whose FLOP formula raised an error."""
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
@@ -239,7 +237,6 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def _line() -> str:
-    """Return the source line of user code that called the current operation."""
     for frame in callers():
         path = frame.f_code.co_filename
         if not path.startswith(_PACKAGES):

@@ -4,6 +4,7 @@ Fused output heads compute their logits again to avoid storing the logits. The b
 hidden states and weights a second time, without gradients and outside of any module.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -35,6 +36,9 @@ _MATRIX = 2
 _COMPILED = "CompiledFunctionBackward"
 """Name of the autograd node of a compiled forward."""
 
+_Product = tuple[int, int, tuple[int, ...]]
+"""Number of products in a batch, length of the sums, and both sizes of the result, the smaller first."""
+
 _Sizes = tuple[tuple[tuple[int, ...], bool], ...]
 
 
@@ -48,19 +52,28 @@ class Repeats:
 
     def __init__(self) -> None:
         self._forward: set[_Sizes] = set()
+        self._gradient_products: Counter[_Product] = Counter()  # of the forward, and not yet seen in a backward
         self._gradients: set[int] = set()  # addresses of storages
 
     def multiplied(self, operands: list[torch.Tensor]) -> None:
-        """Store the sizes of a product in the forward."""
         self._forward.add(_sizes(operands))
+        if (product := _product(operands)) is not None:
+            batch, rows, inner, columns = product
+            self._gradient_products[_key(batch, rows, columns, inner)] += 1
+            self._gradient_products[_key(batch, inner, rows, columns)] += 1
 
     def repeated(self, operands: list[torch.Tensor]) -> bool:
         """Return True if a product in a backward was already computed in the forward.
 
-        In the backward of compiled code, the gradients are unknown, so sizes alone decide: rather too few FLOPs count
-        for the model than too many.
+        In the backward of compiled code, the gradients are unknown, so sizes alone decide: a product is repeated if the
+        forward had its sizes, and has no gradient of these sizes left. The gradient of attention's probabilities has
+        the sizes of the scores.
         """
         if type(torch._C._current_autograd_node()).__name__ == _COMPILED:  # noqa: SLF001 there is no public name
+            product = _product(operands)
+            if product is not None and self._gradient_products[key := _key(*product)] > 0:
+                self._gradient_products[key] -= 1
+                return False
             return _sizes(operands) in self._forward
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
@@ -113,3 +126,17 @@ def _sizes(operands: list[torch.Tensor]) -> _Sizes:
         (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))
         for place, one in enumerate(matrices)
     )
+
+
+def _product(operands: list[torch.Tensor]) -> tuple[int, int, int, int] | None:
+    """Return batch, rows, length of the sums and columns of a product of two matrices, or None for other operations."""
+    if len(operands) < _MATRIX or any(tensor.is_nested for tensor in operands):
+        return None
+    first, second = [tuple(tensor.shape) for tensor in operands[-2:]]
+    if not _MATRIX <= len(first) == len(second) <= _MATRIX + 1 or first[-1] != second[-2]:
+        return None
+    return first[0] if len(first) > _MATRIX else 1, first[-2], first[-1], second[-1]
+
+
+def _key(batch: int, rows: int, inner: int, columns: int) -> _Product:
+    return batch, inner, tuple(sorted((rows, columns)))

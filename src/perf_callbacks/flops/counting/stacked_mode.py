@@ -1,6 +1,7 @@
 """Dispatch mode that can leave its thread's stack of modes, and return, without a `with` block."""
 
 import sys
+from pathlib import Path
 from threading import get_ident
 
 import torch
@@ -8,7 +9,8 @@ from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack as dispatch_modes
 
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.kernel.process import compiler
+from perf_callbacks.kernel.process.compiler import compiles, in_compiled_call
+from perf_callbacks.kernel.process.stacks import callers
 
 MOST_CALLS = 1000
 """A mode that can't leave the stack at one of so many calls of functions stays there."""
@@ -33,6 +35,7 @@ class StackedMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.aside: tuple[int, int] | None = None
         """Thread whose stack the mode has left for a while, and the size of the stack without the mode."""
         self._calls_left = 0
+        self._keys = 0
 
     def enter_stack(self) -> None:
         """Push the mode onto this thread's stack.
@@ -42,6 +45,7 @@ class StackedMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """
         self.pushed, self.aside = True, None
         _push_on_torch_dispatch_stack(self)
+        self._keys = _dispatch_keys()
 
     def leave_stack(self) -> None:
         """Pop the mode off this thread's stack, if the mode is on top."""
@@ -53,11 +57,12 @@ class StackedMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Leave this thread's stack for a while."""
         self.leave_stack()
         self.aside = get_ident(), len(dispatch_modes())
+        self._keys = _dispatch_keys()
 
     def can_return(self) -> bool:
         """Return True if the stack is as the mode left it."""
-        modes_are_lent = torch.is_inference_mode_enabled() or compiler.in_compiled_call()
-        return self.aside is not None and len(dispatch_modes()) == self.aside[1] and not modes_are_lent
+        as_left = self.aside is not None and len(dispatch_modes()) == self.aside[1]
+        return as_left and not self._keys_are_lent()
 
     def step_aside_soon(self) -> None:
         """Leave the stack at the program's next call of a function.
@@ -66,19 +71,49 @@ class StackedMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         that stays only to pass operations on makes short operations take four times as long. Python's profile function
         sees the calls in between. A profiler of the program has precedence: the mode then stays.
         """
-        if sys.getprofile() is None and not compiler.compiles():
+        if sys.getprofile() is None and not compiles():
             self._calls_left = MOST_CALLS
             sys.setprofile(self._called)
 
     def end_profile(self) -> None:
-        """Stop to wait for the program's next call."""
         if sys.getprofile() == self._called:
             sys.setprofile(None)
 
     def _called(self, *_: object) -> None:
         self._calls_left -= 1
-        between = dispatch_modes()[-1:] == [self] and not in_backward()
+        between = dispatch_modes()[-1:] == [self] and not self._keys_are_lent()
         if between or self._calls_left <= 0:
             sys.setprofile(None)
         if between:
             self.step_aside()
+
+    def _keys_are_lent(self) -> bool:
+        return modes_are_lent() or _dispatch_keys() != self._keys or _in_dispatch()
+
+
+def modes_are_lent() -> bool:
+    """Return True in a backward, a compiled call or inference mode.
+
+    At their end, torch restores the dispatch modes of the beginning. If a mode were removed before the end, operations
+    that make tensors would fail, because torch would use the missing mode.
+    """
+    return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
+
+
+def _dispatch_keys() -> int:
+    """Return the dispatch keys that this thread includes. Inference mode and `torch.func` restore them at their end."""
+    return int(torch._C._dispatch_tls_local_include_set().raw_repr())  # noqa: SLF001 there is no public name
+
+
+def _in_dispatch() -> bool:
+    """Return True within Python code that implements operations or transforms of functions.
+
+    It may have lent the thread's dispatch keys, and restores them: a mode that had left would be called all the same.
+    """
+    return any(frame.f_code.co_filename.startswith(_DISPATCH) for frame in callers())
+
+
+_DISPATCH = tuple(
+    str(Path(torch.__file__).parent / part)
+    for part in ("_functorch", "_ops.py", "_prims_common", "_refs", "_decomp", "_higher_order_ops", "_library")
+)

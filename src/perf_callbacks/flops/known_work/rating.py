@@ -51,7 +51,7 @@ class Rating:
         model, hardware = effort.model_flops / seconds, effort.hardware_flops / seconds
         peak = self.peak_flops_per_second
         values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.count.coverage}
-        if self.count.lower_bound:
+        if self.count.lower_bound or self.count.uncounted:
             values["flops_lower_bound"] = 1.0
         if peak is None:
             return values

@@ -140,7 +140,6 @@ class _Family:
 
 
 def together(counts: Sequence[Count]) -> Count:
-    """Return the sum of the counts of a step's passes or batches."""
     steps = [count.step for count in counts]
     return Count(
         Work.sum([count.work for count in counts]), min(steps), frozenset[str]().union(*[c.sources for c in counts])

@@ -98,7 +98,6 @@ class ShapedWork(WorkModel):
 
     @property
     def counted(self) -> Flops | None:
-        """Last count of FLOPs."""
         return None if self.rating is None else self.rating.count
 
     @property
@@ -144,7 +143,6 @@ class ShapedWork(WorkModel):
         return not any(trained == self._trained for trained, _ in self._tables)
 
     def rate(self, rating: Rating) -> None:
-        """Use the peaks and the count of this rating from now on."""
         self.rating = rating
         self._efforts.clear()
 

@@ -71,7 +71,6 @@ class Matmuls:
         return 2.0 * size**3 * self._calls
 
     def prepare(self, size: int) -> None:
-        """Allocate square matrices of this size."""
         ramp = torch.linspace(-1, 1, size * size, dtype=torch.float32, device=self._device).to(self._dtype)
         left, right = ramp.view(size, size), ramp.flip(0).view(size, size)
         self._matrices = left, right, torch.empty_like(left)

@@ -77,7 +77,6 @@ class AcceleratorSession:
 
     @fails_open
     def see(self, prepared: object) -> None:
-        """Add an object that the accelerator has prepared."""
         for one in self._prepared.see(prepared):
             if self.watch is not None:
                 self.watch.add(one)
@@ -142,7 +141,6 @@ class AcceleratorSession:
 
     @fails_open
     def save(self, directory: Path) -> None:
-        """Write the fit's counters into the directory of a new checkpoint."""
         if self.state:
             saved_counters.write(directory, self._accelerator().process_index, self.state)
 

@@ -34,12 +34,10 @@ class Prepared:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The prepared modules."""
         return [one for one in self if isinstance(one, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The prepared optimizers."""
         return [one for one in self if isinstance(one, torch.optim.Optimizer)]
 
     @property
@@ -61,7 +59,6 @@ class Prepared:
         return new
 
     def forget(self) -> None:
-        """Drop all objects, and restore the classes of the loaders."""
         self._all.clear()
         self._patches.restore()
 

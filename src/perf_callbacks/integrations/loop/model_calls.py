@@ -41,18 +41,22 @@ class ModelCalls:
         self._trained = False
         self.compiled: object = None
         """Most recently read value of the module's attribute `_compiled_call_impl`."""
-        hook = model.register_forward_pre_hook(self.see, prepend=True, with_kwargs=True)
-        recorder.patches.add(hook.remove)
+        self._hook = model.register_forward_pre_hook(self.see, prepend=True, with_kwargs=True)
+        recorder.patches.add(self._hook.remove)
         self._watch(recorder)
 
     def again(self) -> None:
-        """Watch the compiled call of a model that has just been compiled in place."""
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """Watch the compiled call, because a module that was compiled in place doesn't call its hooks."""
+        """Watch the compiled call of a module that was compiled in place, instead of its hooks.
+
+        A hook would be compiled too: torch compiles an `nn.Sequential` in place only if it has hooks.
+        """
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
+        if self.compiled is not None:
+            self._hook.remove()
 
     def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         model, see = self.model, self.see

@@ -4,6 +4,7 @@ import weakref
 from dataclasses import dataclass
 
 from torch import nn
+from typing_extensions import override
 
 from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.engine.observer import Observer
@@ -73,18 +74,18 @@ class LoopUsage(Observer):
         self._due = watch.recorder.step + AFTER
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the step after which the loop is checked."""
         return self._due
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Check the loop after its first few steps."""
         watch = self._watch()
         if step >= self._due and watch is not None:
             self._check(watch, step)
 
+    @override
     def closed(self) -> None:
-        """If the loop was not checked yet, check the loop at its end. If the loop failed, do nothing."""
         watch = self._watch()
         if watch is None or watch.recorder.failure is not None:
             return

@@ -88,7 +88,6 @@ class _Noted(NamedTuple):
 
 
 def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
-    """Add up samples, tokens and useful tokens of batches."""
     if len(batches) == 1:
         return batches[0][:3]
     return (
@@ -185,7 +184,6 @@ class BatchReader:
         return Batch(known.samples, known.tokens, useful, known.shape)
 
     def forget(self, shape: ShapeKey) -> None:
-        """Treat the next batch of this shape as new."""
         self.seen.pop(shape, None)
         self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
         self.by_shapes.clear()

@@ -317,7 +317,6 @@ class Engine:
             )
 
     def _read(self) -> None:
-        """Read and add up the finished steps."""
         self.step_reader.collect()
         self._ledger.add_up()
 

@@ -37,7 +37,6 @@ class Ledger:
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
-        """Add one or more finished steps."""
         self._block.append(steps)
         self.kept += len(steps.number)
 

@@ -81,7 +81,6 @@ class StageTracker:
         recent backward."""
 
     def resume(self, tracker: "StageTracker") -> None:
-        """Continue from the state of another tracker."""
         self.stage, self.before = tracker.stage, [*tracker.before]
         self._forwards, self._backwards = tracker.calls
         self.fetches, self.fetches_at_backward = tracker.fetches, tracker.fetches_at_backward

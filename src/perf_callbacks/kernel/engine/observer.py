@@ -267,5 +267,4 @@ class Observers:
         return any([observer.suspended(seconds) for observer in self.overriding["suspended"]])
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        """Return the findings of all observers, in the order of the observers."""
         return tuple([found for observer in self.overriding["findings"] for found in observer.findings(summary)])

@@ -89,7 +89,6 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "Columns":
-        """Put one or more steps into columns."""
         *columns, seconds = zip(*steps, strict=True)
         lost = (None,) * len(STAGES)
         stages = [*zip(*[stages or lost for stages in seconds], strict=True)]
@@ -97,7 +96,6 @@ class Columns(NamedTuple):
 
     @classmethod
     def joined(cls, blocks: Sequence["Columns"]) -> "Columns":
-        """Concatenate one or more blocks of steps."""
         if len(blocks) == 1:
             return blocks[0]
         *columns, stages = zip(*blocks, strict=True)
@@ -113,7 +111,6 @@ class Columns(NamedTuple):
 
     @property
     def included(self) -> "Columns":
-        """Return the steps that metrics include."""
         return self.only([reason is None for reason in self.excluded]) if any(self.excluded) else self
 
     def cut(self, start: int, stop: int | None = None) -> "Columns":
@@ -162,13 +159,11 @@ class Totals:
         return None if self.untold_steps else self.known_tokens
 
     def tell_tokens(self, tokens: int) -> None:
-        """Add the tokens of a step whose tokens were unknown before."""
         self.known_tokens += tokens
         self.untold_steps -= 1
 
     @property
     def step_seconds(self) -> float:
-        """Sum of the seconds of all steps."""
         return sum(self.seconds)
 
     def add(self, steps: Columns) -> None:

@@ -26,7 +26,6 @@ class Past(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[float, ...]]:
-        """One tuple per step, with the seconds of each stage."""
         return [*zip(*self.stages, strict=True)]
 
 
@@ -60,12 +59,10 @@ class Tape:
         part."""
 
     def begin(self, now: float) -> None:
-        """Begin the first step."""
         self._last = now
         self.listen()
 
     def listen(self) -> None:
-        """Keep the marks that are written from now on."""
         self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
 
     def ignore(self) -> None:
@@ -105,7 +102,6 @@ class Tape:
             self.listen()
 
     def note(self, pause: Pause) -> None:
-        """Write a garbage collection on the tape."""
         self.pairs.extend((pause, None))
 
     def _write_and_echo(self, pair: tuple[Mark, float]) -> None:

@@ -61,7 +61,6 @@ class Part:
 
     @property
     def first_step(self) -> int:
-        """Number of the window's first step, by the trainer's count."""
         return self.window * self.length + 1
 
 

@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
@@ -84,8 +86,8 @@ class ActiveItem(Observer):
         self._news: list[Checklist] = []
 
     @property
+    @override
     def due(self) -> int:
-        """Next step at whose end the item has work to do."""
         return self._due
 
     @property
@@ -115,8 +117,8 @@ class ActiveItem(Observer):
         news, self._news = self._news, []
         return news
 
+    @override
     def closed(self) -> None:
-        """Undo the item's changes."""
         self._due = NEVER
 
     def _say(self, status: str, why: str, saved_seconds: tuple[float, float, float] | None = None) -> None:

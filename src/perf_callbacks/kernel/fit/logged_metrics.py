@@ -57,7 +57,6 @@ class Logged:
         self._last: dict[str, float | None] = dict(ORDINARY)
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics that loggers get, out of the metrics of a row."""
         if self._last["peak_tflops"] is None:
             self._last["peak_tflops"] = metrics.get(PREFIX + "peak_tflops")
         chosen = self._chosen(metrics, self._last)
@@ -65,7 +64,6 @@ class Logged:
         return chosen
 
     def run(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the averages that loggers get, out of all averages over the run."""
         return self._chosen(metrics, ORDINARY | {"peak_tflops": metrics.get(f"{PREFIX}{RUN}peak_tflops")})
 
     def _chosen(self, metrics: Mapping[str, float], known: Mapping[str, float | None]) -> dict[str, float]:

@@ -113,7 +113,6 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
 
 
 def run_id(place: Place) -> str:
-    """Return the id of the run that is resumed, or a new id."""
     return str((place.carried or {}).get("run_id") or uuid.uuid4().hex)
 
 

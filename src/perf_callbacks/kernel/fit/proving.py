@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.steps import NEVER, Step
 from perf_callbacks.kernel.fit.item import SKIPPED, ActiveItem
 from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
@@ -28,13 +30,13 @@ class Proving(ActiveItem):
         item.hold()
 
     @property
+    @override
     def due(self) -> int:
-        """Number of the next step at whose end there is work for the item or for its trial."""
         decided = NEVER if self._verdict is None else self._verdict[1]
         return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
 
+    @override
     def step_ended(self, step: int) -> None:
-        """Do the work that is due at the end of step `step`."""
         if step >= self._item.due:
             self._item.step_ended(step)
         if not self._over and not self._item.turns:  # the item has given up by itself, and said why
@@ -46,21 +48,21 @@ class Proving(ActiveItem):
         if self._verdict is not None and step >= self._verdict[1]:
             self._decide(step, keep=self._verdict[0])
 
+    @override
     def span_began(self, kind: str, step: int) -> None:
-        """Pass the beginning of a span, such as an evaluation, to the item."""
         self._item.span_began(kind, step)
 
+    @override
     def span_ended(self) -> None:
-        """Pass the end of the span to the item."""
         self._item.span_ended()
 
     @property
+    @override
     def watching(self) -> bool:
-        """True until the ranks have agreed on a verdict."""
         return not self._over
 
+    @override
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Add measured steps to the trial. When the trial is over, store whether the item saves time on this rank."""
         if self._over or self._finds is not None:
             return
         self._trial.see(steps, pauses)
@@ -69,6 +71,7 @@ class Proving(ActiveItem):
             self._finds = outcome is not None and outcome.better
 
     @property
+    @override
     def asks(self) -> Mapping[str, int]:
         """Proposals of the item to all ranks: the name of each value, and the value.
 
@@ -76,8 +79,8 @@ class Proving(ActiveItem):
         """
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
+    @override
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Use the values that the ranks have agreed on, from the end of `step` on."""
         self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
@@ -86,8 +89,8 @@ class Proving(ActiveItem):
         """Return the new checklist rows of the item and of its trial. Each row is returned only once."""
         return [*self._item.news(), *super().news()]
 
+    @override
     def closed(self) -> None:
-        """End the trial, and undo the item's changes."""
         self._end()
         self._item.closed()
 

@@ -7,6 +7,8 @@ code, a signal handler in Python would never run, and the signal would no longer
 import os
 from threading import Lock, Thread
 
+from typing_extensions import override
+
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -59,14 +61,14 @@ class SummaryFile(Observer):
                     Thread(target=self._replace, args=(summary,), name="perf_callbacks summary", daemon=True).start()
         return not (self._ended or self._failed)
 
+    @override
     def record_written(self, record: Record) -> None:
-        """Write the summary at the end of the fit."""
         if isinstance(record, Summary):
             self._final = True
             self._replace(record, final=True)
 
+    @override
     def closed(self) -> None:
-        """Stop replacing the file."""
         self._ended = True
 
     def _replace(self, summary: Summary, *, final: bool = False) -> None:

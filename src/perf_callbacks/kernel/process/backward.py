@@ -106,7 +106,6 @@ class Loop(Listener):
         self.starts.clear()
 
     def ends_backward(self) -> None:
-        """End a backward."""
         self.in_backward = False
         self._mark(_OPTIMIZER if self.optimizing else _UNDECIDED)
 

@@ -133,7 +133,6 @@ class Lease:
             self._fulls_seen = self._owner.fulls
 
     def begin(self) -> None:
-        """Count the collections of other fits from now on."""
         self._catch_up(FULL)
         self._steps, self.abandoned, self.ended = -1, False, False
 
@@ -178,7 +177,6 @@ class Collector(Owner[Lease]):
 
     @property
     def held(self) -> set[Lease]:
-        """Leases with a claim."""
         return {*self._claims.values()}
 
     @property
@@ -216,7 +214,6 @@ class Collector(Owner[Lease]):
             return True
 
     def freeze(self, lease: Lease) -> None:
-        """Freeze all live objects for as long as any fit has a claim."""
         self._hold(lease)
         with self._lock:
             if self._frozen is None and self.frozen < OWN_FROZEN:

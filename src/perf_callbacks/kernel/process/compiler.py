@@ -64,17 +64,28 @@ def on_compilation(callback: Any) -> None:
     if compiler is not None and callback not in compiler.callback_handler.start_callbacks:
         compiler.callback_handler.register_start_callback(callback)
         # `filterwarnings` would make Python forget which warnings it has shown, and show all once more
-        warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined] # it is a list
+        _filters[callback] = warnings.filters  # type: ignore[assignment] # it is a list
+        _filters[callback].insert(0, _FILTER)
 
 
 def off_compilation(callback: Any) -> None:
-    """Undo `on_compilation`. A second call does nothing."""
+    """Undo `on_compilation`. A second call does nothing.
+
+    Never called by `callback` itself: torch would then skip the next callback, which may be the program's.
+    """
     compiler: Any = sys.modules.get("torch._dynamo.callback")
     if compiler is not None and callback in compiler.callback_handler.start_callbacks:
-        if _FILTER in warnings.filters:
-            warnings.filters.remove(_FILTER)  # type: ignore[attr-defined] # as above
+        # `warnings.catch_warnings` may have begun, or have ended, since
+        current: Any = warnings.filters
+        earlier = _filters.pop(callback, current)
+        for filters in (current,) if earlier is current else (current, earlier):
+            if _FILTER in filters:
+                filters.remove(_FILTER)
         compiler.callback_handler.remove_start_callback(callback)
 
+
+_filters: dict[Any, list[Any]] = {}
+"""The list of `warnings` to which each callback has added `_FILTER`."""
 
 _FILTER = (
     "ignore",

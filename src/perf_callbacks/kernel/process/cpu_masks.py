@@ -24,7 +24,6 @@ class Threads:
     """Threads of this process, as `/proc` lists them. On a system without CPU masks, the list is empty."""
 
     def all(self) -> list[int]:
-        """Return the ids of all threads, the main thread first."""
         if not hasattr(os, "sched_setaffinity"):
             return []
         threads = [os.getpid()]
@@ -37,7 +36,6 @@ class Threads:
         return frozenset(os.sched_getaffinity(thread))
 
     def set(self, thread: int, cpus: Cpus) -> None:
-        """Set a thread's mask."""
         os.sched_setaffinity(thread, cpus)
 
 
@@ -66,7 +64,6 @@ class Affinity(Owner[Cpus]):
 
     @property
     def now(self) -> list[tuple[int, Cpus]]:
-        """Id and CPU mask of each thread, the main thread first."""
         masks = [(thread, self._mask(thread)) for thread in self._threads.all()]
         return [(thread, mask) for thread, mask in masks if mask is not None]
 
@@ -97,7 +94,6 @@ class Affinity(Owner[Cpus]):
             super().let_go(fit)
 
     def _arrange(self) -> None:
-        """Move all threads to the CPUs that the bound fits want."""
         if self._found is None:
             return
         target = self._found

@@ -148,7 +148,6 @@ def _near(facts: CpuFacts, gpu: Gpu, *, socket: bool) -> Choice:
 
 
 def _share_of_groups(facts: CpuFacts, *, socket: bool) -> Choice:
-    """Divide the NUMA nodes or sockets among the ranks of the machine."""
     groups = facts.machine.sockets if socket else [cpus for _, cpus in sorted(facts.machine.nodes.items())]
     allowed = [cpus & facts.mask for cpus in groups if cpus & facts.mask]
     kind = "sockets" if socket else "NUMA nodes"

@@ -26,7 +26,6 @@ class CpuTime(NamedTuple):
     """Time in which the thread was ready to run and waited for a CPU."""
 
     def since(self, before: "CpuTime") -> "CpuTime":
-        """Return the difference between this reading and an earlier reading."""
         return CpuTime(self.ran - before.ran, self.queued - before.queued)
 
 

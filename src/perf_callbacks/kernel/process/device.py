@@ -92,7 +92,6 @@ class Device:
         return bool
 
     def _maker(self) -> Callable[[], Event]:
-        """Return the function that makes an event with timing."""
         own = getattr(self.module, "Event", None)
         return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
 
@@ -176,7 +175,6 @@ class Cpu(Device):
 
     @property
     def name(self) -> str:
-        """The word "cpu"."""
         return self.kind
 
     @property
@@ -185,7 +183,6 @@ class Cpu(Device):
         return False
 
     def timing(self) -> Timing:
-        """Return the host's clock."""
         return Timing()
 
     def allocator(self) -> Allocator | None:
@@ -349,7 +346,6 @@ def cuda_version() -> str | None:
 
 
 def default(local_rank: int = 0) -> torch.device:
-    """Return the device that trainers use by default for this local rank."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return torch.device("cpu")

@@ -51,9 +51,7 @@ class Event(Protocol):
         """Return True if the stream has passed the point."""
         ...
 
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to a later point."""
-        ...
+    def elapsed_time(self, end_event: Any, /) -> float: ...
 
 
 class EventTimeline:

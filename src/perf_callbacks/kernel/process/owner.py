@@ -55,7 +55,6 @@ class Owner(Generic[Wish]):
             self._claims[ref(fit, self._freed)] = wish
 
     def reconcile(self) -> None:
-        """Set the state that the claims need."""
         with self._lock:
             for reference in [*self._claims]:
                 if reference() is None:

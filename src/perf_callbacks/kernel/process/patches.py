@@ -48,7 +48,6 @@ class Patches:
         self._undo: list[Callable[[], object]] = []
 
     def add(self, *undo: Callable[[], object]) -> None:
-        """Record how to undo a change that was made."""
         self._undo += undo
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], object]) -> None:

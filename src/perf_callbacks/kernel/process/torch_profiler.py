@@ -61,7 +61,6 @@ class StepProfiler:
         profiler."""
 
     def start(self, step: int) -> None:
-        """Begin to record at the beginning of a step."""
         for owner, name in _BEGINNINGS:
             self._patches.replace(owner, name, self._yielding)
         self.running = self._recording = True  # from here on, `stop` is needed
@@ -71,7 +70,6 @@ class StepProfiler:
         self.mark(step)
 
     def mark(self, step: int) -> None:
-        """End the current step of the recording, and begin the next step."""
         self._end_step()
         self._step = record_function(f"ProfilerStep#{step}")
         self._step.__enter__()

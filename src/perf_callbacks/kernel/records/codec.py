@@ -71,7 +71,6 @@ def _times(values: tuple[float | None, ...]) -> str:
 
 
 def pack(value: Any) -> str:
-    """Encode a dataclass, or the value of a field, as JSON."""
     try:
         return _ENCODER.encode(value).decode()
     except UnicodeEncodeError:  # a path may contain bytes that aren't UTF-8

@@ -105,7 +105,6 @@ class FollowedJournal:
             self._fits = [*self._fits[:-1], replace(last, signs=alive, damaged_summary=damaged)]
 
     def _read_ends(self) -> None:
-        """Read the beginning and the end of each fit."""
         with self._journal.open("rb") as file:
             fits = EndReader(file, self._journal, self._beside).fits()
         self._fits = [ends for _, ends, _ in fits]

@@ -81,7 +81,6 @@ class FitEnds:
 
     @property
     def last_step(self) -> int:
-        """Number of the last step whose end is known from the files."""
         steps, summary = self.last(Steps), self.final or self.so_far
         known: list[int] = [self.run.step]
         known += steps.step[-1:] if steps is not None else ()
@@ -102,7 +101,6 @@ class FitEnds:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the beginning of the fit to the latest record."""
         return max([entry.t for entry in (*self.latest[-1:], self.interim) if entry is not None], default=0.0)
 
 

@@ -42,17 +42,14 @@ class ModuleWork:
 
     @property
     def name(self) -> str:
-        """Path as reports show it."""
         return self.path or ITSELF
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of forward and backward."""
         return self.forward_flops + self.backward_flops
 
     @property
     def hardware_flops(self) -> int:
-        """All executed FLOPs."""
         return self.model_flops + self.extra_flops
 
 

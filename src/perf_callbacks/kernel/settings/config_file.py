@@ -95,7 +95,6 @@ def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
 
 
 def line(node: Node) -> int:
-    """Return the line of a node, counted from 1."""
     return int(node.start_mark.line) + 1
 
 

@@ -97,7 +97,6 @@ def switched_off(environ: Mapping[str, str]) -> bool:
 
 
 def variable(name: str) -> str:
-    """Return the name of a field's environment variable."""
     return PREFIX + name.upper()
 
 

@@ -36,5 +36,4 @@ def filled(template: str, *, job: str | None, run: str | None, host: str | None)
 
 
 def _name(value: str) -> str:
-    """Return a value in a form that is valid as the name of a file."""
     return re.sub(r"[^\w.-]", "_", value[:LONGEST]).lstrip(".") or "_"

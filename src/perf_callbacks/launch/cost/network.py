@@ -20,7 +20,6 @@ class Classifier(nn.Module):
         self.network = nn.Sequential(nn.Embedding(64, 32), nn.Flatten(), nn.Linear(256, 16))
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss of a batch."""
         return {"loss": nn.functional.cross_entropy(self.network(input_ids), labels)}
 
 
@@ -35,11 +34,9 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a model."""
     return torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
 def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the loss of a batch."""
     loss: torch.Tensor = model(**batch)["loss"]
     return loss

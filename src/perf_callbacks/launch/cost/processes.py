@@ -33,7 +33,6 @@ _OVERRIDDEN = {
 
 
 def installed() -> list[str]:
-    """List the integrations whose frameworks are installed."""
     return [name for name in INTEGRATIONS if name == "loop" or find_spec(name) is not None]
 
 

@@ -75,13 +75,11 @@ class Stopwatch:
         self._cpu: list[float] = []
 
     def step_ended(self) -> None:
-        """Record the time at the end of a step."""
         self._ends.append(self._clock())
         if len(self._ends) in {SETTLING, STEPS}:
             self._cpu.append(self._cpu_clock())
 
     def turn(self) -> TrainingTurn:
-        """Return the times of the finished training."""
         ends, (start, end) = self._ends[SETTLING - 1 : STEPS], self._cpu
         steps = sorted([after - before for before, after in itertools.pairwise(ends)])
         return TrainingTurn(
@@ -127,7 +125,6 @@ def _added(
 
 
 def interval(values: Sequence[float]) -> MedianInterval:
-    """Return the median of the values, with its 95 % bootstrap interval."""
     draw = random.Random(0)  # noqa: S311 resamples are no secret
     medians = sorted([statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)])
     return MedianInterval(

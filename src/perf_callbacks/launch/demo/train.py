@@ -72,7 +72,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the mean loss of a batch."""
         inputs, targets = input_ids[:, :-1], input_ids[:, 1:]
         mask = nn.Transformer.generate_square_subsequent_mask(TOKENS)
         inside = self.blocks(self.tokens(inputs) + self.places.weight, mask, is_causal=True)

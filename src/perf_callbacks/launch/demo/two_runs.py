@@ -58,7 +58,6 @@ class DemoRun:
 
     @property
     def step_seconds(self) -> float:
-        """Mean duration of a measured step, in seconds."""
         return self.summary.step_time or 0.0
 
     @property
@@ -85,7 +84,6 @@ class TwoRuns:
 
     @property
     def fault(self) -> str:
-        """Sentence that describes the hidden fault."""
         return ONE_RANK if self.ranks == 1 else SLOW_RANK.format(self.ranks - 1)
 
     @property
@@ -119,7 +117,6 @@ class TwoRuns:
         self._run_once(REMEDIED, [*several, *kept, *change, "--steps", str(steps)])
 
     def _run_once(self, name: str, options: Sequence[str]) -> DemoRun:
-        """Run the program, and read its summary."""
         options = [*options, "--out", name]
         self.say(f"$ python {PROGRAM.name} {' '.join(options)}")
         status = self.train(options)
@@ -219,7 +216,6 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a program with all of its processes."""
     if os.name == "nt":
         process.kill()
         return
