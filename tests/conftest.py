@@ -140,6 +140,7 @@ def _nothing_is_compiled() -> None:
 
 
 if torch is None:  # other Pythons have no framework: what needs one is skipped there
+    collect_ignore = ["integrations"]
     NEEDED = {"accelerate", "lightning", "numpy", "torch", "transformers"}
 
     @pytest.hookimpl(wrapper=True)

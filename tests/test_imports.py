@@ -4,7 +4,6 @@ import pkgutil
 
 import pytest
 from forked import run
-from rows import each_row
 
 import perf_callbacks
 
@@ -58,6 +57,7 @@ def test_the_test_before_would_notice(brought_along):
     assert brought_along("import perf_callbacks.loop") >= {"torch"}
 
 
+@pytest.mark.needs_torch
 def test_the_loop_door_brings_what_torch_brings(brought_along):
     with_torch = brought_along("import torch", before="torch._dynamo")
     assert brought_along("import perf_callbacks.loop", before="torch._dynamo") == with_torch
@@ -76,7 +76,8 @@ def test_every_public_name_is_there():
     assert all(hasattr(perf_callbacks, name) for name in perf_callbacks.__all__)
 
 
-@each_row(
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(
     "path",
     [
         "perf_callbacks.transformers.PerfCallback",

@@ -191,3 +191,24 @@ def test_a_backward_that_can_be_differentiated_is_the_same(name):
     operands = [random(*size) for size in sizes]
     work = counted(lambda: torch.autograd.grad(squared(function.apply(*operands)), operands, create_graph=True))
     assert work.by_phase == phases_of(name)
+
+
+def attend(query, key, value):
+    return torch.softmax(query @ key.transpose(-1, -2), -1) @ value
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gradients_of_compiled_attention_repeat_nothing(checkpointed):
+    operands = [random(3, ROWS, WIDE) for _ in range(3)]
+    compiled = torch.compile(attend, backend="aot_eager")
+
+    def step():
+        out = checkpoint(compiled, *operands, use_reentrant=False) if checkpointed else compiled(*operands)
+        squared(out).backward()
+
+    step()  # compiles
+    work = counted(step)
+    torch._dynamo.reset()
+    scores = 2 * 3 * ROWS * ROWS * WIDE
+    again = {"recompute": work.by_phase["recompute"]} if checkpointed else {}
+    assert work.by_phase == {"forward": 2 * scores, "backward": 4 * scores, **again}

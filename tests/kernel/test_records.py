@@ -267,14 +267,6 @@ def test_a_path_that_is_no_utf_8_is_written_with_a_question_mark():
     assert decode(encode(Entry(1.0, stall))).record == replace(stall, stack=("a?.py:1 f", "“b”.py:2 g"))
 
 
-def test_a_path_of_schema_1_that_is_no_utf_8_is_read_with_a_question_mark():
-    line = encode(Entry(1.0, a_run(config={"output_dir": "A", "skip": "B"})))
-    line = line.replace('"A"', r'"caf\udce9"').replace('"B"', r'"\ud83d\ude00 C:\\udir"')
-    assert decode(line).record == a_run(config={"output_dir": "caf?", "skip": "\N{GRINNING FACE} C:\\udir"})
-    assert decode(line.replace("caf", "caf\\")) is not None
-    assert decode(line[:-1]) is None
-
-
 def test_subclasses_of_numbers_and_words_are_written_as_these():
     class Seconds(float):
         """Stands for NumPy's float64."""

@@ -1,10 +1,13 @@
 """What the environment says wins, and what means nothing is said."""
 
+import re
+
 import pytest
 from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
+from perf_callbacks.kernel.settings.gone import GONE
 from perf_callbacks.kernel.settings.in_force import FileEntry, resolve
 
 # for each field what the environment says, what that means, and what it can't mean
@@ -47,15 +50,15 @@ def test_every_field_is_set_by_its_variable(name):
     assert settings.from_env == (name,)
 
 
-@each_row("name", BAD)
+@pytest.mark.parametrize("name", BAD)
 def test_a_bad_variable_is_refused_in_words(name):
     with pytest.raises(ConfigError) as error:
         resolve(None, {variable(name): BAD[name]})
     assert str(error.value) == f"{variable(name)}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
 
 
-@each_row("name", ["peak_tflops", "output_dir"])
-@each_row("text", ["", "none", "None"])
+@pytest.mark.parametrize("name", ["peak_tflops", "output_dir"])
+@pytest.mark.parametrize("text", ["", "none", "None"])
 def test_nothing_can_be_said_of_what_is_optional(name, text):
     assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
 
@@ -86,7 +89,7 @@ def test_every_field_is_set_by_a_file(name):
     assert settings.origins == {name: "perf.yaml, line 3"}
 
 
-@each_row("name", BAD)
+@pytest.mark.parametrize("name", BAD)
 def test_a_bad_value_in_a_file_is_refused_in_words_with_its_line(name):
     with pytest.raises(ConfigError) as error:
         resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, BAD[name])])
@@ -156,6 +159,16 @@ def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sente
     assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
 
 
+def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
+    for setting, instead in GONE.items():
+        name, _, value = setting.partition("=")
+        settings = resolve(PerfConfig(**{name: "off"}), {variable(name): f" {value} "})
+        assert settings.remarks == (f"{variable(name)}: {value!r} is gone: {instead}.",)
+        assert (getattr(settings.config, name), settings.from_env, settings.origins) == ("off", (), {})
+        with pytest.raises(ConfigError, match=f"^perf.yaml, line 2: {name}: {value!r} is gone: {re.escape(instead)}.$"):
+            resolve(None, {}, [FileEntry(name, value, "perf.yaml, line 2")])
+
+
 @each_row("name", sorted(rules()))
 def test_what_is_built_needs_no_remark(name):
     _, value, _ = FROM_ENV[name]
@@ -167,7 +180,7 @@ ON_EVENT = "PERF_CALLBACKS_ON_EVENT"
 SHELL = "got '{}', which only a shell understands, wanted a command with its arguments; for a shell, write sh -c '...'."
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("notify.sh", ("notify.sh",)),
@@ -186,7 +199,7 @@ def test_the_command_for_events_is_split_as_by_a_shell(text, words):
     assert settings.remarks == ()
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("secret 'a", "no closing quotation, wanted a command with its arguments, quoted as for a shell."),

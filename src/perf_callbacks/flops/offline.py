@@ -85,8 +85,9 @@ def _check_code(model: nn.Module) -> None:
     config: Any = getattr(model, "config", None)
     if getattr(config, "_attn_implementation", None) == "flex_attention" or getattr(config, "reference_compile", False):
         raise TypeError("a part of the model compiles itself")
+    autograd: Any = torch._C._autograd  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue] nothing public
     watched = any(getattr(modules, name) for name in _WATCHES) or dispatch_modes()
-    if watched or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: SLF001 nothing public
+    if watched or autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: SLF001 as above
         raise TypeError("hooks of the program would see the copy")
 
 
@@ -102,15 +103,15 @@ _WATCHES = (
 @contextmanager
 def _random_numbers() -> Iterator[None]:
     """Restore all generators of random numbers that a model may use: wav2vec2 masks with NumPy's."""
-    numpy: Any = sys.modules.get("numpy")
-    python, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    python, numpy = random.getstate(), getattr(sys.modules.get("numpy"), "random", None)
+    of_numpy = None if numpy is None else numpy.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
         random.setstate(python)
-        if of_numpy is not None:
-            numpy.random.set_state(of_numpy)
+        if numpy is not None:
+            numpy.set_state(of_numpy)
 
 
 def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> Work | None:

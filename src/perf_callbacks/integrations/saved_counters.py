@@ -24,8 +24,7 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
     The file is written completely or not at all. If writing fails, log a warning, and training goes on.
     """
     try:
-        path = directory / (f"perf_callbacks.{rank}.json" if rank else NAME)
-        atomic_file.replace(path, json.dumps(dict(state)).encode())
+        atomic_file.replace(directory / _name(rank), json.dumps(dict(state)).encode())
     except OSError as error:
         let_pass(error)
         log.warning("perf_callbacks: the checkpoint has no counters: %s", error)
@@ -36,10 +35,13 @@ def read(directory: Path, rank: int) -> dict[str, Any]:
 
     Return an empty dictionary if the checkpoint holds no valid counters.
     """
-    of_rank = (f"perf_callbacks.{rank}.json", f"perf_callbacks_{rank}.json")  # the second name is the old one
-    for name in (*(of_rank if rank else of_rank[1:]), NAME, "perf_callbacks_0.json"):
+    for name in (_name(rank), NAME):
         with suppress(OSError, ValueError, RecursionError):
             state = json.loads((directory / name).read_text(encoding="utf-8"))
             if isinstance(state, dict) and all(isinstance(state.get(key), int) for key in ("rank", "step", "attempt")):
                 return state
     return {}
+
+
+def _name(rank: int) -> str:
+    return f"perf_callbacks.{rank}.json" if rank else NAME

@@ -169,7 +169,13 @@ FIGURES = (
         source="`steps` of all ranks",
         left_out="excluded steps. In runs of more than 10,000 steps, some thousand steps spread over the run stand "
         "for all",
-        columns={"rank": "number of the rank", "step": "median of the rank's steps"},
+        columns={
+            **{
+                name.removesuffix("_time"): metric.meaning for name, metric in BY_NAME.items() if name.endswith("_time")
+            },
+            "rank": "number of the rank",
+            "step": "median of the rank's steps",
+        },
     ),
     *PROFILE_FIGURES,
     PageFigure(
@@ -257,14 +263,13 @@ FIGURES = (
         name="checklist",
         title="Startup checklist",
         meaning="each item as its last record says",
-        source="`checklist` of rank 0; `summary.proofs`",
-        left_out='the gain of an item, unless it was measured: `PerfConfig(checklist="prove")`',
+        source="`checklist` of rank 0",
+        left_out="the gain of an item, which `perf-callbacks try` measures",
         columns={
             "item": "a change that the callback makes, or advises",
-            "status": "applied, on trial, already so, advised, not applicable, skipped or failed",
+            "status": "applied, already so, advised, not applicable, skipped or failed",
             "state": "state before, and after",
             "why": "reason of the status",
-            "saves": "seconds per mean step that the item saves, with its interval; or the verdict of its trial",
         },
     ),
     PageFigure(

@@ -126,8 +126,6 @@ class Engine:
         self._look_at = 0
         """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
-        self.baseline_rate: float | None = None
-        """The baseline's samples per second and device, for `perf/scaling_efficiency`. None: no baseline is known."""
 
     def start(self, now: float) -> None:
         """Begin the fit. Metrics leave out the first step of the fit."""
@@ -172,7 +170,7 @@ class Engine:
         else:
             self.tape.note(pause)
 
-    def _tell(self, pause: Pause, stage: str, step: int | None) -> Gc:
+    def _tell(self, pause: Pause, stage: str, step: int | None) -> None:
         record = Gc(
             step=self.step + 1 if step is None else step,
             stage=stage,
@@ -184,7 +182,6 @@ class Engine:
             ours=pause.ours,
         )
         self._emit(record)
-        return record
 
     def begin_span(self, kind: str, now: float) -> None:
         """Begin a span, such as an evaluation. A span's time belongs to no step. The interrupted step is excluded."""
@@ -293,7 +290,7 @@ class Engine:
         # A window covers about as many steps as a row, so a row gets the window's rates. The whole fit does not.
         window = self._windows.latest if kind == "row" else None
         shown = replace(self._shown, devices=None) if self._ambiguous() else self._shown
-        metrics = ratios.metrics(totals, shown, window, flops, self.baseline_rate)
+        metrics = ratios.metrics(totals, shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)
             keys = KEYS[kind]

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perf_callbacks.kernel.settings import output_directory
+from perf_callbacks.kernel.settings.gone import GONE
 
 
 class ConfigError(ValueError):
@@ -58,8 +59,8 @@ class PerfConfig:
     measure_peak: Literal["auto", "on", "off"] = "auto"
     """Measure the peak with matmuls. auto: measure it on a CPU and on devices that are not in the table of known
     devices."""
-    checklist: Literal["on", "prove", "off"] = "on"
-    """on: apply the startup checklist. prove: keep only items that measurably save time. off: no checklist."""
+    checklist: Literal["on", "off"] = "on"
+    """on: apply the startup checklist. off: no checklist."""
     skip: str = ""
     """Comma-separated list of checklist items to leave out: gc, loaders, affinity."""
     gc: Literal["sync", "freeze", "observe", "off"] = "sync"
@@ -67,9 +68,9 @@ class PerfConfig:
     collections. off: do nothing."""
     gc_interval: int = 100
     """Number of optimizer steps between two collections of young objects."""
-    affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
-    """CPUs of a rank. node: the CPUs of its GPU's NUMA node. socket: the CPUs of the GPU's socket. exclusive: cores
-    that no other rank uses. auto: like node if the node has enough CPUs for the loaders' workers, else no change."""
+    affinity: Literal["auto", "node", "off"] = "auto"
+    """CPUs of a rank. node: the CPUs of its GPU's NUMA node. auto: like node if the node has enough CPUs for the
+    loaders' workers, else no change. off: no change."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """apply: pin memory and copy without blocking. advise: only advise these changes. off: do nothing."""
     exchange: Literal["on", "off"] = "on"
@@ -97,8 +98,8 @@ class PerfConfig:
     character `{`. None: use the trainer's output directory or, in Lightning, the directory of rank 0's logger. If there
     is neither, use the working directory."""
     baseline: str | None = None
-    """Speed with which the first steps of this run are compared. auto: the five most recent runs of the same program. A
-    path: the runs in this directory. A number such as "1500": samples per second and device. None: no comparison."""
+    """Speed with which the first steps of this run are compared. auto: the five most recent runs of the same program.
+    None: no comparison."""
     profile: str = "off"
     """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
     on rank 0. auto: three steps on a slow rank after a slow step or a straggler is confirmed, at most three times per
@@ -107,7 +108,7 @@ class PerfConfig:
     """Size of a rank's journal, in MB, beyond which steps and short garbage collections are no longer written."""
 
     def __post_init__(self) -> None:
-        for name in ("peak_tflops", "stall_after", "baseline"):
+        for name in ("peak_tflops", "stall_after"):
             value: Any = getattr(self, name)
             # The field is no `str | float`: transformers' parser refuses it.
             if type(value) in {int, float} and not is_huge(value):
@@ -116,7 +117,13 @@ class PerfConfig:
         for name, rule in rules().items():
             value = getattr(self, name)
             if not rule.allows(value):
-                raise ConfigError(f"{name}: got {shown(value)}, wanted {rule.wanted}.")
+                raise ConfigError(f"{name}: {refusal(name, value)}")
+
+
+def refusal(name: str, value: object) -> str:
+    """Return the end of a message about a value that the field doesn't accept."""
+    instead = GONE.get(f"{name}={value}") if isinstance(value, str) else None
+    return f"{value!r} is gone: {instead}." if instead else f"got {shown(value)}, wanted {rules()[name].wanted}."
 
 
 def shown(value: object) -> str:
@@ -188,7 +195,7 @@ _PATTERNS = {
     ),
     "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
     "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
-    "baseline": (r"[^\x00]*\S[^\x00]*", 'auto, a directory of runs, samples/s per device such as "1500", or None'),
+    "baseline": ("auto", "auto or None. `perf-callbacks compare` and `perf-callbacks scaling` take other runs"),
     "profile": (
         r"off|auto|[1-9]\d{0,8}:([1-9]|1\d|20)",
         'off, auto, or the first step and at most 20 steps, such as "20:3"',
