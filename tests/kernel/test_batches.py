@@ -4,6 +4,7 @@ from collections import UserDict, defaultdict
 
 import pytest
 import torch
+from rows import each_row
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perf_callbacks.kernel.batches.reader import BatchReader
@@ -13,7 +14,7 @@ MASK = (torch.arange(8) < torch.tensor([[8], [5], [3], [1]])).long()
 ROWS = torch.ones(4, 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "expected"),
     [
         pytest.param({"input_ids": IDS}, (4, 32, None), id="token ids"),
