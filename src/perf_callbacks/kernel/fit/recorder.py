@@ -243,7 +243,7 @@ class Recorder:
     @property
     def data_parallel(self) -> int | None:
         """Number of ranks with different samples. None: unknown by now."""
-        return None if self._ambiguous() else self.run.data_parallel
+        return None if self._ambiguous(self.step) else self.run.data_parallel
 
     @property
     def exchanging(self) -> bool:
