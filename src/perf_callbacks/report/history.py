@@ -39,7 +39,7 @@ LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
 
 LOST_CONNECTION = re.compile(
-    r"(closed|reset) by peer|broken pipe|gloo|nccl|remote process|collective operation timeout|Dist(Network|Store)Error",
+    r"(closed|reset) by peer|broken pipe|gloo|nccl|remote process|collective operation timeout|Dist(Network|Store)Err",
     re.IGNORECASE,
 )
 """Part of the errors that collectives and torch's store raise because another rank is gone."""
