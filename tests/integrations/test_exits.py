@@ -111,7 +111,15 @@ def test_an_error_leaves_the_world_as_it_was(tmp_path, kind, place, way, error):
     assert (again.summary.step, again.summary.failure) == (again.steps, None)
 
 
-class Hostile(Exception):  # noqa: N818 its name stands for the message that it lacks
+class Unnamed(type):
+    """A kind of class that doesn't tell its name."""
+
+    @property
+    def __name__(cls):
+        raise AttributeError
+
+
+class Hostile(Exception, metaclass=Unnamed):  # noqa: N818 its name stands for the message that it lacks
     """An error whose own methods fail with `failure`, as where a class forgets to set an attribute."""
 
     def __init__(self, failure):
