@@ -4,11 +4,12 @@ import sys
 
 import pytest
 from doc_tables import DOCS, TABLES, with_commands
+from rows import each_row
 
 from perf_callbacks.kernel.records.metric_table import METRICS
 
 
-@pytest.mark.parametrize(("page", "rows"), [(page, rows) for page, tables in TABLES.items() for rows in tables])
+@each_row(("page", "rows"), [(page, rows) for page, tables in TABLES.items() for rows in tables])
 def test_a_page_has_the_table_of_its_registry(page, rows):
     assert rows() in (DOCS / page).read_text(encoding="utf-8"), "run `make tables`"
 

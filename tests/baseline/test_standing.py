@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.baseline.standing import line, standing
 from perf_callbacks.report.run_figures import RunFigures
@@ -58,7 +59,7 @@ def test_a_single_run_has_no_spread(number):
     assert standing(a_run(1.0), LAST[:number]) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changed",
     [
         {"parameters": 500},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from counted import bits, gpt2, ids, mamba
+from rows import each_row
 from tiny import llama
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -45,7 +46,7 @@ def counted(model, batch):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
-@pytest.mark.parametrize("kind", MODELS)
+@each_row("kind", MODELS)
 def test_it_counts_what_would_run(kind):
     model, batch = MODELS[kind](), ids(3, 8)
     states = bits(model), torch.get_rng_state().tolist()
@@ -99,8 +100,8 @@ def test_what_can_not_be_repeated_raises_and_leaves_nothing(model, batch):
     assert left_behind() == before
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("options", [{}, {"num_hidden_layers": 3}, {"head_dim": 16}], ids=str)
+@each_row("tied", [False, True])
+@each_row("options", [{}, {"num_hidden_layers": 3}, {"head_dim": 16}])
 def test_the_closed_form_of_a_llama_is_what_is_counted(options, tied):
     model = llama(tie_word_embeddings=tied, **options)
     true = counted(model, ids(3, 8)).work()
@@ -164,7 +165,7 @@ UNVOUCHED = {
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
-@pytest.mark.parametrize("kind", UNVOUCHED)
+@each_row("kind", UNVOUCHED)
 def test_what_a_closed_form_might_count_too_high_has_none(kind):
     assert closed_form(UNVOUCHED[kind](), example_of(ids(3, 8))) is None
 
@@ -186,7 +187,7 @@ ADAPTERS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "checkpointing"),
     [(kind, on) for kind in ADAPTERS for on in (False, True) if not (on and "prompt" in kind)],
 )

@@ -15,7 +15,7 @@ from perf_callbacks.flops import observer
 from perf_callbacks.flops.counted_step import REST
 from perf_callbacks.flops.counting import count_limit
 from perf_callbacks.loop import measure
-from perf_callbacks.report.cards import table
+from perf_callbacks.report.cards import closing
 
 STEPS = 4
 
@@ -206,6 +206,6 @@ def test_an_update_that_was_not_counted_to_its_end_marks_hfu(tmp_path, monkeypat
     assert record.uncounted == {REST: 1}
     assert 0 < record.by_phase["optimizer"] < 300 * 16
     peaked = replace(summary.flops, peak_flops_per_second=1e9, dtype="float32")
-    text = " ".join(table(replace(summary, flops=peaked)).split())
+    text = " ".join(closing(replace(summary, flops=peaked)).split())
     assert re.search(r"MFU [\d.]+%, HFU ≥ [\d.]+% of", text)
     assert REST in text

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
@@ -74,14 +75,12 @@ def test_seconds_may_be_a_number(number, text):
     assert PerfConfig(stall_after=number).stall_after == text
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, (legal, _, _) in FIELDS.items() for value in legal]
-)
+@each_row(("name", "value"), [(name, value) for name, (legal, _, _) in FIELDS.items() for value in legal])
 def test_a_legal_value_is_kept_as_it_is(name, value):
     assert getattr(PerfConfig(**{name: value}), name) == value
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value", "wanted"), [(name, value, wanted) for name, (_, bad, wanted) in FIELDS.items() for value in bad]
 )
 def test_a_bad_value_is_refused_in_words(name, value, wanted):

@@ -117,7 +117,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
             return
         # Subclasses rename the loss (SetFit), and log values of their own within a step. Only the log of the training
         # loop has the learning rate. With `include_num_input_tokens_seen`, that log has `train_runtime` too.
-        if "loss" in logs or any(name.endswith("learning_rate") for name in logs):
+        if "loss" in logs or any(str(name).endswith("learning_rate") for name in logs):
             metrics = recorder.row(state.global_step)
         elif "train_runtime" in logs:
             metrics = recorder.whole(state.global_step)

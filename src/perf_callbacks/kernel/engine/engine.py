@@ -59,7 +59,7 @@ class Engine:
         ranks: Ranks | None = None,
         devices: int = 1,
         data_parallel: int | None = None,
-        ambiguous: Callable[[], object] = bool,
+        ambiguous: Callable[[int], object] = lambda _: False,
         gc_timed: bool = True,
         observers: Observers | None = None,
     ) -> None:
@@ -254,7 +254,7 @@ class Engine:
         flops = self.work.metrics(totals)
         # A window covers about as many steps as a row, so a row gets the window's rates. The whole fit does not.
         window = self._windows.latest if kind == "row" else None
-        shown = replace(self._shown, devices=None) if self._ambiguous() else self._shown
+        shown = replace(self._shown, devices=None) if self._ambiguous(step) else self._shown
         metrics = ratios.metrics(totals, shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)

@@ -1,6 +1,5 @@
 """Replaces a file as a whole or not at all. Each file of ours that is not appended to is written here."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
@@ -8,20 +7,15 @@ from uuid import uuid4
 from perf_callbacks.kernel.foreign_errors import suppress
 
 
-def replace(
-    path: Path, data: bytes | Iterable[bytes], mode: int | None = None, owner: tuple[int, int] | None = None
-) -> None:
+def replace(path: Path, data: bytes | Iterable[bytes], mode: int | None = None) -> None:
     """Replace a file, or a link itself. The new name is random: nobody can put a link to another file in its way.
 
-    `mode` holds whatever the umask is; `owner` (user and group) only if the system lets this process set it.
+    `mode` holds whatever the umask is. None: the usual permissions of a new file. Raise `OSError` if writing fails.
     """
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
         with part.open("xb") as file:  # follows no link
             file.writelines([data] if isinstance(data, bytes) else data)
-        if owner is not None:
-            with suppress(OSError, AttributeError):  # Windows has no owners
-                os.chown(part, *owner)
         if mode is not None:
             part.chmod(mode)
         part.replace(path)
