@@ -11,11 +11,11 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.kernel_classes import COMMUNICATION, ELEMENTWISE
 
 FUSIBLE = 0.15
-"""Fusing is advised if element-wise operations and casts take at least this share of the run."""
+"""Least share of the run that element-wise operations and casts take if fusing is advised."""
 
 LAYOUT = "layout"
 WITHIN = frozenset({LAYOUT, "device to device"})
-"""Kinds of copies that stay in one memory: in the memory of the host, or in the memory of a device."""
+"""Copies that stay in the memory of the host or of a device."""
 
 TRANSFERS = {
     "host to device": (
@@ -24,22 +24,19 @@ TRANSFERS = {
     ),
     "device to host": (" from the device", "keeping values on the device, or copying them rarely"),
 }
-"""Direction in words, and remedy, for each kind of copy between host and device."""
+"""Words and remedy by direction."""
 
 FEW, MANY = 3, 20
-"""With at most `FEW` collectives per step, DDP hides little communication.
-
-With at least `MANY` collectives per step, starting the collectives may take long.
-"""
+"""Collectives per step: at most `FEW` hide little communication, and at least `MANY` may take long to start."""
 
 SHORT_SECONDS = 200e-6
-"""If a collective takes less than this many seconds on average, it spends most of its time on its start."""
+"""A collective that takes less on average spends most of its time on its start."""
 
 BUCKETS, LARGE_BUCKET_MB = 8, 100
-"""Number of gradient buckets with which DDP hides much communication, and size of a large bucket in megabytes."""
+"""Number of gradient buckets with which DDP hides much communication, and size of a large one."""
 
 GRADIENT_MB = 4e-6
-"""Size of one float32 element of a gradient in megabytes."""
+"""One float32 element of a gradient."""
 
 MOSTLY = 0.5
 """Overlap is advised only if computation could hide at least this part of the exposed communication."""
@@ -49,8 +46,8 @@ MOSTLY = 0.5
 def fusing(facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile, which fuses element-wise operations and casts on a device.
 
-    The rule subtracts the savings of the rules `attention` and `recompute`, so that no saving counts twice. On a CPU,
-    compilation saved little or nothing: see `benchmarks/fusing.py`.
+    Savings of the rules `attention` and `recompute` are subtracted, so that none counts twice. On a CPU, compilation
+    saved little or nothing: see `benchmarks/fusing.py`.
     """
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:
@@ -66,14 +63,14 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def fusible_seconds(profile: Profile) -> float:
-    """Return the seconds of element-wise operations and of casts. A profile lists casts as copies."""
+    """With casts, which a profile lists as copies."""
     casts = [one.seconds for one in profile.copies if one.kind not in WITHIN and one.kind not in TRANSFERS]
     return profile.class_seconds.get(ELEMENTWISE, 0.0) + sum(casts)
 
 
 @timed
 def copies(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the operation that spends most time on copies within one memory, for example to change a layout."""
+    """The longest copies within one memory, for example to change a layout."""
     steps = profiled(facts, measured)
     if steps is None:
         return None
@@ -90,7 +87,7 @@ def copies(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def transfers(facts: Facts, measured: Measured) -> Finding | None:
-    """Report copies between host and device that run while the device computes nothing."""
+    """Copies between host and device that run while the device computes nothing."""
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
@@ -101,7 +98,7 @@ def transfers(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def collectives(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which only collectives run, except waits for slow ranks and for uneven work."""
+    """Time in which only collectives run, except waits for slow ranks and for uneven work."""
     steps = profiled(facts, measured)
     if steps is None:
         return None
@@ -118,7 +115,7 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
-    """Return the finding about copies, or None if they take little time. `found` has the longest copies first."""
+    """`found` has the longest copies first."""
     seconds = _seconds(found)
     share = steps.share(seconds)
     if share < LEAST:
@@ -167,7 +164,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return the largest part of DDP's exposed communication that the remedy may save, and the remedy."""
+    """As `_overlapping`, for DDP."""
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:
         return free, _bucket_size(facts, max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"

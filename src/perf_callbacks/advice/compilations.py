@@ -12,17 +12,17 @@ class Compilations(NamedTuple):
     """Compilations since a moment."""
 
     number: int
-    """Number of compiled forwards. Compiled backwards are not counted, but `seconds` includes them."""
+    """Compiled forwards; `seconds` includes compiled backwards."""
     seconds: float
-    """Seconds that compilations took. Overlapping compilations count once."""
+    """Overlapping compilations count once."""
     repeated: int
-    """Number of recompilations. Code is recompiled after a guard of earlier compiled code failed."""
+    """Recompilations, after a guard of earlier compiled code failed."""
     reason: str
     """First line of torch's reason for the newest recompilation; empty if unknown."""
 
 
 def since(moment: float) -> Compilations:
-    """Return the compilations that began after `moment`, which is a wall-clock time in seconds since 1970."""
+    """`moment` is in seconds since 1970."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     known = [] if utils is None else utils.get_compilation_metrics()  # torch 2.6 or later
     timed = [one for one in known if getattr(one, "start_time_us", None) and getattr(one, "end_time_us", None)]

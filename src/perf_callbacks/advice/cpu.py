@@ -10,16 +10,10 @@ THREADS = "threads"
 """Cause of the finding that operations use more threads than there are CPUs."""
 
 LEAST = 0.05
-"""The rule reports a lack of CPUs that costs at least this share of the run.
-
-On a machine with other programs, smaller shares are usual.
-"""
+"""Least reported share. On a machine with other programs, smaller shares are usual."""
 
 LARGE = 0.25
-"""Least share of `cpu`, relative to the largest share of a finding in `INFLATED`.
-
-With a larger share, `cpu` comes before the findings in `INFLATED`.
-"""
+"""From this part of the largest share in `INFLATED` on, `cpu` comes before those findings."""
 
 INFLATED = frozenset(
     {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
@@ -29,7 +23,6 @@ INFLATED = frozenset(
 
 @timed
 def no_cpu(facts: Facts, _measured: Measured) -> Finding | None:
-    """Report the time in which the training thread had no CPU, and why: a quota, threads, workers or other programs."""
     share = facts.starved_share
     if share is None or share < LEAST:
         return None
@@ -40,10 +33,7 @@ def no_cpu(facts: Facts, _measured: Measured) -> Finding | None:
 
 
 def surplus_threads(facts: Facts) -> tuple[str, str] | None:
-    """Return evidence and remedy if operations use too many threads, or else None.
-
-    Operations should use at most one thread for each CPU that other programs leave free.
-    """
+    """Return evidence and remedy. Operations should use at most one thread per CPU that other programs leave free."""
     cpus = facts.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))
     if facts.accelerator is not None or facts.threads <= left:

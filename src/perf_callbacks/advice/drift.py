@@ -10,15 +10,15 @@ REMEDIES = {
     "data": "looking at what the loader does in later samples",
     "gc": "dropping objects that are no longer used, such as lists that grow",
 }
-"""Remedies by the stage whose time grew most."""
+"""By the stage that grew most."""
 
 GROWS = "looking for lists, hooks or logs that grow from step to step"
-"""Remedy for the stages that `REMEDIES` doesn't name."""
+"""Remedy for other stages."""
 
 
 @timed
 def longer(facts: Facts, measured: Measured) -> Finding | None:
-    """Report that steps became longer although batches didn't grow, and name the stage that grew most."""
+    """Steps became longer although batches didn't grow."""
     found, share = facts.drift, saved(facts, measured)
     if found is None or share is None:
         return None
@@ -35,9 +35,9 @@ def longer(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def saved(facts: Facts, measured: Measured) -> float | None:
-    """Return the share of the run that would be saved if all steps were as short as the first steps.
+    """Share of the run that would be saved if all steps were as short as the first ones.
 
-    None means no drift, or a drift that other programs or other ranks may have caused.
+    None also if other programs or other ranks may have caused the drift.
     """
     found = facts.drift
     starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer

@@ -10,13 +10,10 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
 LARGE = 0.1
-"""The rule `launches` reports idle time of at least this share of the run, because some idle time is usual."""
+"""Least share that `launches` reports, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
-"""Most seconds per kernel if the host only launches kernels.
-
-A host that takes longer per kernel also does other work. The launch of one kernel takes some 5 to 50 us.
-"""
+"""Most seconds per kernel of a host that only launches kernels. A launch takes some 5 to 50 us."""
 
 KEEPING = "keeping values on the device until they are logged"
 
@@ -31,15 +28,12 @@ REMEDIES = (
         "operations whose result has a fixed shape, such as torch.where(condition, a, b)",
     ),
 )
-"""Patterns for names of operations that wait for the device, each with a remedy.
-
-If no pattern matches the operation, the remedy is `KEEPING`.
-"""
+"""For names of operations that wait for the device; `KEEPING` for all others."""
 
 
 @timed
 def loading(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the wait for a DataLoader that the program did not pass to the callback."""
+    """A DataLoader that the program did not pass to the callback."""
     steps, seconds = profiled(facts, measured), unknown_loading(facts, measured)
     share = measured.with_cpu(measured.share(seconds))
     if steps is None or share < LEAST:
@@ -52,7 +46,7 @@ def loading(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def launches(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which the device waits until the host launches kernels.
+    """The device waits until the host launches kernels.
 
     If samples show much slow code, only the rules of `slow_code` report the waits.
     """
@@ -78,7 +72,7 @@ def launches(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def waiting(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the operation in which the host waits longest for the device. After each wait, the device idles."""
+    """The operation in which the host waits longest for the device, which idles after each wait."""
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None

@@ -12,21 +12,20 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STARVED = 0.15
 """Workers are too slow if waits for data take at least this share of the steps' time.
 
-Waits that take a smaller share than `STARVED` don't prove slow workers. On a busy machine, receiving a batch takes 9 to
-15 ms, even from a fast loader.
+On a busy machine, receiving a batch takes 9 to 15 ms, even from a fast loader.
 """
 
 FEWEST_GROUPS = 8
 
 ROWS = 2
-"""Number of dimensions of a tensor with one dimension for samples and one for tokens."""
+"""Dimensions of a tensor with one for samples and one for tokens."""
 
 
 class LoadedBatches(Observer):
     """Finds the size of the largest batch, the number of distinct sequence lengths, and the waits of groups of steps.
 
-    A group has as many steps as there are workers. Workers that start together finish together. With a slow loader, one
-    step in each group waits, and most steps run without a wait.
+    A group has as many steps as there are workers, since workers that start together finish together: with a slow
+    loader, one step in each group waits, and most steps don't.
     """
 
     def __init__(self, workers: int) -> None:

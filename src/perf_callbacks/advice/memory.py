@@ -6,24 +6,23 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
 SOON_HOURS = 100
-"""If a leak will fill memory within this many hours, the finding says how many hours are left."""
+"""Only a leak that fills memory sooner gets a time."""
 
 RARE_PER_SECOND, FREQUENT_PER_SECOND = 500_000, 4_000_000
-"""Limits for the rate of garbage collection, in freed objects per second of collection.
+"""Freed objects per second of collection.
 
-Below the first limit, the collector mostly visits objects in use. Above the second limit, the collector mostly frees
-garbage. In one second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40
-million objects in use.
+Below the first, the collector mostly visits objects in use; above the second, it mostly frees garbage. In one
+second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40 million in use.
 """
 
 CYCLES = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
 
 MANY = 100_000
-"""A program counts as growing if at least this many new objects stay in use."""
+"""A program grows if at least this many new objects stay in use."""
 
 
 def memory(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report a leak of host memory. Without a leak, report that the device's memory was full."""
+    """Without a leak, report that the device's memory was full."""
     if facts.memory is None:
         return None
     if facts.memory.leak is not None:
@@ -32,7 +31,6 @@ def memory(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 
 def uncached(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the environment variable that turns off the cache of device memory. The rule needs no run."""
     if facts.accelerator is None or not facts.uncached:
         return None
     evidence = f"{facts.uncached} is set: torch asks the driver for the memory of each tensor"
@@ -41,7 +39,6 @@ def uncached(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 @timed
 def garbage(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of garbage collections that the callback schedules, the program calls, or Python starts."""
     found = measured.summary.gc
     if found is None or not found.seconds:
         return None

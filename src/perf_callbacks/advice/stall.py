@@ -11,7 +11,7 @@ LIVE_REMEDY = "`perf-callbacks watch` or `perf-callbacks show`, which show the s
 
 
 def stall(_facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the time of all stalls, and the place of the last stall. A stall that still lasts is always reported."""
+    """A stall that still lasts is always reported."""
     found = None if measured is None else measured.summary.stalls
     if measured is None or found is None or not found.count or not measured.seconds:
         return None

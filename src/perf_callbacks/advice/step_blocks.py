@@ -1,7 +1,6 @@
 """Blocks of steps, which show how much stages vary, and whether steps become longer.
 
-Neighbouring steps are alike, so they say little about the whole fit. This observer therefore adds up steps in blocks
-and compares the blocks.
+Neighbouring steps are alike, so they say little about the whole fit.
 """
 
 import math
@@ -19,43 +18,37 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
 
 FEWEST, MOST = 8, 64
-"""A confidence interval needs at least `FEWEST` blocks.
-
-As soon as there are `MOST` blocks, each pair of neighbouring blocks becomes one block.
-"""
+"""Least blocks for a confidence interval. At `MOST` blocks, each pair of neighbours becomes one."""
 
 CHUNK = 2
-"""Number of steps in a block when a fit begins."""
+"""Steps in a block when a fit begins."""
 
 DEVIATIONS = 2.1
 """Half the width of a 95 % confidence interval, in standard errors, for some 20 blocks."""
 
 QUARTER = 4
-"""Drift is looked for only if each quarter of the fit has at least this many blocks."""
+"""Least blocks in each quarter of a fit in which drift is looked for."""
 
 LONGER = 0.1
 """Least relative growth of the step time that counts as drift."""
 
 Sums = tuple[float, ...]
-"""Sums over the steps of a block: seconds, tokens, samples and FLOPs, then the seconds of each of `STAGES`."""
+"""Seconds, tokens, samples and FLOPs of a block, then the seconds of each of `STAGES`."""
 
 AMOUNTS = slice(1, 4)
 FIRST_STAGE = 4
-"""Index of the first stage's seconds in `Sums`. `AMOUNTS` is the slice of `Sums` with tokens, samples and FLOPs."""
+"""Index in `Sums`. `AMOUNTS` is the slice with tokens, samples and FLOPs."""
 
 GROWN = 0.02
 """Longer steps are no drift if the batches grew by more than this part."""
 
 
 class StepBlocks(Observer):
-    """Adds up the measured steps of a fit in blocks of equal length. Keeps the times of the first step."""
+    """Keeps the times of the first step too."""
 
     def __init__(self) -> None:
         self._blocks: tuple[list[Sums], int] = [], CHUNK
-        """Blocks, and the number of steps in each block.
-
-        Blocks and number are in one tuple, so that another thread never reads new blocks with an old number.
-        """
+        """With the steps of each block: one tuple, so that another thread never reads new blocks with an old number."""
         self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block
 
@@ -93,9 +86,7 @@ class StepBlocks(Observer):
 
 
 def widths(blocks: Sequence[Sums]) -> list[float]:
-    """Return the relative error of each stage's share of the step time.
-
-    The error is half the width of the 95 % interval, divided by the share.
+    """Half the width of the 95 % interval of each stage's share of the step time, relative to the share.
 
     >>> [round(width, 2) for width in widths([(10.0, 0, 0, 0, 1.0), (10.0, 0, 0, 0, 3.0)] * 8)]
     [0.27]
@@ -112,7 +103,7 @@ def widths(blocks: Sequence[Sums]) -> list[float]:
 
 
 def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
-    """Return the growth of the step time from the first to the last quarter of the blocks, or None without drift.
+    """Growth from the first to the last quarter of the blocks.
 
     Drift means that steps grow from quarter to quarter although batches don't. Each block of the last quarter must be
     longer than all blocks of the first quarter.

@@ -7,7 +7,7 @@ from perf_callbacks.stragglers import text
 
 @timed
 def straggler(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the slow ranks that cost the job most, and the cause. The share is the cost of all slow ranks."""
+    """The share is the cost of all slow ranks."""
     found = measured.summary.stragglers
     if found is None or not found.costliest:
         return None
@@ -26,7 +26,7 @@ def straggler(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time for which ranks with small batches wait for ranks with large batches."""
+    """Ranks with small batches wait for ranks with large batches."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
     rebalance = facts.option("train_sampling_strategy", '"batch_rebalance"')
@@ -36,7 +36,7 @@ def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time for which the stages of a pipeline wait for the longest stage."""
+    """Stages of a pipeline wait for the longest stage."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds
     cause = "Stages of the pipeline are uneven: the longest made the others wait"
@@ -44,7 +44,6 @@ def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _uneven(measured: Measured, seconds: float | None, cause: str, remedy: str) -> Finding | None:
-    """Report the seconds for which ranks waited because of uneven work."""
     lost = measured.summary.stragglers
     if lost is None or not lost.seconds or not seconds:
         return None

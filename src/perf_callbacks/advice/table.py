@@ -79,16 +79,13 @@ RULES: tuple[Rule, ...] = (
     host.too_many_threads,
     host.too_few_threads,
 )
-"""All rules. A rule depends only on its arguments. Before a run, only rules that need no times find something."""
+"""A rule depends only on its arguments. Before a run, only rules that need no times find something."""
 
 
 def findings(
     facts: Facts, summary: Summary | None = None, failed: Callable[[str, Exception], object] | None = None
 ) -> tuple[Finding, ...]:
-    """Apply all rules, and return their findings in the order of `ordered`.
-
-    A rule that fails costs its own finding alone, and is itself a finding. `failed` hears of the error.
-    """
+    """A rule that fails costs its own finding alone, and is itself a finding. `failed` hears of the error."""
     on_cpu = facts if facts.accelerator is None else replace(facts, starved_share=None)
     measured = None if summary is None else Measured(summary, on_cpu)  # a device's times don't depend on CPUs
     found: list[Finding] = []
@@ -107,17 +104,16 @@ def findings(
 
 
 def failure(part: str, error: Exception) -> Finding:
-    """Return the finding that a part of the advice failed: nothing found there doesn't mean that nothing is wrong."""
+    """Nothing found in a failed part doesn't mean that nothing is wrong."""
     remedy = "reporting this as a bug: the log has its traceback"
     return Finding(cause=cards.FAILED, share=None, evidence=f"{part} failed: {describe(error)}", remedy=remedy)
 
 
 def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
-    """Sort findings by share, the largest share first. Findings without a share come last.
+    """Sort by share, the largest first. Findings without a share come last.
 
-    A stall that still lasts comes before all other findings. Next come surplus threads, because they slow each
-    operation down. A finding `cpu` with a large share comes before the findings in `cpu.INFLATED`. A lack of CPUs makes
-    the times of the findings in `cpu.INFLATED` longer.
+    Before all others come a stall that still lasts, and surplus threads, which slow each operation down. A `cpu` with a
+    large share comes before the findings in `cpu.INFLATED`, whose times a lack of CPUs makes longer.
     """
     inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
 

@@ -1,7 +1,4 @@
-"""Comparison of a running fit with its baseline, which is shown in a line after the first steps.
-
-When the fit ends, the observer adds the run to the ledger.
-"""
+"""Comparison of a running fit with its baseline, shown after the first steps. At its end, the ledger gets the run."""
 
 import math
 import os
@@ -26,25 +23,22 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials import turn
 
 EARLY_STEPS = 100
-"""A run is compared with its baseline after at least this many measured steps."""
+"""Least number of measured steps before a run is compared."""
 
 EARLY_SECONDS = 10.0
-"""The compared steps must last at least this many seconds. In their first second, even equal runs differ much."""
+"""Least duration of the compared steps. In their first second, even equal runs differ much."""
 
 RUNS = 5
-"""Largest number of runs that the ledger contributes to a baseline."""
+"""Most runs of the ledger in a baseline."""
 
 CLOSE_SECONDS = 1.0
-"""Longest time in seconds for which the end of a fit waits for the write to the ledger."""
+"""The end of a fit waits at most this long for the write to the ledger."""
 
 AUTO = "auto"
 
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
-    """Return the observer that compares this fit with its baseline, or None if the fit is not compared.
-
-    Only rank 0 compares. A fit in a trial or without a journal is not compared.
-    """
+    """None if the fit is not compared: on other ranks than 0, in a trial, or without a journal."""
     if recorder.run.rank != 0 or not recorder.config.journal or turn.of_process() is not None:
         return None
     watch = BaselineWatch(recorder, training.show)
@@ -59,7 +53,7 @@ class BaselineWatch(Observer):
     """Compares a fit with its baseline on the watchdog's thread.
 
     A disk may hang, so short-lived threads read the baseline and write the ledger. The training thread waits for a
-    disk only at the end of the fit, until the ledger is written.
+    disk only at the end of the fit.
     """
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
@@ -74,7 +68,7 @@ class BaselineWatch(Observer):
         self._known, self._ended = recorder.config.baseline is None, False
 
     def read(self) -> None:
-        """Read the runs of the baseline. This method runs on a separate thread."""
+        """Runs on a separate thread."""
         with guard(logs(log.info, "perf_callbacks: no baseline: %s.")):
             wanted, run = self._recorder.config.baseline, self._recorder.run
             if wanted == AUTO:
@@ -88,7 +82,6 @@ class BaselineWatch(Observer):
         self._known = True
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the number of steps
-        """Compare the run's first steps with the baseline as soon as enough steps are measured."""
         if self._ended:
             return False
         if self._early is None:
@@ -100,10 +93,7 @@ class BaselineWatch(Observer):
         return False
 
     def _first_steps(self) -> RunFigures | None:
-        """Return the figures of the first steps.
-
-        Return None if too few steps are measured, or if the steps can't be read now.
-        """
+        """None: too few steps are measured, or the steps can't be read now."""
         recorder = self._recorder
         if recorder.step - recorder.run.step <= EARLY_STEPS:
             return None

@@ -16,13 +16,13 @@ LEAST = 0.05
 """Least relative change of the step time that is reported."""
 
 EXPLAINED = 0.5
-"""A change is not reported if the machine's load explains at least this part of the change."""
+"""A change is not reported if the machine's load explains at least this part of it."""
 
 LARGE_STAGE = 0.2
 """A stage is named if it accounts for at least this part of the change."""
 
 MOST_NAMED = 4
-"""Largest number of changed package versions that the line names."""
+"""Most changed package versions that the line names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Standing:
     """Result for a run that is surely slower or faster than its baseline."""
 
     change: Change
-    """Relative change of the step time, with its 99 % interval.
+    """Of the step time, with its 99 % interval.
 
     If the baseline is a rate, the interval has no width.
     """
@@ -39,25 +39,17 @@ class Standing:
     rate: float | None = None
     """Samples per second and per device, or None if the baseline consists of runs."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Packages whose current version was not used in any run of the baseline.
-
-    The first version is from the newest baseline run that has the package. The second version is the current version.
-    """
+    """The newest baseline run's version and the current one, of packages whose current version no baseline run had."""
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """For each stage that changed much: its seconds per step in the baseline, and now."""
+    """Seconds per step in the baseline and now, of each stage that changed much."""
 
     @property
     def slower(self) -> bool:
-        """True: the run is slower than its baseline."""
         return self.change.change > 0
 
 
 def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
-    """Compare the first steps of a run with the first steps of earlier runs.
-
-    The result is None if chance or the load of the machine may explain the difference. The result is also None if fewer
-    than two comparable earlier runs were undisturbed.
-    """
+    """None if chance or the machine's load may explain the difference, or with fewer than two undisturbed runs."""
     if _seconds(run) is None:
         return None
     known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
@@ -108,7 +100,7 @@ def line(found: Standing) -> str:
 
 
 def alike(one: RunFigures, other: RunFigures) -> bool:
-    """Return True if two runs have the same model, batch, device and number of ranks. Unknown values are ignored."""
+    """Compare model, batch, device and number of ranks. Unknown values are ignored."""
     if not same(one, other, ("parameters", "batch", "device", "devices", "world_size")):
         return False
     for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
@@ -120,7 +112,7 @@ def alike(one: RunFigures, other: RunFigures) -> bool:
 
 
 def same(one: object, other: object, fields: Iterable[str]) -> bool:
-    """Return True if these fields have the same values in two objects. Unknown values are ignored."""
+    """Unknown values are ignored."""
     pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
     return all([None in pair or pair[0] == pair[1] for pair in pairs])
 
@@ -131,13 +123,13 @@ def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
 
 
 def _seconds(run: RunFigures) -> float | None:
-    """Return the seconds of a step, or None if the time is unknown or impossible."""
+    """None also if the time is impossible."""
     found = run.step_seconds
     return found if found is not None and SHORTEST <= found <= LONGEST else None
 
 
 SHORTEST, LONGEST = 1e-9, 1e9
-"""Smallest and largest number of seconds that a step can take."""
+"""Seconds that a step can take."""
 
 
 def _estimate(run: RunFigures) -> Estimate:
@@ -145,7 +137,7 @@ def _estimate(run: RunFigures) -> Estimate:
 
 
 def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[str, str]]:
-    """Return the package versions that no run of the baseline has."""
+    """Versions that no run of the baseline has."""
     found: dict[str, tuple[str, str]] = {}
     for name, now in run.versions.items():
         before = [one.versions[name] for one in baseline if name in one.versions]
@@ -155,7 +147,7 @@ def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tupl
 
 
 def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[float, float]]:
-    """Return the stages that account for a large part of the change. The stage with the largest part comes first."""
+    """The stage with the largest part comes first."""
     whole = (run.step_seconds or 0.0) - fmean([one.step_seconds or 0.0 for one in baseline])
     found: list[tuple[float, str, tuple[float, float]]] = []
     for name, now in run.stage_seconds.items():

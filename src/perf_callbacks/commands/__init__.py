@@ -34,16 +34,16 @@ from perf_callbacks.version import __version__
 
 
 class Command(Protocol):
-    """Interface of a command's module."""
+    """A command's module."""
 
     SUMMARY: str
-    """Description of the command in the list of commands."""
+    """In the list of commands."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace, /) -> int:
-        """Run the command and return its exit status. Raise `ConfigError` for settings that make no sense."""
+        """Return the exit status. Raise `ConfigError` for settings that make no sense."""
         ...
 
 
@@ -69,14 +69,13 @@ COMMANDS: dict[str, Command] = {
     "memory": memory,
     "goodput": goodput,
 }
-"""All commands by name, in the order in which the help lists them."""
+"""In the order in which the help lists them."""
 
 PIPE_CLOSED = 141
 """Exit status of a command whose output pipe was closed, as in `perf-callbacks status | head -1`."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that the command line names, and return the exit status."""
     try:
         try:
             return _run(words)

@@ -22,23 +22,18 @@ if TYPE_CHECKING:
 SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
 
 JSON_SCHEMA = 1
-"""Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+"""Incremented when a key is removed or changes its meaning."""
 
 LEAST_SECONDS = 11.0
-"""Smallest number of seconds for the first run. A verdict needs ten seconds of steps after the first steps."""
+"""A verdict needs ten seconds of steps after the first steps."""
 
 SECONDS = 24.0
-"""Default seconds of the first run.
-
-The second run takes the same steps with the remedy. The faster second run should still last ten seconds, because a
-verdict needs ten seconds.
-"""
+"""Of the first run. The faster second run takes the same steps, and should still last ten seconds for a verdict."""
 
 MOST_RANKS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Trains on the CPU, in a new temporary directory, which stays. Needs no network and nothing but this package. "
         "Settings from PERF_CALLBACKS variables don't apply. Exits with 1 if the verdict doesn't name the fault, as on "
@@ -53,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo and return the exit status."""
     from perf_callbacks.kernel.process.processes import allowed_cpus  # noqa: PLC0415 only this command needs these
     from perf_callbacks.launch.demo import two_runs  # noqa: PLC0415 as above
 
@@ -85,7 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def play(found: "TwoRuns", seconds: float, cpus: int | None) -> None:
-    """Run the program without and then with the remedy, and say what happens."""
     number = "" if cpus is None else f", on {cpus} CPU{'s' * (cpus != 1)}"
     who = "1 process" if found.ranks == 1 else f"{found.ranks} ranks"
     found.say(
@@ -110,7 +103,7 @@ def _few_cpus(cpus: int, ranks: int) -> str:
 
 
 def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
-    """Return the result of the demo as values for JSON."""
+    """For JSON."""
     from perf_callbacks.report.cards import verdict  # noqa: PLC0415 only this command needs the module
 
     finding = found.finding
@@ -139,6 +132,6 @@ def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
 
 
 def _say(paragraph: str, file: Any) -> None:
-    """Print a paragraph below an empty line. A shell command stays on one line, so that users can copy it."""
+    """A shell command stays on one line, so that users can copy it."""
     lines = [paragraph] if paragraph.startswith("$ ") else wrapped(paragraph, indent="", width=terminal.columns())
     print("\n" + "\n".join(lines), file=file, flush=True)

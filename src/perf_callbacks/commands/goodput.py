@@ -26,14 +26,13 @@ from perf_callbacks.report.units import energy
 SUMMARY: str = "show how much of a job's time bought progress, over all attempts"
 
 JSON_SCHEMA = 1
-"""Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+"""Incremented when a key is removed or changes its meaning."""
 
 SLACK_SECONDS = 1.0
-"""A restart may begin before the last record of the earlier run, but by no more than this number of seconds."""
+"""A restart may begin before the last record of the earlier run, but by no more than this."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the journals of the lowest rank in and below DIR. The attempts of a job share the run's id, which "
         "checkpoints carry on. Shows the newest job. Exits with 2 if there is no journal, or if a journal holds "
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print how the newest job spent its time. With `--all`, all runs count as one job."""
+    """With `--all`, all runs count as one job."""
     top: Path = arguments.directory
     jobs = _jobs(_fits(top))
     if arguments.all:
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fits(top: Path) -> list[FitHistory]:
-    """Return the runs in and below a directory, or in a single journal, the oldest run first."""
+    """The oldest first."""
     journals = [path for folder in journals_below(top, []) for path in folder]
     try:
         found = gather(map(read, journals), [partial(interim.read, path) for path in journals])
@@ -81,10 +80,10 @@ def _fits(top: Path) -> list[FitHistory]:
 
 
 def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
-    """Group the runs by job. The jobs, and the runs of each job, are sorted from the oldest to the newest.
+    """Group the runs by job, from the oldest to the newest.
 
-    Two runs belong to the same job if they have the same job id, command and directory, and the earlier run failed or
-    has no summary. The run ids differ if a scheduler or torchrun restarts a job before the job's first checkpoint.
+    Runs are one job if they have the same job id, command and directory, and the earlier one failed or has no summary.
+    The run ids differ if a scheduler or torchrun restarts a job before its first checkpoint.
     """
     jobs: list[list[FitHistory]] = []
     for fit in sorted(fits, key=lambda fit: _ordered(fit)[0].run.started_unix):

@@ -17,7 +17,7 @@ from perf_callbacks.report import memory_table
 from perf_callbacks.report.layout import card
 
 LARGEST = 1_000_000
-"""Largest number that an option takes."""
+"""That an option takes."""
 
 OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "adafactor")
 DTYPES = ("bf16", "bf16-mixed", "fp16", "fp16-mixed", "fp32")
@@ -31,7 +31,6 @@ _NUMBERS = {
 
 
 def add_arguments(group: Any) -> None:
-    """Add the options that describe the run."""
     group.add_argument("--seq", type=int, help="tokens in a sequence")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of torch (default: adamw)")
     group.add_argument(
@@ -57,11 +56,7 @@ def add_arguments(group: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Estimator of a rank's memory for one model.
-
-    The function `sizes` takes a micro-batch and a number of checkpointed layers. It returns the size of each
-    part of memory in GB. A second call with the same arguments returns the first result.
-    """
+    """Memory of a rank. `sizes` takes a micro-batch and a number of checkpointed layers, and caches parts in GB."""
 
     sizes: Callable[[int, int], dict[str, float]]
     layers: int
@@ -69,7 +64,7 @@ class Estimator:
 
 
 def estimator(arguments: argparse.Namespace) -> Estimator:
-    """Return the estimator for the model of a config.json. The estimator simulates the model on fake tensors."""
+    """Simulate the model of a config.json on fake tensors."""
     from perf_callbacks.commands.simulated_model import simulation, unpadded  # noqa: PLC0415 imports torch
 
     config = read_config(arguments.path)
@@ -93,7 +88,6 @@ def estimator(arguments: argparse.Namespace) -> Estimator:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the estimate."""
     if arguments.seq is None:
         raise ConfigError("--seq: is missing, wanted the tokens in a sequence.")
     for name, (least, _) in _NUMBERS.items():
@@ -106,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
-    """Return the estimate as values for JSON, with the micro-batch and checkpointing that fit the memory limit."""
+    """For JSON, with the micro-batch and checkpointing that fit the memory limit."""
     batch, limit = arguments.batch or 1, arguments.limit_gb
     checkpointed = min(arguments.checkpointing, found.layers)
     sizes = found.sizes(batch, checkpointed)
@@ -137,7 +131,7 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
 
 
 def _fitting(found: Estimator, limit: float, checkpointed: int, batch: int) -> int:
-    """Return the largest micro-batch that fits. The search begins at a guess from two simulated micro-batches."""
+    """The search begins at a guess from two simulated micro-batches."""
     one, other = found.sizes(batch, checkpointed)["peak"], found.sizes(2 * batch, checkpointed)["peak"]
     per_sample = (other - one) / batch
     guess = int(batch + (limit - one) / per_sample) if per_sample > 0 else LARGEST
@@ -149,7 +143,6 @@ def _sharding(arguments: argparse.Namespace) -> str:
 
 
 def render(found: dict[str, Any], path: Path) -> str:
-    """Render an estimate."""
     columns, several = terminal.columns(), found["ranks"] > 1
     title = (
         f"{path}: {found['parameters']:,} parameters, micro-batch {found['micro_batch']} of {found['seq']} tokens, "
@@ -171,7 +164,7 @@ def render(found: dict[str, Any], path: Path) -> str:
 
 
 ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "exchange", "peak")
-"""Parts of an estimate, in the order in which they are printed."""
+"""In the order in which they are printed."""
 
 
 def _limits(found: dict[str, Any]) -> list[str]:

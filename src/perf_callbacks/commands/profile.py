@@ -19,7 +19,6 @@ SUMMARY: str = "say in words what a trace or the profiled steps of a run show, a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the last attempt of a run's last fit, of all ranks; or a trace that torch.profiler or Kineto wrote on "
         "any machine, also gzipped. Exits with 2 if there is no journal, if a journal holds an impossible value, or if "
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the profile of a trace. For a run, print its profiles and the FLOPs of each module."""
     if arguments.path.is_file() and arguments.path.suffix != ".jsonl":
         return _trace(arguments.path, as_json=arguments.json)
     fits = report.last(arguments.path)

@@ -14,7 +14,6 @@ SUMMARY: str = "compare runs on different numbers of devices: efficiency, and th
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the last attempt of the last fit, of all ranks. Runs on the same number of devices count as one point. "
         "The efficiency is the work per second and device, divided by that of the runs on the fewest devices. Exits "
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the efficiency on each number of devices, and the part of a step that grows."""
     runs, baseline = [[report.last(path) for path in side] for side in (arguments.runs, arguments.baseline)]
     try:
         found = curve(runs, baseline)

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the sizes of the model. Return `TO_CHANGE` if a size should change."""
     for name in ("tokens", "multiprocessors"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= LARGEST:
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(found: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
-    """Render the table of sizes. Below the table, list matrix products that leave many multiprocessors idle.
+    """Below, list matrix products that leave many multiprocessors idle.
 
     >>> print(table([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
     ...              ProductSize("head", 128, 128)], [], None))

@@ -1,4 +1,4 @@
-"""`perf-callbacks show`: show the card with the results of a run. The run may still be running, or have been killed."""
+"""`perf-callbacks show`: show the card of a run, which may still be running, or have been killed."""
 
 import argparse
 import json
@@ -16,12 +16,10 @@ from perf_callbacks.report.run_reader import RunReader
 SUMMARY: str = "show the card of a run that ended, goes on, hangs or was killed"
 
 JSON_SCHEMA = 1
-"""Version of the printed JSON, incremented when a key is removed or changes its meaning. docs/looking.md lists
-the keys."""
+"""Incremented when a key is removed or changes its meaning. docs/looking.md lists the keys."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads files alone: the training isn't asked, and may run on another machine. Shows the newest run in DIR, or "
         "else the newest run below DIR. Exits with 2 if there is no run."
@@ -49,7 +47,7 @@ def to_stderr(line: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the card of the newest run, or of all runs."""
+    """The newest run, or all runs."""
     top, reader = arguments.directory, RunReader(complain=to_stderr)
     runs = reader.below(top) if arguments.all else reader.nearest(top)
     if not arguments.all:

@@ -12,10 +12,7 @@ from perf_callbacks.memory.simulated_step import Simulation
 
 
 def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, accelerator: bool) -> Simulation:
-    """Return a simulation of the causal language model of a config.json. Python files beside the config are not run.
-
-    Raises `ConfigError` if transformers lacks such a model.
-    """
+    """Python files beside the config are not run. Raise `ConfigError` if transformers lacks such a model."""
     try:
         import transformers  # noqa: PLC0415 slow, and optional
     except ImportError:
@@ -44,10 +41,7 @@ def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, acceler
 
 @contextmanager
 def unpadded() -> Iterator[None]:
-    """Make transformers treat fake tensors as batches without padding.
-
-    Otherwise, transformers 5 makes an attention mask for each fake batch, although only padding needs a mask.
-    """
+    """Treat fake tensors as batches without padding: transformers 5 would make an attention mask for each."""
     from transformers.utils import import_utils  # noqa: PLC0415 as above
 
     name = "is_fake_tensor"

@@ -36,14 +36,14 @@ STYLES = {
 }
 
 USUAL_SIZE = (80, 24)
-"""Columns and rows that are assumed if a terminal doesn't report its size."""
+"""If a terminal doesn't report its size."""
 
 TERMINATED = 143
 """Exit status after SIGTERM."""
 
 
 def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:
-    """Return lines that rich draws. If `ends` is true, a newline follows the bottom line."""
+    """With `ends`, a newline follows the bottom line."""
     found: list[Segment] = []
     for line in lines:
         found += [Segment(span.text, STYLES[span.style]) for span in line]
@@ -52,7 +52,6 @@ def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:
 
 
 def print_lines(lines: Sequence[Line]) -> None:
-    """Print a frame once."""
     console = _console()
     console.print(_frame(encodable(lines, console.encoding), ends=True), overflow="ignore", crop=False)
 
@@ -86,7 +85,7 @@ class Screen:
         self._undo.close()
 
     def _leave(self) -> None:
-        """Leave the alternate screen, and print the first paragraph of the last frame."""
+        """Print the first paragraph of the last frame."""
         self._live.stop()
         paragraph = itertools.takewhile(bool, self._last)
         self._console.print(_frame(paragraph, ends=True), overflow="ignore", crop=False)
@@ -115,10 +114,7 @@ class Screen:
         self._live.update(_frame(self._last), refresh=True)
 
     def keys(self, seconds: float) -> str:
-        """Wait for a key for at most `seconds`. Return the keys that were pressed, without escape sequences.
-
-        Return "q" if the terminal is gone.
-        """
+        """Wait for a key, and return those that were pressed, without escape sequences. "q" if the terminal is gone."""
         if self._input is None:
             sleep(seconds)
             return ""

@@ -10,11 +10,10 @@ from perf_callbacks.report.history import Attempt
 
 
 def in_order(attempts: Iterable[Attempt]) -> list[tuple[float, Attempt]]:
-    """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
+    """Return each attempt with its start in unix time. A resumed attempt comes after the attempt that it resumed.
 
-    A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
-    time since boot, because somebody may change the wall clock. The unix time of a boot comes from the wall
-    clock of the boot's most recent attempt.
+    Attempts of one boot are ordered by the time since boot, because somebody may change the wall clock. The unix time
+    of a boot comes from the wall clock of the boot's most recent attempt.
     """
     found = [*attempts]
     runs = sorted([one.run for one in found], key=lambda run: (_uptime(run), _key(run)))
@@ -50,9 +49,8 @@ def _key(run: Run) -> tuple[float, int, int, str]:
 def parents(ordered: Sequence[Attempt]) -> list[int | None]:
     """Return for each attempt the index of the attempt that it resumed, or None if it began anew.
 
-    Usually the checkpoint names the resumed attempt. If the checkpoint names no attempt with a journal, the function
-    returns the most recent earlier attempt that reached the checkpoint's step. If no attempt reached the checkpoint's
-    step, the function returns the most recent earlier attempt that began at a lower step.
+    If the checkpoint names no attempt with a journal: the most recent earlier attempt that reached the checkpoint's
+    step, or else the most recent one that began at a lower step.
     """
     found: list[int | None] = []
     for place, one in enumerate(ordered):
@@ -73,11 +71,7 @@ def last_step(attempt: Attempt) -> int:
 
 
 def survivors(ordered: Sequence[Attempt]) -> list[int]:
-    """Return the number of surviving steps of each attempt.
-
-    The final model contains the surviving steps. All other steps are rolled back, for example steps that a later
-    attempt did again after a crash.
-    """
+    """Return the steps of each attempt that are in the final model; the others are rolled back."""
     kept = [0] * len(ordered)
     origins = parents(ordered)
     place: int | None = len(ordered) - 1 if ordered else None

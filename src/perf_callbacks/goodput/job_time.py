@@ -21,27 +21,24 @@ class AttemptTime:
 
     run: Run
     origin: int | None
-    """Index of the attempt whose checkpoint this attempt read. None: this attempt began anew, or the index is
-    unknown."""
+    """The attempt whose checkpoint this attempt read; None: it began anew, or the index is unknown."""
     began_seconds: float
-    """Seconds from the first start of the job to the start of this attempt's process."""
+    """From the first start of the job to the start of this attempt's process."""
     seconds: Mapping[str, float]
-    """Maps each kind of time to its seconds. The downtime before the attempt is included. Kinds that were not measured
-    are left out."""
+    """By kind, with the downtime before the attempt; kinds that were not measured are missing."""
     steps: int
     kept_steps: int
-    """Number of the attempt's steps that survive."""
     unseen_steps: int
-    """Number of steps that the summary counts but the journal lacks."""
+    """Steps that the summary counts but the journal lacks."""
     ended: bool | None
-    """True if the attempt ended normally, and False if it failed. None if it was killed, hangs or still runs."""
+    """False: it failed; None: it was killed, hangs or still runs."""
     failure: str | None
     tokens: float | None
-    """Number of tokens of all ranks in the surviving steps, or None if unknown."""
+    """Of all ranks in the surviving steps."""
     rank_tokens: float | None
-    """Number of tokens in the surviving steps of the rank that wrote the journal."""
+    """Of the rank that wrote the journal, in the surviving steps."""
     joules: float | None
-    """Energy of the device of the rank that wrote the journal, or None if it was not measured."""
+    """Of the device of the rank that wrote the journal."""
 
     @property
     def devices(self) -> int:
@@ -53,7 +50,7 @@ class AttemptTime:
 
     @property
     def lacks_steps(self) -> bool:
-        """True if the journal may lack steps: the last steps before a kill, or steps after the journal was full."""
+        """Last steps before a kill are lost, and so are steps after the journal was full."""
         return self.ended is None or self.unseen_steps > 0
 
     @property
@@ -66,26 +63,25 @@ class JobTime:
     """Time of a job from the first start to the last sign of life."""
 
     attempts: tuple[AttemptTime, ...]
-    """Attempts of the job in the order of their starts. A job has at least one attempt."""
+    """In the order of their starts, at least one."""
     overlap_seconds: float
-    """Time in which several attempts seem to have run at once. Each of the overlapping attempts includes the overlap.
+    """Time in which several attempts seem to have run at once, because two resumed the same one or a clock was changed.
 
-    An overlap means that two attempts resumed the same attempt, or that somebody changed a clock.
+    Each of the overlapping attempts includes it.
     """
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each kind of time. Kinds that no attempt measured are left out."""
         return _sums(self.attempts, lambda _: 1)
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """Device seconds of each kind of time: the seconds of each attempt times the attempt's number of devices."""
+        """Seconds of each attempt times its number of devices."""
         return _sums(self.attempts, lambda one: one.devices)
 
     @property
     def all_seconds(self) -> float:
-        """Time from the first start to the last sign of life, plus `overlap_seconds`."""
+        """From the first start to the last sign of life, plus `overlap_seconds`."""
         return sum(self.seconds.values())
 
     @property
@@ -95,7 +91,7 @@ class JobTime:
 
     @property
     def goodput(self) -> float | None:
-        """Share of all device time that surviving steps use, without waits for data and for other ranks."""
+        """Share of the device time that surviving steps use, without waits for data and for other ranks."""
         return _share((time_kinds.PRODUCTIVE,), self.device_seconds)
 
     @property
@@ -109,30 +105,24 @@ class JobTime:
 
     @property
     def tokens(self) -> float | None:
-        """Number of tokens of all ranks in the surviving steps, or None if unknown."""
+        """Of all ranks in the surviving steps."""
         return _known_sum([one.tokens for one in self.attempts])
 
     @property
     def joules(self) -> float | None:
-        """Energy of a device over all attempts with a measured energy, or None without such an attempt.
-
-        The device belongs to the rank whose journal was read.
-        """
+        """Of the device of the journal's rank, over all attempts with a measured energy."""
         return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy per token, for the rank of the journal. Attempts with unknown energy or tokens don't contribute."""
+        """Of the journal's rank, over the attempts with known energy and tokens."""
         known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
         tokens = sum([one.rank_tokens or 0.0 for one in known])
         return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
 
 
 def of(attempts: Iterable[Attempt]) -> JobTime:
-    """Return the time of a job. The attempts may be in any order.
-
-    Raise `ValueError` if there are no attempts, or if a journal holds impossible times.
-    """
+    """Raise `ValueError` if there are no attempts, or if a journal holds impossible times."""
     timed = in_order(attempts)
     ordered = [one for _, one in timed]
     kept, origins = survivors(ordered), parents(ordered)
@@ -184,7 +174,7 @@ def _attempt(one: Attempt, kept: int, origin: int | None, parts: Mapping[str, fl
 
 
 def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
-    """Return two numbers of tokens in the surviving steps: the tokens of one rank, and the tokens of all ranks.
+    """Return the tokens of one rank and of all ranks in the surviving steps.
 
     The `Window` records of the journal show how many tokens all ranks have for each token of one rank.
     """
@@ -206,7 +196,7 @@ def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
 
 
 def _joules(one: Attempt) -> float | None:
-    """Return the energy of the rank's device. Return None if the energy is unknown or processes share the device."""
+    """None also if processes share the device."""
     uses = [use for use in time_kinds.records(one, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None
@@ -227,19 +217,13 @@ def _share(kinds: Iterable[str], seconds: Mapping[str, float]) -> float | None:
 
 
 def _known_sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values, or None if a value is unknown."""
     found = [*values]
     known = [value for value in found if value is not None]
     return sum(known) if len(known) == len(found) else None
 
 
 def facts(job: JobTime, price: float | None) -> dict[str, Any]:
-    """Return the time of a job as plain values for JSON. Unknown values are None.
-
-    Args:
-        job: The time of the job.
-        price: Price of one device for an hour, or None.
-    """
+    """Return plain values for JSON. The price is that of one device for an hour."""
     money = None if price is None else job.device_hours * price
     last = job.attempts[-1]
     return {

@@ -20,11 +20,10 @@ LOSSES = {
     time_kinds.DOWNTIME: "downtime",
     time_kinds.OTHER: "other work",
 }
-"""Maps each kind of unproductive time to the words that describe the kind in `sentence`."""
+"""Words of `sentence`."""
 
 
 def sentence(job: JobTime) -> str:
-    """Return a sentence about the share of the devices' time that brought progress, and about the largest loss."""
     found = job.device_seconds
     whole = sum(found.values())
     if whole <= 0:
@@ -52,14 +51,13 @@ def hours(seconds: float) -> str:
 
 
 def kinds(job: JobTime) -> list[tuple[str, str, str]]:
-    """Return a table row for each kind of time above 0, with the kind's name, device time and share."""
     found = job.device_seconds
     whole = sum(found.values())
     return [(kind, hours(seconds), f"{seconds / whole:.1%}") for kind, seconds in found.items() if seconds > 0]
 
 
 def unknown(job: JobTime) -> list[str]:
-    """Return the kinds of time that no attempt measured. The time of an unmeasured kind is part of other kinds."""
+    """Kinds that no attempt measured; their time is part of other kinds."""
     alone = all(one.run.world_size == 1 for one in job.attempts)
     asked = [time_kinds.DATA, *([] if alone else [time_kinds.COMMUNICATION, time_kinds.STRAGGLERS])]
     if any(one.run.step for one in job.attempts):
@@ -68,7 +66,7 @@ def unknown(job: JobTime) -> list[str]:
 
 
 def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
-    """Yield a row of headings, and then a table row for each attempt."""
+    """Yield the headings first."""
     yield "attempt", "from step", "devices", "down before", "lasted", "steps", "rolled back", "end"
     for place, one in enumerate(job.attempts, 1):
         down = one.seconds[time_kinds.DOWNTIME]
@@ -85,7 +83,7 @@ def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
 
 
 def rolled_back(one: AttemptTime, *, last: bool) -> str:
-    """Return the number of steps that were rolled back, with "≥" if the journal may lack steps."""
+    """With "≥" if the journal may lack steps."""
     if one.lacks_steps and not last:
         return f"≥ {one.rolled_back_steps:,}"
     return f"{one.rolled_back_steps:,}" if one.rolled_back_steps else ""
@@ -98,7 +96,6 @@ def end(one: AttemptTime, *, last: bool) -> str:
 
 
 def notes(job: JobTime) -> Iterable[str]:
-    """Yield sentences that explain the figures of a job."""
     for ended, why in ((True, "by choice: the attempts had ended in order"), (False, "after a crash or a kill")):
         steps = sum([one.rolled_back_steps for one in job.attempts if bool(one.ended) is ended])
         least = "at least " if job.lower_bound and not ended else ""

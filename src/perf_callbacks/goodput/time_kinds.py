@@ -22,21 +22,17 @@ OTHER = "other"
 STEP_KINDS = (PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS)
 _BETWEEN = (STALLS, STARTUP, RESTORE, FIRST_STEP, EVALUATION, CHECKPOINT)
 KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
-"""Kinds of time, in the order of the tables."""
+"""In the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
-"""Maps the reason for excluding a step to a kind of time. The kind gets the step's time beyond the median step time."""
+"""Where the step's time beyond the median step goes, by the reason for excluding the step."""
 
 COPIED_SECONDS = 120.0
-"""A journal file counts as a copy if the file's time is more than this many seconds after the last record. The journal
-of a hung run never counts as a copy."""
+"""A file whose time is this much later than its last record is a copy. The journal of a hung run never is."""
 
 
 def lasted(attempt: Attempt) -> float:
-    """Return the seconds from the beginning of an attempt to its last sign of life.
-
-    If an attempt hung, the time of the last write to its journal counts as its last sign of life.
-    """
+    """Seconds to the last sign of life: of a hung attempt, the last write to its journal."""
     known = max(0.0, attempt.seconds)
     if attempt.written_unix is None or attempt.last(Summary) is not None:
         return known
@@ -46,7 +42,7 @@ def lasted(attempt: Attempt) -> float:
 
 
 def hanging_since(attempt: Attempt) -> float | None:
-    """Return the time at which an attempt's last, unfinished step began to hang, or None if the attempt didn't hang."""
+    """When the last, unfinished step began to hang."""
     done, found = last_step(attempt), None
     end = attempt.last(Summary)
     if end is not None and end.failure is None:
@@ -61,12 +57,9 @@ def hanging_since(attempt: Attempt) -> float | None:
 
 
 def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
-    """Split the time of an attempt into kinds, which add up to `seconds`. Kinds that were not measured are left out.
+    """Return parts that add up to `seconds`. Kinds that were not measured are missing.
 
-    Args:
-        attempt: The attempt.
-        kept: Number of the attempt's steps that survive, from its first step on.
-        seconds: Duration of the attempt.
+    The first `kept` steps survive.
     """
     unknown = _unknown(attempt)
     parts = {kind: 0.0 for kind in KINDS if kind not in unknown}
@@ -98,11 +91,7 @@ def _unknown(attempt: Attempt) -> set[str]:
 
 
 def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
-    """Add the time of all steps to the kinds.
-
-    Surviving steps are split by stage, and other steps count as rolled back. A special step, such as the first step,
-    may take longer than the median step. The additional time has a kind of its own.
-    """
+    """The time of a special step, such as the first one, beyond the median has a kind of its own."""
     columns: Mapping[str, Sequence[float]] = attempt.columns
     times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
     excluded = attempt.excluded
@@ -134,11 +123,7 @@ def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
 
 
 def _move_stragglers(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
-    """Move the cost of slow ranks to the kind `stragglers`.
-
-    The cost of slow ranks is subtracted from the time of the kind `communication`. If `communication` is shorter than
-    the cost, the remainder is subtracted from productive time.
-    """
+    """Take the cost of slow ranks from `communication`, and what exceeds it from productive time."""
     if STRAGGLERS not in parts:
         return
     last = attempt.step[kept - 1] if kept else attempt.run.step
@@ -152,7 +137,7 @@ def _move_stragglers(parts: dict[str, float], attempt: Attempt, kept: int) -> No
 
 
 def records(attempt: Attempt, kind: type[T]) -> list[T]:
-    """Return the records of a type in the order of the journal. Drop duplicates, which a copied journal may have."""
+    """Drop duplicates, which a copied journal may have."""
     by_time: dict[float, list[T]] = {}
     for entry in attempt.entries:
         if isinstance(entry.record, kind) and entry.record not in by_time.setdefault(entry.t, []):

@@ -1,7 +1,6 @@
 """Reader and editor of the section `perf_callbacks` in accelerate's config file.
 
-An edit replaces only this section. All other lines of the file, including comments, stay unchanged. The edited text is
-parsed again as a check before the file is saved.
+All other lines of the file, including comments, stay unchanged. The edited text is parsed again before it is saved.
 """
 
 import json
@@ -23,7 +22,7 @@ from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, pa
 KEY = "perf_callbacks"
 
 _SECTION = re.compile(rf"""^(["']?){KEY}\1[ ]*:.*\n?(?:[ \t].*\n?|\r?\n(?=[ \t]))*""", re.MULTILINE)
-"""Pattern for the line with the key `perf_callbacks`, and for the indented lines after this line."""
+"""The line with the key `perf_callbacks`, and the indented lines after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +32,14 @@ class AccelerateConfig:
     path: Path
     text: str
     root: Node | None
-    """Root of the parsed file. None means that the file is empty."""
+    """None: the file is empty."""
     key: Node | None
-    """Key of the section `perf_callbacks`. None means that the file has no such section."""
+    """None: the file has no such section."""
     entries: tuple[FileEntry, ...]
-    """Settings in the section `perf_callbacks`."""
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of accelerate's default config file, or None if there is no home directory.
-
-    The function doesn't import accelerate, because the import would take seconds.
-    """
+    """None if there is no home directory. Accelerate itself would take seconds to import."""
     cache = Path(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     try:
         return Path(environ.get("HF_HOME", cache)).expanduser() / "accelerate" / "default_config.yaml"
@@ -73,9 +68,9 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a section as environment variables for all ranks.
+    """Return environment variables for all ranks.
 
-    The result leaves out settings that are already set by the environment or by the file of `PERF_CALLBACKS_CONFIG`.
+    Settings of the environment or of the file of `PERF_CALLBACKS_CONFIG` are left out.
     """
     settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)
@@ -89,7 +84,6 @@ def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[
 
 
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
-    """Return the parsed content of the file without the section `perf_callbacks`."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     try:
@@ -100,7 +94,7 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Return the text of the file with changed settings. Raise `ConfigError` if the section can't be edited."""
+    """Raise `ConfigError` if the section can't be edited."""
     known = parse(config.entries)
     for name in unset:
         if name not in known:
@@ -122,7 +116,7 @@ def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collec
 
 
 def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str:
-    """Return the text with a new section in place of the old section, or at the end if there is none."""
+    """A new section goes to the end."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     block = ""
@@ -139,7 +133,7 @@ def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str
 
 
 def save(path: Path, text: str) -> None:
-    """Replace the text of a file atomically, and keep its mode and owner. Raise `ConfigError` on failure."""
+    """Write atomically, and keep mode and owner. Raise `ConfigError` on failure."""
     path = path.resolve()
     try:
         if not os.access(path, os.W_OK):

@@ -1,6 +1,6 @@
 """Part of `perf-callbacks try` in the tried program: applies the changes of a trial, and measures a plain loop.
 
-The interpreter imports this file before the program begins. So this file doesn't import torch.
+The interpreter imports this file before the program begins, so it doesn't import torch.
 """
 
 import gc
@@ -26,7 +26,7 @@ Action = Callable[[ModuleType], None]
 
 
 def join(actions: dict[str, Action]) -> None:
-    """Add the changes of this process's trial to `actions`, the functions that run after the import of a module."""
+    """Add the changes of this process's trial to what runs after the import of a module."""
     found = turn.of_process()
     if found is None:
         return
@@ -47,7 +47,7 @@ def _both(first: Action, second: Action) -> Action:
 
 
 def _checked(trial: Turn, act: Action) -> Action:
-    """Wrap an action, so that an error ends the trial. A trial without its changes would measure the wrong thing."""
+    """An error ends the trial: without its changes, it would measure the wrong thing."""
 
     def checked(module: ModuleType) -> None:
         try:
@@ -62,9 +62,8 @@ def _checked(trial: Turn, act: Action) -> Action:
 class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
-    The model is the largest of the candidates. A candidate is a module that has a parameter of the optimizer, and that
-    the program itself called. A compiled module may hide its calls. If no candidate was called, the candidates are the
-    modules that have a parameter of the optimizer, and are part of no other such module.
+    The model is the largest module that has a parameter of the optimizer and that the program itself called. A compiled
+    module may hide its calls. If no such module was called, those count that are part of no other such module.
     """
 
     def __init__(self, trial: Turn) -> None:
@@ -152,7 +151,6 @@ class PlainLoop:
 
 
 def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
-    """Return the modules that hold at least one trained parameter."""
     return [module for module in modules if any(id(one) in trained for one in module.parameters())]
 
 
@@ -163,6 +161,5 @@ def _modules() -> Iterable[Any]:
 
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:
-    """Return the modules that are part of no other module."""
     parts = {id(part) for module in modules for part in module.modules() if part is not module}
     return [module for module in modules if id(module) not in parts]

@@ -1,7 +1,7 @@
 """Run a program several times, unchanged and with each suggested remedy: `perf-callbacks try`.
 
-Each trial launches the program once. The program is measured as under `perf-callbacks run`, writes its outcome to a
-file, and exits. Then all processes of the trial are killed.
+Each trial launches the program once, as under `perf-callbacks run`. It writes its outcome to a file, and exits. Then
+all processes of the trial are killed.
 """
 
 import os
@@ -28,22 +28,19 @@ from perf_callbacks.trials.writes import TRACKERS
 POLL_SECONDS = 0.02
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
-"""A trial counts as hanging after 120 s, or after four times the duration of the longest earlier trial, whichever is
-later."""
+"""A trial hangs after the later of 120 s and four times the duration of the longest earlier trial."""
 
 LAST_LINES = 3
-"""If a trial fails, this many lines from the end of the program's output are shown."""
+"""Shown of a failed program's output."""
 
 TAIL_BYTES = 65536
-"""Number of bytes at the end of the program's output that are read to find the last lines."""
+"""Read from the end of the program's output."""
 
 LONGEST = 40
-"""Largest length of the temporary directory's path. The path of a socket of the program is 60 characters longer than
-the path of the temporary directory."""
+"""Of the temporary directory's path. The path of a socket of the program is 60 characters longer."""
 
 SCANS = 10
-"""Largest number of searches for processes of a trial. Each search finds the processes that were started during the
-previous search."""
+"""Most searches for a trial's processes. Each finds those that were started during the previous one."""
 
 QUIET = {
     "PERF_CALLBACKS": "1",
@@ -53,7 +50,7 @@ QUIET = {
     "PERF_CALLBACKS_MEASURE_PEAK": "off",
     "PERF_CALLBACKS_ON_EVENT": "off",
 }
-"""Environment variables of all trials, which turn off the journal, the report and similar features."""
+"""Turn off the journal, the report and similar features in all trials."""
 
 
 class RefusedError(Exception):
@@ -71,13 +68,13 @@ class Tries:
     only: Collection[str]
     yes: bool
     cpus: int
-    """Number of CPUs that this process may use."""
+    """That this process may use."""
     stopped: Callable[[], bool]
-    """Function that returns True once the user wants to stop the trials."""
+    """True once the user wants to stop the trials."""
     say: Callable[[str], object]
-    """Function that prints a sentence."""
+    """Print a sentence."""
     show: Callable[[float, str], object]
-    """Function that shows the progress, given the finished share and the name of the current run."""
+    """Show the finished share and the name of the current run."""
 
     def __post_init__(self) -> None:
         self.result = TrialResults(program=" ".join(_shown(self.command)))
@@ -118,7 +115,7 @@ class Tries:
             self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, number: int) -> None:
-        """Run the program once with each setting, in an order that differs from round to round."""
+        """The order of the settings differs from round to round."""
         result = self.result
         result.partial = {}
         plans: dict[str, Changes] = {
@@ -160,7 +157,7 @@ class Tries:
             result.partial[name] = outcome
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
-        """Choose the remedies to try together: all remedies that didn't slow the program down in the first round."""
+        """Take all remedies that didn't slow the program down in the first round."""
         base = first[BASE].step_seconds or 0.0
         titles = [
             one.title
@@ -173,7 +170,6 @@ class Tries:
         return {one.remedy.name: one.value for one in self.result.candidates if one.title in self.result.together}
 
     def _trial(self, changes: Changes, *, probe: bool = False) -> TrialOutcome:
-        """Launch the program once."""
         self.result.launches += not probe
         name = "probe" if probe else f"{self.result.launches}"
         scratch = self._scratch
@@ -216,7 +212,6 @@ class Tries:
 
 
 def _near() -> str | None:
-    """Return /tmp if the default temporary directory has too long a path. None means the default directory."""
     return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 
@@ -227,10 +222,9 @@ def launched(
     patience: float | None,
     stopped: Callable[[], bool],
 ) -> TrialOutcome:
-    """Run the program until it has written its outcome, and then kill all its processes.
+    """Run the program until it has written its outcome, exits or loses patience, and kill all its processes.
 
-    The run also ends if the program exits, or after `patience` seconds. `KeyboardInterrupt` is raised once `stopped`
-    returns True.
+    Raise `KeyboardInterrupt` once `stopped` returns True.
     """
     answer, output = outcome_path(path), path.with_suffix(".out")
     began = monotonic()
@@ -258,7 +252,7 @@ def launched(
 
 
 def _without_outcome(status: int, output: Path) -> str:
-    """Return the reason why a program wrote no outcome: it failed, or it made no optimizer step."""
+    """Why a program wrote no outcome: it failed, or it made no optimizer step."""
     if status == 0:
         return "the program ended, and made no step with an optimizer of torch in a process that the trial could watch"
     with output.open("rb") as file:
@@ -285,7 +279,7 @@ def kill(process: "subprocess.Popen[bytes]", plan: str) -> None:
 
 
 def _of_trial(plan: str) -> Iterator[int]:
-    """Yield the ids of all processes whose environment names the plan of the trial. This works only on Linux."""
+    """All processes whose environment names the plan of the trial. This works only on Linux."""
     mark = f"{TRIAL}={plan}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

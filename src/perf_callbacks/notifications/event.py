@@ -12,32 +12,32 @@ from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.units import long_duration
 
 SCHEMA = 1
-"""Version of the event format. The version increases when a key is removed or changes its meaning."""
+"""Increases when a key is removed or changes its meaning."""
 
 STALL, STRAGGLER, DRIFT, END = "stall", "straggler", "drift", "end"
 
 ENDED, FAILED, LOST = "ended", "failed", "lost"
-"""States of a fit at its end. `lost` means that the fit's process was killed or crashed."""
+"""States of a fit at its end. `lost`: its process was killed or crashed."""
 
 MOST_TEXT, MOST_ITEMS = 500, 20
-"""Largest number of characters of a text, and largest number of items of a list."""
+"""Characters of a text, items of a list."""
 
 MOST_FINDINGS = 5
 
 MOST_BYTES = 32_000
-"""Largest size of an event, in bytes. A larger event is sent without its lists."""
+"""A larger event is sent without its lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Origin of a fit's events: the run and its output directory."""
+    """Run of a fit, and its output directory."""
 
     run: Run
     directory: str | None
-    """Output directory of the run. None means that there is no journal."""
+    """Of the run's output; None: there is no journal."""
 
     def event(self, kind: str, sentence: str, details: Mapping[str, Any], *, step: int, now: float) -> dict[str, Any]:
-        """Return an event. The event's kind, such as "stall", is also the key of the details."""
+        """The kind, such as "stall", is also the key of the details."""
         run = self.run
         title = run_title.title(run)
         common = {
@@ -59,7 +59,6 @@ class Origin:
         return {name: _bounded(value, 2 * MOST_TEXT) for name, value in common.items()} | {kind: _bounded(details)}
 
     def end(self, summary: Summary, *, now: float) -> dict[str, Any]:
-        """Return the event for the end of the fit, with its state, verdict and findings."""
         seconds = sum(summary.wall_seconds.values())
         verdict = cards.verdict(summary)
         state = ENDED if summary.failure is None else FAILED
@@ -77,7 +76,6 @@ class Origin:
         return self.event(END, f"{sentence} {verdict}".strip(), details, step=summary.step, now=now)
 
     def drift(self, found: Finding, *, step: int, now: float) -> dict[str, Any]:
-        """Return the event for a drift, which means that steps became longer during the fit."""
         return self.event(DRIFT, f"{found.evidence}; try {found.remedy}.", _finding(found), step=step, now=now)
 
     def lost(self, *, step: int, now: float) -> dict[str, Any]:
@@ -101,7 +99,7 @@ def _finding(found: Finding) -> dict[str, Any]:
 
 
 def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
-    """Return a value for JSON. Long texts and lists are shortened. NaN and infinity become None.
+    """Shorten long texts and lists. NaN and infinity become None.
 
     >>> _bounded({"text": chr(27) + "x" * 600, "share": float("nan"), "ranks": range(30)})["share"] is None
     True

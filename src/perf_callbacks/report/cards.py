@@ -22,39 +22,37 @@ from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
-"""The first finding becomes the verdict only if it saves at least this share of the run. `_large` makes exceptions."""
+"""Least share that makes the first finding the verdict. `_large` makes exceptions."""
 
 STALL = "stall"
 """Cause of the finding about stalls."""
 
 FAILED = "failed"
-"""Cause of the finding that a rule of the advice failed, so that less than everything was looked for."""
+"""Cause of the finding that a rule failed, so that less than everything was looked for."""
 
 THREADS = "threads"
-"""Cause of the finding about threads without a CPU. If this finding comes first, it is the verdict, although its share
-is unknown."""
+"""Cause of the finding about threads without a CPU, a verdict although its share is unknown."""
 
 CLEAR = 0.9
-"""A saving is printed as a range only if the range's lower end is below this share of the upper end."""
+"""A saving is a range only if its lower end is below this share of the upper end."""
 
 ENOUGH_COVERED = 0.98
 """If the counted matrix products use less than this share of the weights, the card shows the uncounted share."""
 
 MOST_NAMES = 3
-"""A card names at most this many operations without a formula."""
+"""Most operations without a formula that a card names."""
 
 WORTH_SAVING = 0.01
 """The lower end of a saving is printed only if it is at least this share of the run's time."""
 
 MOST = 0.99
-"""Largest share of the run that a card promises to save. No estimate is exact enough for a larger share."""
+"""No estimate is exact enough to promise a larger share."""
 
 MOSTLY = 0.8
-"""If forward, backward and optimizer took at least this share of the run's time, the verdict says that there is little
-or nothing to win."""
+"""With this share of the time in forward, backward and optimizer, there is little or nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
-"""Names of parts of the wall time on the card, where they differ from the names in the summary."""
+"""Where they differ from the names in the summary."""
 
 _EXCLUDING = {
     "first_step": "first step",
@@ -63,7 +61,7 @@ _EXCLUDING = {
     "checkpoint": "checkpoints",
     "suspended": "suspensions",
 }
-"""Parts of the wall time that rates exclude, with the name of each part on the card."""
+"""Parts of the wall time that rates exclude."""
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
@@ -72,7 +70,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
 
 
 def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
-    """Return the lines of the table at the end of training. Long lines are not broken yet."""
+    """Long lines are not broken yet."""
     parts = [
         *_verdict(summary),
         _headline(summary),
@@ -96,7 +94,7 @@ def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
 
 
 def verdict(summary: Summary) -> str:
-    """Return a sentence that says what limits the run and which change helps most. Empty means too little is known."""
+    """What limits the run, and which change helps most. Empty: too little is known."""
     large = _large(summary)
     return _change(large[0]) if large else _nothing_to_win(summary)
 
@@ -108,7 +106,7 @@ def _large(summary: Summary) -> list[Finding]:
 
 
 def _sure(found: Finding) -> float:
-    """Return the least share that a finding saves, or a negative number if the share is unknown."""
+    """Least share that a finding saves; negative if the share is unknown."""
     if found.share is None:
         return -1.0
     return found.share if found.low is None else found.low
@@ -140,12 +138,12 @@ def _saves(found: Finding) -> str:
 
 
 def _measured(low: float, factor: float, high: float) -> str:
-    """Render the speedup that `perf-callbacks try` measured."""
+    """The speedup that `perf-callbacks try` measured."""
     return f"measured: {factor:.2f}x [{low:.2f}, {high:.2f}]"
 
 
 def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
-    """Render a finding about the last `seconds` of a training that is still running.
+    """Render a finding about the last `seconds`, without a measured run.
 
     >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
     ...     remedy="DataLoader(num_workers=2)"), 60.0))
@@ -178,7 +176,7 @@ def promised(found: Finding) -> str:
 
 
 def _nothing_to_win(summary: Summary) -> str:
-    """Render the verdict on a run without a large finding. Empty means that too little is known."""
+    """Without a large finding. Empty: too little is known."""
     if _failed(summary):
         return "No verdict, because a rule of the advice failed."
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
@@ -193,14 +191,14 @@ def _nothing_to_win(summary: Summary) -> str:
 
 
 def _too_short(summary: Summary) -> str:
-    """Say what a short run lacks for a verdict. Empty if the run is long enough, or has no measured steps."""
+    """Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
     return too_short(summary.included_steps, summary.wall_seconds.get("steps", 0.0))
 
 
 def too_short(steps: int, seconds: float) -> str:
-    """Say what a run with so many measured steps, and so many seconds of steps, lacks for a verdict.
+    """What a run with so many measured steps lacks for a verdict.
 
     >>> too_short(4, 7.85)
     'No verdict: it needs 5 measured steps and has 4, and 10 s of steps and has 7.8 s.'
@@ -226,10 +224,7 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Yield a line with all parts of the wall time except empty parts. If no time was measured, yield no line.
-
-    The account begins with the trainer's first hook, because the time before this hook is unknown.
-    """
+    """The account begins with the trainer's first hook, because the time before it is unknown."""
     wall = sum(summary.wall_seconds.values())
     if wall <= 0:
         return
@@ -338,7 +333,7 @@ def _pauses(summary: Summary) -> str:
 
 
 def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist in one line, without the items that `_proofs` renders."""
+    """Without the items that `_proofs` renders."""
     parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
     if parts:
         yield f"checklist: {joined(parts)}"
@@ -357,7 +352,7 @@ def _stalls(summary: Summary) -> str:
 
 
 def _global_batch(summary: Summary) -> str:
-    """Render the global batch: the samples of an optimizer step over all ranks."""
+    """The samples of an optimizer step over all ranks."""
     found = summary.memory
     if found is None or found.global_batch is None:
         return ""

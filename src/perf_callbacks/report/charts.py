@@ -15,29 +15,28 @@ from perf_callbacks.report.units import duration, percent, size, speed
 from perf_callbacks.report.work_rate import WorkRate
 
 MOST_ATTEMPTS = 24
-"""Largest number of attempts that get a bar. If a run has more attempts, only the most recent attempts get a bar."""
+"""Most recent attempts that get a bar."""
 
 FEWEST = 3
-"""Smallest number of points for which a line is drawn."""
+"""Least points of a line."""
 
 POINTS = 1000
-"""A long line has at least this many points, but fewer than twice as many. Of 5,000 records, every fifth record is
-drawn."""
+"""A long line has at least so many points, and fewer than twice as many."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
-"""Maps the name of a line to the field of the `use` records that the line shows."""
+"""Field of the `use` records that a line shows."""
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
-    """Return the bar that shows parts of a whole. Each part has a name, a size and a text."""
+    """Each part has a name, a size and a text."""
     said = ", ".join(f"{name} {value}" for name, _, value in parts)
     found = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
     return {"title": title, "parts": found, "text": f"{title}: {said}."}
 
 
 def wall_parts(summary: Summary | None) -> list[tuple[str, float, str]]:
-    """Return the parts of the wall time: name, seconds and text."""
+    """Name, seconds and text of each part."""
     parts = {} if summary is None else summary.wall_seconds
     return [
         (clean(name).replace("_", " ").replace("flop", "FLOP"), seconds, duration(seconds))
@@ -47,7 +46,6 @@ def wall_parts(summary: Summary | None) -> list[tuple[str, float, str]]:
 
 
 def account(fit: FitHistory) -> dict[str, Any] | None:
-    """Return a bar of the wall time, or None if no time is known."""
     summary, parts = fit.summary, wall_parts(fit.summary)
     if summary is None or not parts:
         return None
@@ -57,7 +55,7 @@ def account(fit: FitHistory) -> dict[str, Any] | None:
 
 
 def peak(work: WorkRate) -> dict[str, Any] | None:
-    """Return a bar of the peak: MFU, recomputation and the unused rest. None means that MFU is unknown."""
+    """MFU, recomputation and the unused rest; None: MFU is unknown."""
     count, mfu = work.count, work.mfu
     if mfu is None or work.peak is None or count is None or count.model_flops <= 0:
         return None
@@ -70,7 +68,7 @@ def peak(work: WorkRate) -> dict[str, Any] | None:
 
 
 def attempts(fit: FitHistory) -> dict[str, Any] | None:
-    """Return a bar for all attempts, and a bar for each attempt. None: there is one attempt, or no time passed."""
+    """A bar for all attempts, and one for each; None: there is one attempt, or no time passed."""
     if len(fit.first) == 1:
         return None
     job = job_time.of(fit.first)
@@ -96,7 +94,7 @@ def _parts(seconds: Mapping[str, float]) -> list[tuple[str, float, str]]:
 
 
 def memory(found: Memory | None) -> dict[str, Any] | None:
-    """Return a bar of the memory of a step, by part. None means that no part is known."""
+    """By part of a step; None: no part is known."""
     sizes = {} if found is None else known(found)
     peak = sizes.pop("peak", None)
     if not sizes:
@@ -106,7 +104,7 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
-    """Return charts of the machine's load and memory over the steps, from records of the lowest rank."""
+    """From records of the lowest rank."""
     uses = sorted([found for attempt in fit.first for found in attempt.of(Use)], key=lambda found: found.step)
     shown = uses[:: max(1, len(uses) // POINTS)]
     charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]

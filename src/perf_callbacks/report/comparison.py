@@ -17,77 +17,66 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that can decide whether there is a regression. `_decider` chooses among the metrics that have a verdict."""
+"""In this order, as far as they have a verdict."""
 
 EXPLAINED = 0.5
-"""A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
+"""A verdict is withdrawn if the machine's load may explain at least this part of the change."""
 
 Ranks = Sequence[Attempt]
-"""The attempts of one run, one attempt per rank."""
+"""One attempt per rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedMetric:
-    """The values of a metric on side A and on side B. None means unknown."""
+    """Values on side A and on side B."""
 
     name: str
     a: float | None
     b: float | None
     change: Change | None = None
-    """Relative change from A to B. None means that a side has too few steps, or that A and B are not comparable."""
+    """None also if a side has too few steps, or A and B are not comparable."""
     verdict: str | None = None
-    """One of "worse", "better", "same" and "undecided". None means that there is no verdict.
-
-    "undecided" means that the change may be zero, but may also be as large as the threshold.
-    """
+    """"worse", "better", "same", or "undecided": the change may be zero, but may also be as large as the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The result of comparing side A with side B. A side has one run or several."""
+    """A side has one run or several."""
 
     metrics: tuple[ComparedMetric, ...]
     decided_by: ComparedMetric | None
-    """The metric that decides about a regression. None means that no verdict is possible."""
+    """None: no verdict is possible."""
     unlike: Values
-    """Properties, such as the batch, whose difference makes a verdict impossible. Empty means that the runs are
-    alike."""
+    """Properties, such as the batch, whose difference makes a verdict impossible."""
     busier: str | None
-    """Side (A or B) whose machine was so busy that the load may explain the result. None means neither side."""
+    """Side whose machine was so busy that the load may explain the result."""
     not_compared: Mapping[str, str]
-    """The reason why a metric has no verdict, by the metric's name."""
+    """Reasons by the metric's name."""
     differences: Values
-    """Settings and properties of the environment that differ between A and B, by name."""
+    """Of settings and environment."""
     steps: tuple[int, int]
-    """Number of compared steps on side A and on side B, over all runs of the side."""
+    """Over all runs of each side."""
     runs: tuple[int, int]
-    """Number of compared runs on side A and on side B."""
+    """Compared runs of each side."""
     left_out: tuple[int, int]
-    """Number of runs on side A and on side B that were left out because the machine was busy."""
+    """Runs of each side that were left out because the machine was busy."""
     loads: tuple[Sequence[Load], Sequence[Load]]
-    """Load of the machine during each run of side A and of side B, including runs that were left out."""
+    """Of each run, also those that were left out."""
     fail_over: float
-    """Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor better."""
+    """Threshold for the relative change of a time: 0.05 means 5 %."""
 
     @property
     def regression(self) -> bool:
-        """True if the deciding metric is worse by at least the threshold, and chance doesn't explain the change."""
+        """The deciding metric is worse by at least the threshold, and chance doesn't explain the change."""
         return self.decided_by is not None and self.decided_by.verdict == WORSE
 
     @property
     def several(self) -> bool:
-        """True if a side has several runs."""
         return max(self.runs) > 1
 
 
 def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float) -> Comparison:
-    """Compare the old runs with the new runs.
-
-    Args:
-        first: The old runs, side A.
-        second: The new runs, side B.
-        fail_over: Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor
-            better. The change of a rate, such as tokens/s, is converted to a change of the step time.
+    """Compare the old runs with the new runs. The change of a rate is converted to that of the step time.
 
     Raise `ArithmeticError` or `ValueError` if a figure can't be computed from a journal's values, or isn't finite.
     """
@@ -136,12 +125,9 @@ def _check(metrics: Sequence[ComparedMetric]) -> None:
 
 
 def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
-    """Return the metric that decides about a regression.
+    """Usually the first metric. On a busy machine, only quick steps may show a change.
 
-    Usually, the first metric decides. If quick steps became slower and the first metric's verdict is "same" or
-    "undecided", the time of quick steps decides.
-
-    If other programs run on the machine, only the time of quick steps may show a change.
+    So they decide if they became slower and the first metric's verdict is "same" or "undecided".
     """
     if not known_metrics:
         return None
@@ -151,7 +137,7 @@ def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
 
 
 def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
-    """Return True if the machine's load may be the cause of the verdict."""
+    """The machine's load may be the cause of the verdict."""
     if metric.change is None or metric.verdict in {None, UNDECIDED}:
         return False
     longer = math.log1p(metric.change.change) * (1 if _is_cost(metric.name) else -1)
@@ -166,10 +152,7 @@ def _metric(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], thres
 
 
 def _size(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:
-    """Compare an amount of memory.
-
-    Each run has a single measurement, so a comparison of one run with one run has no interval.
-    """
+    """A single measurement per run gives no interval for one run against one run."""
     sizes = [[size for run in side if (size := run.memory.get(name)) is not None] for side in (a, b)]
     if not all(sizes) or not all([size for side in sizes for size in side]):
         before, after = [fmean(side) if side else None for side in sizes]
@@ -195,12 +178,12 @@ def _verdict(name: str, changed: Change, threshold: float) -> str:
 
 
 def _is_cost(name: str) -> bool:
-    """Return True if a greater value is worse."""
+    """A greater value is worse."""
     return name.endswith(("_time", "_gb"))
 
 
 def _incomparable(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str | None:
-    """Return the reason why the runs' values of a metric can't be compared, or None if they can be compared."""
+    """Return the reason."""
     if name.endswith("_time"):
         others = [what for what in ("samples", "tokens") if likeness.per_step(what, a, b) is not None]
         if others:
@@ -230,8 +213,7 @@ CONVENTIONS = {
     "peak_measured": "one peak is measured and one is not",
     "peak_flops_per_second": "the peaks differ",
 }
-"""Fields of `FlopsSummary` that must agree for a comparison of MFU. For a comparison of TFLOPS, only "source" and
-"lower_bound" must agree."""
+"""Fields of `FlopsSummary` that must agree for MFU; for TFLOPS, only "source" and "lower_bound"."""
 
 
 def _said(value: object) -> str:
@@ -239,7 +221,6 @@ def _said(value: object) -> str:
 
 
 def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield each setting or property of the environment that differs, as its name and the values of both sides."""
     for name in ("model", "parameters", "batch", "device", "devices", "world_size", "door", "timeline", "host"):
         yield from _differ(name, [[getattr(run.run, name) for run in side] for side in (a, b)])
     for prefix, one, other in (
@@ -258,7 +239,6 @@ def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable
 
 
 def _differ(name: str, sides: Sequence[Sequence[Any]]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield the name and each side's distinct values. If both sides have the same values, yield nothing."""
     one, other = [distinct(side) for side in sides]
     if len(one) != len(other) or any([value not in other for value in one]):
         yield name, (listed(one), listed(other))

@@ -21,7 +21,7 @@ SENTENCES = {
 UNDECIDED_RUNS = "Undecided, make more runs"
 
 SENTENCE = 200
-"""Largest number of characters of a sentence that contains values from a journal."""
+"""Most characters of a sentence with values from a journal."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
@@ -32,7 +32,6 @@ ONE_RUN = (
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence that says whether side B is slower than side A."""
     metric = comparison.decided_by
     if comparison.unlike:
         return not_alike(comparison.unlike)
@@ -49,16 +48,12 @@ def verdict(comparison: Comparison) -> str:
 
 
 def not_alike(unlike: Values) -> str:
-    """Return a sentence that says why the runs can't be compared."""
     changes = [f"{clean(name)} {clean(a)} -> {clean(b)}" for name, (a, b) in unlike.items()]
     return f"Not decided: the runs are not alike: {', '.join(changes)}"
 
 
 def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
-    """Return the verdict in words.
-
-    With several runs on a side, a change below the threshold is mentioned too, if chance can't explain the change.
-    """
+    """With several runs on a side, a change below the threshold is mentioned if chance can't explain it."""
     if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
         slower = (change.change > 0) == metric.name.endswith("_time")
         return f"B is {'slower' if slower else 'faster'}, below the threshold of {100 * comparison.fail_over:g} %"
@@ -68,14 +63,13 @@ def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) ->
 
 
 def _differs(comparison: Comparison) -> bool:
-    """Return True if chance doesn't explain the change of throughput or step time."""
+    """Chance doesn't explain the change of throughput or step time."""
     changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
     found = next((changes[name] for name in DECIDING if name in changes), None)
     return found is not None and not found.low <= 0 <= found.high
 
 
 def text(comparison: Comparison, columns: int = COLUMNS) -> str:
-    """Render a comparison for a terminal."""
     lines = wrapped(f"{verdict(comparison)}.", width=columns)
     if not comparison.several and comparison.decided_by is not None:
         lines += wrapped(ONE_RUN, width=columns)
@@ -104,7 +98,6 @@ def _steps(comparison: Comparison, side: int) -> str:
 
 
 def _load(comparison: Comparison, columns: int) -> list[str]:
-    """Return lines with the load of the machine on both sides, or no lines if both loads are unknown."""
     found = [machine_load.said(side) for side in comparison.loads]
     if not any(found):
         return []
@@ -113,7 +106,7 @@ def _load(comparison: Comparison, columns: int) -> list[str]:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Render a comparison for a pull request, as a code block.
+    """Render a code block for a pull request.
 
     The fence has more backticks than any row of backticks in the text, so no value from a journal ends the block.
     """
@@ -123,7 +116,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def values(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as values for JSON. Changes are relative: 0.1 means 10 % more."""
+    """For JSON. Changes are relative: 0.1 means 10 % more."""
     return {
         "verdict": verdict(comparison),
         "regression": comparison.regression,
@@ -151,7 +144,6 @@ def values(comparison: Comparison) -> dict[str, Any]:
 
 
 def row(metric: ComparedMetric) -> tuple[str, ...]:
-    """Render a metric as the cells of a table, with the headings in `HEADERS`."""
     moved = metric.change
     exact = moved is not None and moved.low == moved.high
     return (

@@ -15,10 +15,10 @@ from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
 
 MOST = 300
-"""Largest number of events per lane. If a lane has more events, the longest events are kept."""
+"""The longest events of a lane."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
-"""Kinds of events. The report draws one lane for each kind of event, in this order."""
+"""Kinds of events, in the order in which the report draws them."""
 
 
 class JournalEvent(NamedTuple):
@@ -32,19 +32,13 @@ class JournalEvent(NamedTuple):
 
 
 def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
-    """Return the longest events of each lane, sorted by step.
-
-    Args:
-        fit: The fit.
-        within: Only events at these steps are returned. None means all steps.
-    """
+    """The longest events of each lane, sorted by step."""
     found = [event for event in _all(fit) if within is None or event.step in within]
     lanes = [nlargest(MOST, [one for one in found if one.lane == lane], key=lambda one: one.seconds) for lane in LANES]
     return sorted([event for lane in lanes for event in lane], key=lambda event: event.step)
 
 
 def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Return the events as lanes of a chart, or None if there are no events."""
     found = events(fit, within)
     numbers = {lane: sum(event.lane == lane for event in found) for lane in LANES}
     lanes = [lane for lane, number in numbers.items() if number]
@@ -55,7 +49,7 @@ def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None
 
 
 def _all(fit: FitHistory) -> Iterable[JournalEvent]:
-    """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts come from the lowest rank."""
+    """Restarts, evaluations, checkpoints and FLOP counts come from the lowest rank."""
     lowest = min(fit.ranks)
     for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps repeated" if repeated else ""

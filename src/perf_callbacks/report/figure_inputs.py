@@ -26,19 +26,15 @@ class FigureInputs:
     fit: FitHistory
     drawn: StepSeries
     slow: Sequence[Outlier]
-    """The slow steps of all ranks."""
+    """Of all ranks."""
     usual: Mapping[int, Mapping[str, float]]
-    """Median time of a step and of each stage, by rank."""
+    """Medians of a step and of each stage, by rank."""
     work: WorkRate
 
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-        """Return the explanations of charts and tables, by the figure's name.
+        """Return the explanations by the figure's name. A chart has no headings.
 
-        If a figure can't be calculated because of impossible values in a journal, the figure's explanation lists no
-        inputs.
-
-        Args:
-            headings: The column headings of each figure, by the figure's name. A chart has no headings.
+        If impossible values in a journal keep a figure from being calculated, its explanation lists no inputs.
         """
         made = {
             "steps": self._steps,

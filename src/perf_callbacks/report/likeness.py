@@ -8,23 +8,20 @@ from perf_callbacks.report.compared_run import ComparedRun
 from perf_callbacks.report.units import DASH
 
 SAME_AMOUNT = 0.01
-"""Two numbers of samples per step count as equal if their relative difference is at most this share. Step times are
-compared only if samples per step and tokens per step differ by at most this share."""
+"""Largest relative difference of samples and tokens per step between runs whose step times are compared."""
 
 SAME_LENGTH = 0.1
-"""Two numbers of tokens per step count as equal if their relative difference is at most this share. The limit is large
-because the lengths of samples differ by chance."""
+"""As `SAME_AMOUNT`, for tokens per step: larger, because the lengths of samples differ by chance."""
 
 FIELDS = ("parameters", "batch", "device", "devices", "world_size")
-"""Fields of `Run` in which all runs must agree. An unknown value agrees with every value."""
+"""All runs must agree in them. An unknown value agrees with every value."""
 
 Values = Mapping[str, tuple[Any, Any]]
-"""Maps a name to the value of side A and the value of side B. If the runs of a side have different values, the side's
-value is a text that lists them."""
+"""Values of both sides by name. Different values of a side are a text that lists them."""
 
 
 def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
-    """Return the properties that make the runs not comparable, because their values differ."""
+    """Properties that make the runs not comparable."""
     found = unlike_fields(first, second, FIELDS)
     for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)
@@ -36,10 +33,7 @@ def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Value
 def unlike_fields(
     first: Sequence[ComparedRun], second: Sequence[ComparedRun], fields: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the fields of `Run` that differ.
-
-    If a run's number of parameters is unknown, the model class must agree in addition to `fields`.
-    """
+    """If a run's number of parameters is unknown, the model class must agree too."""
     found: dict[str, tuple[Any, Any]] = {}
     known = all(run.run.parameters is not None for run in [*first, *second])
     for name in fields if known else ("model", *fields):
@@ -53,10 +47,7 @@ def unlike_fields(
 def per_step(
     name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME_AMOUNT
 ) -> tuple[float, float] | None:
-    """Return each side's mean number of samples or tokens per step.
-
-    None means that the numbers are equal, or that a side has no known number.
-    """
+    """Mean samples or tokens of each side; None: they are equal, or a side has no known number."""
     sides = [[found for run in side if (found := run.per_step(name)) is not None] for side in (first, second)]
     if not all(sides):
         return None
@@ -65,7 +56,7 @@ def per_step(
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return the distinct values in order of first appearance. The values may be unhashable."""
+    """In order of first appearance. The values may be unhashable."""
     found: list[Any] = []
     for value in values:
         if value not in found:
@@ -74,7 +65,7 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def listed(values: Sequence[Any]) -> Any:
-    """Return the single value of a side, or a text that lists several values. None means that there is no value."""
+    """The single value of a side, or a text that lists several."""
     if len(values) == 1:
         return values[0]
     return ", ".join([DASH if value is None else str(value) for value in values]) or None

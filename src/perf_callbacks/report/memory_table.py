@@ -13,7 +13,7 @@ from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
 
 WIDTH = 12
-"""Width of the column with the names of the memory's parts."""
+"""Of the column with the names of the parts."""
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -23,7 +23,7 @@ SOURCES = {
 
 
 def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, object]:
-    """Return the memory figures of a fit as values for JSON. For `limit_gb` and `batch`, see `fitting`."""
+    """For JSON. For `limit_gb` and `batch`, see `fitting`."""
     parts: Memory | None = fit.last(Memory)
     failed: OutOfMemory | None = fit.last(OutOfMemory)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
@@ -45,13 +45,7 @@ def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None)
 def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, int | None]:
     """Return the largest micro-batch that fits, and how many layers must be checkpointed so that `batch` fits.
 
-    None means unknown.
-
-    Args:
-        fit: The fit, with a measured step.
-        limit_gb: Memory that the process may take on the device. None means that only the device's free memory is a
-            limit.
-        batch: Micro-batch that the user wants. None means twice the measured micro-batch.
+    `batch` is twice the measured micro-batch by default. Without `limit_gb`, only the device's free memory is a limit.
     """
     parts: Memory | None = fit.last(Memory)
     counted: Flops | None = fit.last(Flops)
@@ -69,7 +63,7 @@ def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = Non
 
 
 def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, batch: int | None = None) -> str:
-    """Render the memory of a rank's fit. For `limit_gb` and `batch`, see `fitting`."""
+    """For `limit_gb` and `batch`, see `fitting`."""
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
@@ -126,7 +120,6 @@ def _sizes(parts: Memory) -> dict[str, float]:
 
 
 def _points(fit: Attempt, field: str) -> list[MemoryReading]:
-    """Return the known values of a field of the `use` records."""
     uses = [(entry.t, entry.record) for entry in fit.entries if isinstance(entry.record, Use)]
     points = [MemoryReading(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
     return [point for point in points if possible(point.gb)]

@@ -17,10 +17,10 @@ from perf_callbacks.report.units import DASH, duration
 from perf_callbacks.report.work_rate import WorkRate
 
 FAIL_OVER = 0.05
-"""Smallest relative change that counts as worse or better, as in `perf-callbacks compare`."""
+"""Relative change that counts as worse or better, as in `perf-callbacks compare`."""
 
 LONGEST = 200
-"""Largest number of characters of a value in the table of differences."""
+"""Of a value in the table of differences."""
 
 DECISIVE = (
     "program",
@@ -33,22 +33,14 @@ DECISIVE = (
     "samples per step",
     "tokens per step",
 )
-"""Differences that the note at the top of the page mentions."""
+"""Mentioned in the note at the top of the page."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
-"""Words that replace a field's name, because the name says too little."""
+"""For fields whose names say too little."""
 
 
 def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHistory, axis: Axis) -> None:
-    """Add a second run to the content of a page.
-
-    Args:
-        content: The content about the first run.
-        notes: The notes at the top of the page.
-        fit: The first run.
-        other: The second run.
-        axis: An axis that covers the steps of both runs.
-    """
+    """Add a second run to the content of a page, and to the notes at its top. `axis` covers the steps of both runs."""
     drawn = series(other, axis)
     beside = {  # the name of a tile that shows TFLOPS is the unit
         one["key"]: f"{one['value']} {one['name']}" if one["key"] == "tflops" else one["value"]
@@ -77,7 +69,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
 
 
 def _comparison(found: Comparison) -> Table:
-    """Tabulate all metrics of both runs. Runs that are not alike get neither changes nor a verdict."""
+    """Runs that are not alike get neither changes nor a verdict."""
     rows, alike = [], not found.unlike
     for metric in found.metrics:
         name, a, b, *change, verdict = comparison_text.row(metric)
@@ -94,7 +86,7 @@ def _comparison(found: Comparison) -> Table:
 
 
 def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield facts that differ between the two runs, such as the model or the host."""
+    """Those that differ, such as the model or the host."""
     for name in ("program", "command_line", "model", "parameters", "batch"):
         one, two = (getattr(run, name) for run in (fit.run, other.run))
         if one != two:

@@ -16,20 +16,16 @@ FILES = {
     "parts": "parts.js",
     "script": "page.js",
 }
-"""Maps each placeholder in `page.html` to the file that replaces the placeholder."""
+"""The file that replaces each placeholder in `page.html`."""
 
 _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """Render a report.
+    """Render the content of `payload`.
 
-    The page holds the content as JSON in a script element. The package's scripts insert the content as text, so the
-    browser never runs code from a journal. The page's security policy allows only these scripts, and no network
-    request.
-
-    Args:
-        content: The result of `payload`.
+    It is JSON in a script element, which the package's scripts insert as text, so the browser never runs code from a
+    journal. The page's security policy allows only these scripts, and no network request.
     """
     folder = resources.files("perf_callbacks.report") / "page"
     parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}
@@ -42,7 +38,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def visible(value: Any) -> Any:
-    """Replace control characters in all texts. Some control characters would reverse the order of letters on the page.
+    """Replace control characters in all texts: some reverse the order of letters on the page.
 
     >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
     {'host': ['node?7', 1.5]}

@@ -38,19 +38,12 @@ from perf_callbacks.report.work_rate import WorkRate
 def payload(
     fits: Sequence[FitHistory], number: int = 0, within: range | None = None, other: FitHistory | None = None
 ) -> dict[str, Any]:
-    """Collect the content of the page for a fit.
-
-    Args:
-        fits: All fits in the journals.
-        number: Number of the fit that the page shows. Number 1 is the oldest fit, and 0 means the newest fit.
-        within: Steps that the page shows. None means all steps.
-        other: A second run that the page shows beside the fit. None means no second run.
-    """
+    """Collect the content of the page for a fit. Number 1 is the oldest fit, and 0 means the newest."""
     fit = fits[number - 1]
     notes: list[str] = [*_notes(fits, number, fit, within)]
 
     def guarded(name: str, make: Callable[[], Any]) -> Any:
-        """Make a part of the page. If the journal holds impossible values, add a note and return None."""
+        """If the journal holds impossible values, add a note and return None."""
         try:
             return make()
         except (ArithmeticError, LookupError, ValueError):
@@ -155,7 +148,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory) -> str:
-    """Describe the stall that began after the most recent step. The text is empty if there was no stall."""
+    """The stall that began after the most recent step; empty if there was none."""
     stall = max(fit.last_stalls, key=lambda one: one.since_seconds, default=None)
     if stall is None:
         return ""

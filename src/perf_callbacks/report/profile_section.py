@@ -12,37 +12,29 @@ from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_PROFILES = 6
-"""Largest number of profiles in a report."""
 
 MOST_MODULES = 10
-"""Largest number of rows of the table of modules."""
 
 MOST_CLASSES = 7
-"""Number of kernel classes that have their own part of a bar. Further classes share one part of the bar, which is named
-"other classes"."""
+"""Kernel classes with a part of a bar. Further ones share the part "other classes"."""
 
 BARS = ("profile_time", "profile_classes")
-"""Names of the bars of a profile."""
 
 LONGEST = 200
-"""Largest number of characters of a table cell."""
+"""Of a table cell."""
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
-    """Return the profiles of a fit, each with its rank and attempt.
-
-    Of more than `MOST_PROFILES` profiles, leave out the first ones.
-    """
+    """With rank and attempt. Of more than `MOST_PROFILES`, leave out the first ones."""
     return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
 
 
 def parts(fit: FitHistory) -> list[dict[str, Any]] | None:
-    """Return the profiles of a fit for the page, or None if there are no profiles."""
     return [_part(fit, *one) for one in found(fit)] or None
 
 
 def _part(fit: FitHistory, rank: int, attempt: Attempt, profile: Profile) -> dict[str, Any]:
-    """Return a profile for the page. Raise `ValueError` if the profile holds impossible values."""
+    """Raise `ValueError` if the profile holds impossible values."""
     times = [*profile.idle_seconds.values(), *profile.class_seconds.values(), *profile.sync_seconds.values()]
     times += [*(profile.module_seconds or {}).values(), *(profile.module_backward_seconds or {}).values()]
     times += [one.seconds for one in profile.operations] + [one.seconds for one in profile.copies]

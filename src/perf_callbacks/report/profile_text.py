@@ -11,7 +11,7 @@ LEAST_SHARE = 0.01
 """Smallest share of the time that the sentences mention."""
 
 LEAST_ROW = 0.001
-"""A table leaves out copies and waits that take less than this share of the time."""
+"""Smallest share of the time of copies and waits in a table."""
 
 _CAUSES = {
     "data": "because the program waited for the DataLoader",
@@ -57,17 +57,17 @@ _CLASSES = {
 
 
 _HeavyRow = tuple[ProfiledOperation | ProfiledCopy, str, str | None]
-"""Row of a table: an operation or a copy, its name, and details that stand below the row."""
+"""An operation or a copy, its name, and details that stand below the row."""
 
 
 def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile of a recorded run. `modules` holds the table of modules, with its headings first."""
+    """`modules` holds the table of modules, with its headings first."""
     trace = "" if profile.trace is None else f": {clean(profile.trace)}"
     return f"{title(rank, profile)}{trace}\n{render(profile, columns, modules)}"
 
 
 def title(rank: int, profile: Profile) -> str:
-    """Return a text that names the rank and the steps of a profile.
+    """Name the rank and the steps of a profile.
 
     >>> title(1, Profile(timeline="cpu", steps=2, first_step=20, span_seconds=1.0, busy_seconds=1.0, idle_seconds={},
     ...     class_seconds={}, communication_seconds=0.0, exposed_communication_seconds=0.0, kernels=1, sync_seconds={}))
@@ -85,7 +85,7 @@ def labels(profile: Profile) -> Mapping[str, str]:
 
 
 def line(profile: Profile) -> str:
-    """Return a line for a card: how busy the device was in the profile, and the three modules with the most time."""
+    """How busy the device was, and the three modules with the most time."""
     first = "" if profile.first_step is None else f" from step {profile.first_step:,}"
     modules = profile.heaviest_modules()
     shares = [f"{path or ITSELF} {_part(time, profile.busy_seconds)}" for path, time in modules.items()]
@@ -93,7 +93,7 @@ def line(profile: Profile) -> str:
 
 
 def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile: first sentences, then tables. `of_run` describes `modules`."""
+    """`of_run` describes `modules`."""
     parts = wrapped(sentences(profile), indent="", width=columns)
     for heading, lines in _tables(profile, columns, modules):
         parts += ["", heading, *lines]
@@ -101,7 +101,7 @@ def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[
 
 
 def sentences(profile: Profile) -> str:
-    """Return sentences about what the device did, why it idled, and what took the time."""
+    """What the device did, why it idled, and what took the time."""
     found = [_busy(profile), *_idle(profile), *_classes(profile), *_communication(profile)]
     if profile.timeline == "cpu":
         found.append("The trace shows no GPU: these are the operations of the CPU.")
@@ -177,7 +177,7 @@ def large_copies(profile: Profile) -> list[ProfiledCopy]:
 
 
 def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str | None:
-    """Return shapes and FLOPs of an operation. Long shapes are cut."""
+    """Shapes and FLOPs. Long shapes are cut."""
     work = ""
     if one.flops is not None:
         work = f"{count(one.flops)}FLOP" + (f" ({_percent(one.flops, flops)} of all FLOPs)" if flops else "")
@@ -202,7 +202,7 @@ def _detailed(heads: tuple[str, ...], rows: Sequence[_HeavyRow], busy: float, co
 def _table(
     rows: Sequence[Sequence[str]], columns: int, right: Collection[int], cut: Callable[[str, int], str] = clean
 ) -> list[str]:
-    """Align a table, and cut the cells of its first column so that the table fits into `columns`."""
+    """Cut the cells of the first column so that the table fits into `columns`."""
     widths = [max(map(len, column)) for column in zip(*[cells[1:] for cells in rows], strict=True)]
     width = max(10, columns - 2 - sum(widths) - 2 * len(widths))
     found = [(cut(clean(cells[0], 999), width), *cells[1:]) for cells in rows]

@@ -19,11 +19,11 @@ Labels = Mapping[str, str]
 Samples = Sequence[tuple[Labels, float | None]]
 
 MetricFamily = tuple[str, str, Samples]
-"""Name, help and samples of a metric. The name of a counter ends in `_total`. All other metrics are gauges."""
+"""Name, help and samples. The name of a counter ends in `_total`; all others are gauges."""
 
 
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
-    """Render the metrics of a run. Unknown values and metrics without any known value are left out.
+    """Unknown values, and metrics without any known value, are left out.
 
     Each sample has the attempt as a label. A resumed run may begin at an earlier step, but a counter must not decrease.
     """
@@ -53,7 +53,7 @@ def _escaped(text: str) -> str:
 
 
 def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
-    """Yield all metrics of a run. If the run gives no sign of life, leave out the current metrics."""
+    """Without the current metrics if the run gives no sign of life."""
     lives = run.state in {"running", "hangs"}
     yield "up", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
     states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
@@ -83,7 +83,7 @@ def _rank(ends: FitEnds) -> Labels:
 
 
 def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
-    """Yield the current metrics of each rank that gives signs of life and has not ended."""
+    """Current metrics of each rank that gives signs of life and has not ended."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
     by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
@@ -105,7 +105,7 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFami
 
 
 def _stalled(ends: FitEnds) -> float | None:
-    """Return the seconds without a step in the current stall, or 0 without a stall. None means no stall detection."""
+    """Seconds without a step in the current stall, or 0; None: no stall detection."""
     seconds = stalled_seconds(ends) if hangs(ends) else None
     if seconds is not None:
         return seconds
@@ -113,7 +113,6 @@ def _stalled(ends: FitEnds) -> float | None:
 
 
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
-    """Yield the metrics over the whole attempt: counters and ratios."""
     known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
 
     def each(value: Callable[[Summary], float | None]) -> Samples:

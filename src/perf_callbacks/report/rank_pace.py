@@ -15,19 +15,16 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
-"""A rank counts as slow if a recent straggler record names the rank. A straggler record is recent if it is at most 60
-seconds or at most 100 steps old."""
+"""A rank is slow if a straggler record of at most this age, in seconds or steps, names it."""
 
 MOST_BEHIND = 256
-"""No pace is computed for a rank if its journal lacks more than this many of the rank's latest steps. A journal lacks
-steps, for example, after it has reached its largest allowed size."""
+"""A journal that lacks more of the latest steps, for example because it is full, gives no pace."""
 
 COSTLY = 0.01
-"""A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common to
-report."""
+"""Least share of the job's time that a reported slow rank cost. Smaller losses are too common."""
 
 LONG_PAUSE, LONG_SHARE = 0.01, 0.1
-"""A garbage collection is listed as an event if it takes at least 0.01 s and at least a tenth of a step."""
+"""Least seconds, and least share of a step, of a garbage collection that is listed as an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +33,16 @@ class RankPace:
 
     rank: int
     step: int
-    """Number of the step that ended most recently."""
+    """That ended most recently."""
     steps: int
-    """Number of steps that the means cover. 0 means that no step is known."""
+    """That the means cover; 0: no step is known."""
     step_seconds: float | None
     stages: Mapping[str, float]
-    """Mean seconds of each known stage. The keys are the names of columns of `Steps`."""
+    """Means by the names of columns of `Steps`."""
     written: float | None
     """Time of the last record of steps, in seconds since the fit began."""
     events: tuple[tuple[float, JournalEvent], ...]
-    """Events with their unix times. Ranks may have begun at different times."""
+    """With unix times, because ranks may have begun at different times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class RecentLoss:
 
 
 class Paces:
-    """Cache of the pace of each rank. A pace is computed again only if the rank has new records."""
+    """Computes a rank's pace again only if it has new records."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
@@ -76,7 +73,7 @@ class Paces:
 
 
 def pace(ends: FitEnds) -> RankPace:
-    """Return the pace of a rank over its latest steps. Leave out excluded steps, unless all steps are excluded."""
+    """Over the latest steps, without excluded ones unless all are excluded."""
     entries = [(entry.t, entry.record) for entry in ends.latest if isinstance(entry.record, Steps)]
     if entries and ends.last_step > max(entries[-1][1].step, default=0) + MOST_BEHIND:
         entries = []
@@ -96,7 +93,7 @@ def pace(ends: FitEnds) -> RankPace:
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean of a column over the steps at `places` in each block. None means unknown."""
+    """Over the steps at `places` in each block."""
     found: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)
@@ -108,7 +105,7 @@ def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -
 
 
 def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
-    """Yield the most recent events of a rank. Short garbage collections are left out."""
+    """The most recent events, without short garbage collections."""
     rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
     for entry in ends.latest:
         record, moment, event = entry.record, entry.t, None
@@ -130,7 +127,7 @@ def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, 
 
 
 def recent_losses(run: RecordedRun) -> list[RecentLoss]:
-    """Return the recent losses to slow ranks, the largest loss first. Small losses are left out."""
+    """The largest loss first. Small losses are left out."""
     lead, found = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
     recent = max(RECENT_SECONDS, RECENT_STEPS * (finite(run.step_seconds) or 0.0))
     for entry in lead.latest:

@@ -14,7 +14,7 @@ from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES
 
 MARK = "> "
-"""Prefix of the line of a rank that has a problem."""
+"""Of the line of a rank that has a problem."""
 
 WIDEST_NOTE = 32
 
@@ -26,18 +26,17 @@ class _Row(NamedTuple):
     """A rank in the table."""
 
     order: tuple[int, float]
-    """Sort key: ranks with smaller keys come first."""
+    """Ranks with smaller keys come first."""
     rank: int
     note: str
     style: Style
     cells: Sequence[str]
-    """Text of each figure."""
 
 
 def rank_table(
     run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int
 ) -> Sequence[Line]:
-    """Render a heading and a line per rank. For a single rank, return no lines."""
+    """A heading and a line per rank; no lines for a single rank."""
     if len(run.ranks) < 2:  # noqa: PLR2004
         return []
     hung = run.hang is not None and run.state in {"hangs", "silent"}
@@ -45,7 +44,7 @@ def rank_table(
 
 
 def _places(run: RecordedRun, columns: int) -> list[Line]:
-    """Render the table of ranks in a hang. A row shows a rank's stage and its innermost line of Python."""
+    """In a hang: each rank's stage and its innermost line of Python."""
     hanging = {stall.rank for stall, _ in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
@@ -94,7 +93,7 @@ def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentL
 
 
 def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
-    """Return the seconds that each slow rank cost the job over the whole run, and the cause."""
+    """Seconds that each slow rank cost the job over the whole run, and the cause."""
     found = None if run.summary is None else run.summary.stragglers
     costs: dict[int, tuple[float, str]] = {}
     for ranks, cause, seconds, _ in found.named() if found is not None else ():
@@ -105,7 +104,7 @@ def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """Return the indices of the columns that fit. The step time has priority, then the stages, then the step number."""
+    """Indices of the columns that fit: first the step time, then the stages, then the step number."""
     wishes = [1, *range(2, len(widths)), 0]
     found = []
     for place in wishes:
@@ -120,7 +119,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
 def _problem(
     run: RecordedRun, ends: FitEnds, slow: RecentLoss | None, cost: tuple[float, str] | None
 ) -> tuple[tuple[int, float], str, Style]:
-    """Return a sort key, by which ranks with grave problems come first, and words and a style for the problem."""
+    """Sort key, by which ranks with grave problems come first, with words and style."""
     note = _state(run, ends)
     if note:
         return (0, 0.0), note, "bad"
@@ -136,11 +135,7 @@ def _cause(cause: str) -> str:
 
 
 def _state(run: RecordedRun, ends: FitEnds) -> str:
-    """Return words about a rank that failed, a rank whose process is gone, or a silent rank.
-
-    Return an empty text for a rank in any other state. If the whole run is silent, return an empty text for a silent
-    rank too.
-    """
+    """Say that a rank failed, that its process is gone, or that it is silent while the run is not."""
     if ends.final is not None:
         return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""
     if ends.signs is not None and ends.signs.gone is not None:

@@ -17,7 +17,7 @@ NAME = "report.html"
 
 
 def fits(source: Path) -> list[FitHistory]:
-    """Return all fits in the journals of a directory, or in a single journal. Raise `ConfigError` if there are none."""
+    """Raise `ConfigError` if there are none."""
     try:
         journals = files(source)
         found = gather(map(read, journals), [partial(interim.read, journal) for journal in journals])
@@ -29,9 +29,9 @@ def fits(source: Path) -> list[FitHistory]:
 
 
 def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
-    """Return the fit with this number. Number 1 is the first fit, and 0 means the last fit.
+    """Number 1 is the first fit, and 0 means the last.
 
-    Raise `ConfigError` if the fit doesn't exist, or if no step of the fit is in `within`.
+    Raise `ConfigError` if it doesn't exist, or if none of its steps is in `within`.
     """
     if not 0 <= number <= len(found):
         raise ConfigError(f"fit: got {number}, wanted 1 to {len(found)}, the number of the last fit.")
@@ -65,13 +65,13 @@ def write(
     within: range | None = None,
     other: FitHistory | None = None,
 ) -> None:
-    """Write the report of the fit with this number. The report also shows the second run `other`, if there is one."""
+    """The second run `other` is shown too."""
     chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within, other))])
 
 
 def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:
-    """Write the report of the fit `run_id`, which has just ended, beside its journal. Return a line for the log."""
+    """Write the report of a fit that has just ended beside its journal. Return a line for the log."""
     began = clock()
     found = fits(journal.parent)
     number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)

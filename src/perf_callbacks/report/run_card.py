@@ -16,21 +16,19 @@ from perf_callbacks.report.units import duration, long_duration, when
 T = TypeVar("T")
 
 MOST_STACKS = 2
-"""Largest number of ranks whose stack is shown."""
+"""Ranks whose stack is shown."""
 
 MOST_FRAMES = 20
-"""Largest number of lines of a stack that are shown. The innermost lines are kept."""
+"""The innermost lines of a stack."""
 
 LONGEST_TEXT = 2000
-"""A longer text in a record is cut to this many characters."""
+"""Of a text in a record."""
 
 _HTML = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
-"""HTML of the verdict and the other lines. The style is inside the element, because a style sheet would change the
-whole notebook."""
+"""The style is inside the element, because a style sheet would change the whole notebook."""
 
 
 def render(run: RecordedRun, columns: int = COLUMNS) -> str:
-    """Render the card of a run: its state, its title, and the table of its summary."""
     width = columns - INDENT
     lines = wrapped(f"{state(run)}.", width=columns)
     lines += [f"  {line}" for line in stacks(run)]
@@ -40,7 +38,6 @@ def render(run: RecordedRun, columns: int = COLUMNS) -> str:
 
 
 def state(run: RecordedRun) -> str:
-    """Describe the state of a run: it ended, failed, goes on, hangs, or gives no sign of life."""
     step = f"step {run.lead.last_step:,}"
     lasted = long_duration(finite(run.lead.seconds))
     ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
@@ -58,7 +55,6 @@ def state(run: RecordedRun) -> str:
 
 
 def _hang(run: RecordedRun) -> str:
-    """Describe a hang: its duration, the last step before it, and its place."""
     lasted = None if run.hang is None else stalled_seconds(run.hang)
     seconds = "" if lasted is None else f"for {long_duration(finite(lasted))} "
     said = None if run.hang is None else where(run.hang)
@@ -68,7 +64,6 @@ def _hang(run: RecordedRun) -> str:
 
 
 def _silence(run: RecordedRun) -> str:
-    """Describe a run without a sign of life: the possible causes, and its last step or its hang."""
     signs = run.lead.signs
     if signs is None:
         why = "ended without a summary, and a later fit writes the same journal"
@@ -85,7 +80,7 @@ def _silence(run: RecordedRun) -> str:
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
-    """Yield the innermost stack lines of the ranks that cause a hang."""
+    """Of the ranks that cause a hang."""
     for one, pid in run.hanging[:MOST_STACKS]:
         if one.stack:
             who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
@@ -107,7 +102,7 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 
 def notes(run: RecordedRun) -> Iterator[str]:
-    """Yield remarks on ranks that are missing or silent, and on files that can't be read."""
+    """Remarks on ranks that are missing or silent, and on files that can't be read."""
     silent = [ends.run.rank for ends in run.ranks if ends.final is None and not run.lives(ends)]
     if run.state != "silent" and silent:
         yield f"ranks without a summary and without a sign of life: {listed(silent)}"
@@ -127,7 +122,7 @@ def notes(run: RecordedRun) -> Iterator[str]:
 
 
 def _table(run: RecordedRun, columns: int) -> str:
-    """Render the table of the summary, or the reason why there is no table."""
+    """Or the reason why there is no table."""
     summary, final = run.summary, run.lead.final is not None
     took = None if final else run.last_seconds
     pace = "" if took is None else f" The last steps took {duration(finite(took))} each."
@@ -144,7 +139,7 @@ def _table(run: RecordedRun, columns: int) -> str:
 
 
 def verdict(run: RecordedRun) -> str:
-    """Return a sentence that says what limits a run most. Empty means that too little is known."""
+    """Empty: too little is known."""
     summary: Summary | None = run.summary
     try:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
@@ -153,7 +148,7 @@ def verdict(run: RecordedRun) -> str:
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the state, the pace, the stall and the verdict of a run as values for JSON."""
+    """For JSON."""
     hung = run.hang
     summary = run.summary
     stall = None
@@ -182,7 +177,7 @@ def facts(run: RecordedRun) -> dict[str, Any]:
 
 
 def html(summary: Summary) -> str | None:
-    """Render a summary as HTML for notebooks. Return None if values of the summary contradict each other."""
+    """None if values of the summary contradict each other."""
     try:
         first, *others = cards.lines(cleaned(summary))
     except (ArithmeticError, LookupError, ValueError):
@@ -191,7 +186,7 @@ def html(summary: Summary) -> str | None:
 
 
 def cleaned(value: T) -> T:
-    """Return a copy of a record, or of several records, without control characters in the texts."""
+    """Copy without control characters in the texts."""
     made: object = value
     if isinstance(value, str):
         made = _text(value)

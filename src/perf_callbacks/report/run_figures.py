@@ -12,13 +12,12 @@ from perf_callbacks.report.series import STAGES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """The figures of a run. Rates and times are of a single rank. None means unknown."""
+    """Rates and times are of a single rank."""
 
     run_id: str
     attempt: int = 1
     started_unix: float = 0.0
     directory: str | None = None
-    """Output directory."""
     program: str | None = None
     command_line: str | None = None
     model: str | None = None
@@ -34,27 +33,25 @@ class RunFigures:
     state: str | None = None
     failure: str | None = None
     steps: int = 0
-    """Measured steps."""
     step_seconds: float | None = None
-    """Mean time of a measured step."""
+    """Mean of the measured steps."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Mean time of each stage in a measured step."""
+    """Means by stage in a measured step."""
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
     hfu: float | None = None
     no_cpu_share: float | None = None
-    """Share of the run in which the training thread waited for a CPU."""
+    """Of the run, in which the training thread waited for a CPU."""
     others_share: float | None = None
     idle_share: float | None = None
     load_average: float | None = None
     cause: str | None = None
-    """Cause of the worst finding."""
+    """Of the worst finding."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples_per_second_per_device(self) -> float | None:
-        """Samples per second, divided by the number of devices. None means unknown."""
         groups = 1 if self.world_size == 1 else self.data_parallel
         if self.samples_per_second is None or groups is None or self.devices < 1 or self.world_size < 1:
             return None
@@ -66,7 +63,7 @@ class RunFigures:
 
 
 def of(run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None) -> RunFigures:
-    """Return the figures of a run. Values that no run can have count as unknown."""
+    """Values that no run can have count as unknown."""
     figures = RunFigures(
         run_id=run.run_id,
         attempt=run.attempt,
@@ -113,7 +110,7 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
 
 
 def flat(figures: RunFigures) -> dict[str, Any]:
-    """Return the figures as a flat dict of plain values, with keys such as `data_time` and `version_torch`."""
+    """With keys such as `data_time` and `version_torch`."""
     found = asdict(figures)
     stages, versions = found.pop("stage_seconds"), found.pop("versions")
     return {
@@ -124,5 +121,5 @@ def flat(figures: RunFigures) -> dict[str, Any]:
 
 
 def per(amount: float | None, whole: float | None) -> float | None:
-    """Return the quotient, or None if the quotient is unknown or impossible."""
+    """None also if the quotient is impossible."""
     return None if amount is None or not whole else finite(amount / whole)

@@ -8,10 +8,10 @@ from perf_callbacks.report.layout import ends
 Style = Literal["", "dim", "strong", "good", "warning", "bad"]
 
 _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
-"""Replacements of characters that an encoding, such as ASCII, may lack."""
+"""For characters that an encoding, such as ASCII, may lack."""
 
 NARROW = 60
-"""On a terminal with fewer columns, `perf-callbacks watch` leaves out some figures."""
+"""With fewer columns, `perf-callbacks watch` leaves out some figures."""
 
 
 class StyledText(NamedTuple):
@@ -33,7 +33,7 @@ def plain(line: Line) -> str:
 
 
 def cut(line: Line, columns: int) -> Line:
-    """Cut the end of a line that is longer than `columns` characters.
+    """Cut the end.
 
     >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut(styled("rank 3"), 10))
     ('rank 3 is…', 'rank 3')

@@ -20,26 +20,26 @@ from perf_callbacks.report.units import DASH, duration, percent, rate, size, whe
 from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
 TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
-"""Kinds of table columns. The page never breaks the text of a `LABEL` column into several lines."""
+"""Kinds of columns. The page never breaks a `LABEL` into several lines."""
 
 GIGA = 1e9
 
 MOST_ROWS = 50
 
 MOST_SLOW = 12
-"""Largest number of rows of the table of slow steps."""
+"""Rows."""
 
 MOST_FACT = 4096
-"""Largest number of characters of a fact about a run, such as its command line or its packages."""
+"""Of a fact about a run, such as its command line or its packages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, and a sentence that explains the table."""
+    """A table, and a sentence that explains it."""
 
     title: str
     columns: Sequence[tuple[str, str]]
-    """Heading and kind of each column."""
+    """Heading and kind."""
     rows: Sequence[Sequence[str]]
     note: str = ""
 
@@ -54,7 +54,7 @@ def findings(fit: FitHistory) -> Table | None:
 
 
 def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the median times of each rank. Of more than `MOST_ROWS` ranks, show only the slowest ones."""
+    """Of more than `MOST_ROWS` ranks, only the slowest ones."""
     if len(usual) == 1:
         return None
     names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
@@ -73,13 +73,7 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
 
 
 def slow_steps(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the slowest steps and their causes.
-
-    Args:
-        fit: The fit.
-        slow: The slow steps of all ranks.
-        usual: Median time of a step and of each stage, by rank.
-    """
+    """`usual` are the medians by rank."""
     slowest: dict[int, Outlier] = {}
     for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
         slowest.setdefault(one.step, one)
@@ -127,7 +121,7 @@ def _slow_step(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[st
 
 
 def products(count: Flops, *, tensor_cores: bool) -> Table | None:
-    """Tabulate the heaviest products, with advice on their shapes."""
+    """The heaviest ones, with advice on their shapes."""
     rows = []
     for operation, shapes, dtype, flops in count.products:
         advice = "; ".join(
@@ -150,7 +144,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
 
 
 def uncounted(count: Flops, summary: Summary | None) -> Table:
-    """Tabulate the work that the FLOP count leaves out, and the copies and reads that slow a step down."""
+    """Work that the FLOP count leaves out, and copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
@@ -184,7 +178,7 @@ def phases(count: Flops) -> Table | None:
 
 
 def checklist(fit: FitHistory) -> Table | None:
-    """Tabulate the items of the checklist. If an item has several records, its last record counts."""
+    """The last record of each item counts."""
     last = {item.item: item for item in fit.first[-1].of(Checklist)}
     proofs = {} if fit.summary is None else fit.summary.proofs
     rows = [
@@ -210,7 +204,7 @@ def _won(item: Checklist, proof: str) -> str:
 
 
 def stragglers(summary: Summary) -> Table | None:
-    """Tabulate the seconds that slow ranks cost the job."""
+    """Seconds that slow ranks cost the job."""
     found, remedy = summary.stragglers, verdict_remedy(summary.findings)
     if found is None or not found.steps:
         return None
@@ -243,7 +237,6 @@ def stragglers(summary: Summary) -> Table | None:
 
 
 def stalls(fit: FitHistory) -> Table | None:
-    """Tabulate the stalls of all ranks."""
     rows = [
         (
             f"{stall.step:,}",
@@ -259,16 +252,16 @@ def stalls(fit: FitHistory) -> Table | None:
 
 
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
-    """Return the stalls of all ranks, sorted by step. Rank 0 also records other ranks' stalls, so drop duplicates."""
+    """By step. Rank 0 also records other ranks' stalls, so drop duplicates."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
 
 
 def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
-    """Return the duration of the step, evaluation or checkpoint in which a rank stalled.
+    """Of the step, evaluation or checkpoint in which a rank stalled.
 
-    If the journal doesn't show an end, the duration ends at the time of the rank's last journal record. If the journal
-    of the rank is missing, return the time that had passed when the stall was noticed.
+    If the journal doesn't show an end, it is the time of the rank's last journal record. If the journal of the rank is
+    missing, return the time that had passed when the stall was noticed.
     """
     for attempt in reversed(fit.ranks.get(stall.rank, [])):
         noticed = [entry.t for entry in attempt.entries if entry.record == stall]
@@ -285,7 +278,6 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
 
 
 def environment(fit: FitHistory) -> Table:
-    """Tabulate facts about the run, the versions of packages, and the settings."""
     run = fit.run
     facts = {
         "program": run.program,

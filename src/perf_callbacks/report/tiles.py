@@ -18,7 +18,7 @@ REASONS = {
     "first": "first step of an attempt",
     "profiled": "torch.profiler",
 }
-"""Readable names of some reasons to exclude a step."""
+"""To exclude a step, for readers."""
 
 MOST_REASONS = 8
 
@@ -29,7 +29,7 @@ def tiles(fit: FitHistory, drawn: StepSeries, work: WorkRate) -> list[dict[str, 
 
 
 Tile = tuple[str, str, str, str, dict[str, Any]]
-"""A number at the top of the page: its key in the registry, name, value, note and explanation."""
+"""Key in the registry, name, value, note and explanation."""
 
 
 def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
@@ -43,7 +43,7 @@ def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
 
 
 def excluded(fit: FitHistory, drawn: StepSeries) -> tuple[str, str]:
-    """Return the name "excluded steps", and a text that says how many steps are excluded for each reason."""
+    """With a text that counts the reasons."""
     reasons: Counter[str] = left_out(fit, drawn.axis.within)
     named = [f"{clean(REASONS.get(name, name))} {count:,}" for name, count in reasons.most_common(MOST_REASONS)]
     return "excluded steps", f"{sum(reasons.values()):,}: {', '.join(named)}" if named else "none"
@@ -65,7 +65,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
 
 
 def _rates(fit: FitHistory) -> Iterator[Tile]:
-    """Yield the rates of the whole job. If there is no `window` record, yield the rates of a single rank."""
+    """Of the whole job, or of a single rank if there is no `window` record."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
     for name in ("tokens", "samples"):
         known = [(getattr(window, name), window.seconds, window) for window in windows]

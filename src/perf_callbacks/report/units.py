@@ -87,7 +87,7 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """Format a value in the largest unit that fits. Return None if all units are larger than the value."""
+    """In the largest unit that fits."""
     for unit, one in units.items():
         if abs(value) >= one:
             return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"

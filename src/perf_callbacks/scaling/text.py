@@ -14,17 +14,17 @@ GOOD = 0.8
 """Least efficiency that counts as good scaling."""
 
 BAR = 40
-"""Number of characters in a bar for an efficiency of 1."""
+"""Characters of an efficiency of 1."""
 
 WORDS = {"communication_time": "collectives", "gc_time": "garbage collection", "data_time": "waiting for data"}
-"""Readable names of some parts. A part without a readable name is named after its stage."""
+"""A part without words is named after its stage."""
 
 REASONS = {
     "backward_time": "In the backward, ranks also wait for each other and sum up gradients.",
     "communication_time": "These are collectives outside of the backward: ranks wait for each other or exchange data.",
     "data_time": "Ranks on one machine share its disk and its CPUs.",
 }
-"""Reasons why a part may grow with the number of devices."""
+"""Why a part may grow with the number of devices."""
 
 ONE_RUN = (
     "One run per number of devices: the intervals cover what varies within the runs, not what differs between runs. "
@@ -33,7 +33,6 @@ ONE_RUN = (
 
 
 def render(found: Curve, columns: int) -> str:
-    """Render a curve for a terminal."""
     lines = [line for text in _sentences(found) for line in wrapped(text, width=columns)]
     heads = ("devices", "runs", f"{found.unit}/s", "per device", "efficiency, 95 %", "grows most")
     rows = [_row(point) for point in found.points]
@@ -80,7 +79,7 @@ def _sentences(found: Curve) -> Iterator[str]:
 
 
 def _amount(point: Point) -> str:
-    """Return the work of one device per step as text, as a range if the runs differ."""
+    """As a range if the runs differ."""
     least, most = (f"{end:g}" for end in point.per_step_ends)
     return least if least == most else f"{least} to {most}"
 
@@ -111,7 +110,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def _bars(found: Curve) -> list[str]:
-    """Draw a bar for the efficiency on each number of devices, with a mark at `GOOD`."""
+    """A mark stands at `GOOD`."""
     bars = []
     for point in found.points:
         bar = ("#" * round(BAR * min(1.0, point.efficiency))).ljust(BAR, ".")
@@ -121,7 +120,7 @@ def _bars(found: Curve) -> list[str]:
 
 
 def values(found: Curve) -> dict[str, Any]:
-    """Return a curve as values for JSON. Times are in seconds, and shares are from 0 to 1."""
+    """For JSON. Times are in seconds, and shares are from 0 to 1."""
     return {
         "unit": found.unit,
         "scaling": "weak" if found.weak else "strong",
@@ -140,7 +139,7 @@ def values(found: Curve) -> dict[str, Any]:
 
 
 def named(part: str) -> str:
-    """Return the readable name of a part of a step.
+    """Name a part for readers.
 
     >>> named("backward_time"), named("communication_time")
     ('backward', 'collectives')

@@ -18,14 +18,14 @@ FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
 CHECKPOINT_ARGUMENTS = frozenset(
     {"use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop"}
 )
-"""Arguments that torch's `checkpoint` takes for itself and does not pass on to the checkpointed function."""
+"""Torch's `checkpoint` does not pass them on to the checkpointed function."""
 
 KEPT_TRACKER = "tensorboard"
-"""Experiment tracker that stays on in a trial, because it writes only to the scratch directory."""
+"""Stays on in a trial, because it writes only to the scratch directory."""
 
 
 def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
-    """Return functions by module name. Each function is called after the program has imported its module."""
+    """Return the functions to call after the program has imported a module."""
     writes = Writes(turn)
     writes.watch()
     lightning = functools.partial(_lightning, turn, writes)
@@ -54,7 +54,7 @@ def _pretrained(writes: Writes, kind: str, module: ModuleType) -> None:
 
 
 def at_begin(turn: Turn, model: Any) -> None:
-    """Apply the changes that need the model. This function is called when a fit begins."""
+    """Apply the changes that need the model."""
     import torch  # noqa: PLC0415 the program has imported it
 
     _numbers(turn, torch)
@@ -126,10 +126,7 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
 
 
 def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
-    """Change the arguments of a loader.
-
-    The loader of an iterable data set is not changed, because several workers may load the same samples.
-    """
+    """An iterable data set's loader is not changed, because several workers may load the same samples."""
     if isinstance(given["dataset"], iterable):
         return
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
@@ -169,7 +166,7 @@ def _fuse(turn: Turn, kind: Any) -> None:
 
 
 def _training_arguments(turn: Turn, module: ModuleType) -> None:
-    """Change the `TrainingArguments` of a Hugging Face trainer before `__post_init__` checks them."""
+    """Change a Hugging Face trainer's arguments before `__post_init__` checks them."""
     checked = module.TrainingArguments.__post_init__
 
     @functools.wraps(checked)
@@ -201,7 +198,6 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 
 
 def _trainer(writes: Writes, module: ModuleType) -> None:
-    """Keep a Hugging Face trainer from saving models, and from resuming from a checkpoint."""
     writes.keep(module.Trainer, "save_model", 1)
     _arguments(module.Trainer, functools.partial(_from_the_start, writes, "resume_from_checkpoint"), "train")
 
@@ -245,7 +241,7 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
 
 
 def _several(given: Any) -> list[Any]:
-    """Convert an argument to a list. The argument may be a list, one object, or None."""
+    """The argument may be a list, one object, or None."""
     return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
 
 

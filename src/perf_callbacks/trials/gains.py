@@ -11,11 +11,10 @@ QUANTILES = (
 """Student's t for a 95 % interval, for 1 to 20 degrees of freedom."""
 
 SAME, CLOSE, OTHER = "the same", "close", "different"
-"""Possible results of a comparison of losses."""
+"""Results of a comparison of losses."""
 
 CLOSE_PART = 1e-3
-"""Losses are close if their relative difference is at most this. Losses differ a little because kernels round
-differently."""
+"""Largest relative difference of close losses. Kernels round differently."""
 
 
 class Gain(NamedTuple):
@@ -23,24 +22,20 @@ class Gain(NamedTuple):
 
     factor: float
     low: float | None
-    """Lower end of the interval. `low` and `high` are None after a single round, which gives no interval."""
+    """`low` and `high` are None after a single round, which gives no interval."""
     high: float | None
 
     @property
     def sure(self) -> bool:
-        """True: the setting is faster, and chance can't explain the difference."""
+        """Chance can't explain the speedup."""
         return self.low is not None and self.low > 1
 
 
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
-    """Return the speedup of each setting over the setting `base`.
+    """Return the speedups over `base`, from the seconds of a step in each round. All settings have the same rounds.
 
     The interval comes from differences between runs of the same setting. A difference that affects all settings of a
-    round doesn't count. The computation assumes that all settings are equally noisy.
-
-    Args:
-        times: For each setting, the seconds of a step in each round. All settings have the same rounds.
-        base: Name of the setting to compare with.
+    round doesn't count. All settings are assumed to be equally noisy.
 
     >>> gains({"as it is": [2.0, 2.2], "fused": [1.0, 1.1]}, "as it is")["fused"].factor
     2.0
@@ -67,7 +62,7 @@ def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
 
 
 def quantile(freedom: int) -> float:
-    """Return Student's t for a 95 % interval with this number of degrees of freedom.
+    """Student's t for a 95 % interval.
 
     >>> quantile(2), round(quantile(40), 2)
     (4.303, 2.02)
@@ -76,7 +71,7 @@ def quantile(freedom: int) -> float:
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> str | None:
-    """Compare the losses of two runs. Return "the same", "close" or "different", or None without losses.
+    """Compare the losses of two runs; None: there are none.
 
     >>> compared([1.0, 0.5], [1.0, 0.5001])
     'close'

@@ -14,7 +14,7 @@ from perf_callbacks.trials.turn import Turn
 
 
 def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
-    """Return the observer that connects this fit to its trial, or None if this process is part of no trial."""
+    """None if this process is part of no trial."""
     found = turn.of_process()
     if found is None:
         return None
@@ -27,7 +27,7 @@ def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
 
 
 ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
-"""For each item of the callback's checklist: the name of the remedy that makes the same change."""
+"""The remedy that makes the same change as an item of the checklist."""
 
 
 class TrialFit(Observer):
@@ -46,7 +46,7 @@ class TrialFit(Observer):
     def closed(self) -> None:
         """End the process, so that no code of the program runs after the last step of a trial.
 
-        After an error in this package or in the program, the method does not end the process.
+        Errors, ours or the program's, don't end it.
         """
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # the latter at the interpreter's exit
         crashed = self._recorder.failure is not None and error is not None

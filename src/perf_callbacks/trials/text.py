@@ -9,8 +9,7 @@ from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, TrialOu
 from perf_callbacks.trials.remedies import Candidate
 
 BASE, TOGETHER = "as it is", "together"
-"""`BASE` is the name of the setting without any change. `TOGETHER` is the name of the setting with several remedies at
-once."""
+"""The setting without any change, and the setting with several remedies at once."""
 
 NO_TIME = "its steps took no time outside of evaluations and checkpoints"
 NOT_APPLIED = "nothing in the program could be changed"
@@ -31,13 +30,13 @@ class TrialResults:
     short: tuple[int, float] | None = None
     """`TrialOutcome.short` of the probe."""
     rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
-    """The complete rounds. Each round maps a setting to the outcome of its trial."""
+    """The complete rounds: outcomes by setting."""
     partial: dict[str, TrialOutcome] = field(default_factory=dict)
-    """Outcomes of an interrupted round, by setting."""
+    """Outcomes of an interrupted round."""
     failed: dict[str, str] = field(default_factory=dict)
-    """For each setting without a measured time: the reason why it has none."""
+    """Why a setting has no measured time."""
     interrupted: bool = False
-    """True: the user stopped the trials, so rounds are missing."""
+    """The user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
     """Titles of the remedies that were tried together."""
     launches: int = 0
@@ -50,14 +49,14 @@ class TrialResults:
         return [name for name in names if self.rounds and all(name in one for one in self.rounds)]
 
     def gains(self) -> dict[str, Gain]:
-        """Return the speedup of each setting. Speedups have no interval if fewer than two rounds are complete."""
+        """Without intervals before two rounds are complete."""
         rounds = self.rounds or ([self.partial] if BASE in self.partial else [])
         names = self.settings or [*self.partial]
         times = {name: [one[name].step_seconds or 0.0 for one in rounds] for name in names}
         return gains(times, BASE) if rounds else {}
 
     def losses(self, name: str) -> str:
-        """Return words that compare the losses of a setting with the losses of the unchanged program."""
+        """Words that compare the losses with those of the unchanged program."""
         rounds = self.rounds or [self.partial]
         base = [one[BASE].losses for one in rounds]
         if any(compared(base[0], other) == OTHER for other in base[1:]):
@@ -70,14 +69,14 @@ class TrialResults:
         return worst or "unknown"
 
     def helpful(self) -> list[Candidate]:
-        """Return the remedies that surely help, sorted by speedup. The best remedy comes first."""
+        """Remedies that surely help, the best first."""
         found = self.gains()
         helps = [one for one in self.candidates if one.title in found and found[one.title].sure]
         return sorted(helps, key=lambda one: -found[one.title].factor)
 
 
 def lines(result: TrialResults) -> Iterable[str]:
-    """Yield the lines of the table, then the settings without a time, then the lines of code to write."""
+    """Yield the table, then the settings without a time, then the lines of code to write."""
     found = result.gains()
     base = [one[BASE].step_seconds or 0.0 for one in result.rounds or [result.partial] if BASE in one]
     if not base:
@@ -113,12 +112,12 @@ def _milliseconds(seconds: float) -> str:
 
 
 def refused(outcome: TrialOutcome) -> str:
-    """Return a sentence that says why a trial ended without a measured time."""
+    """Say why a trial ended without a measured time."""
     return REFUSED.get(outcome.why or FAILED, "{}").format(outcome.place)
 
 
 def as_json(result: TrialResults) -> dict[str, Any]:
-    """Return the JSON object with all results. Times are in seconds, and gains are factors."""
+    """Times are in seconds, and gains are factors."""
     found = result.gains()
     by_title = {one.title: one for one in result.candidates}
     rounds = result.rounds or [result.partial]

@@ -1,9 +1,7 @@
-"""Protection of the program's files: a trial must not write to them, and must not upload anything.
+"""Protection of the program's files: outside of its scratch directory, a trial writes nothing, and it uploads nothing.
 
-Each trial writes to a scratch directory. If the program opens a file outside of the scratch directory for writing, the
-trial ends the process before the file is opened. With `--yes`, known functions that save files do nothing, and any
-other write to a file really happens. A trial can't detect writes by C code, writes by child processes, or writes to the
-network.
+The process ends before it opens another file for writing. With `--yes`, known functions that save files do nothing,
+and any other write really happens. Writes by C code, by child processes or to the network are not detected.
 """
 
 import os
@@ -26,13 +24,13 @@ TRACKERS = {
     "SWANLAB_MODE": "disabled",
     "CLEARML_OFFLINE_MODE": "1",
 }
-"""Environment variables that keep experiment trackers from recording a trial."""
+"""Keep experiment trackers from recording a trial."""
 
 CACHES = (
     "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH",
 )  # fmt: skip
-"""Environment variables that name cache directories, in which a program may write during a trial."""
+"""Cache directories, in which a program may write during a trial."""
 
 SYSTEM = ("/dev", "/proc", "/sys")
 
@@ -50,21 +48,19 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""Audit events of Python that change files. Each event has a pair of numbers for each path that it changes.
-
-The first number is the position of the path in the event's arguments. The second number is the position of a directory
-descriptor, or None without a descriptor.
+"""For each path that an audit event of Python changes: its position in the event's arguments, and that of a directory
+descriptor, or None.
 """
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
-"""Opening an SQLite database writes no file if the database's address contains one of these texts."""
+"""Opening an SQLite database with one of these texts in its address writes no file."""
 
 UPLOADS = (
     "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
     "delete_file", "delete_files", "delete_folder", "delete_repo", "delete_tag", "move_repo", "preupload_lfs_files",
     "super_squash_history", "update_repo_settings", "upload_file", "upload_folder", "upload_large_folder",
 )  # fmt: skip
-"""Names of the methods and functions of `huggingface_hub` that change a repository on the hub."""
+"""What changes a repository on the hub: methods and functions of `huggingface_hub`."""
 
 PRETRAINED = {
     "peft.peft_model": "PeftModel",
@@ -76,7 +72,7 @@ PRETRAINED = {
     "transformers.processing_utils": "ProcessorMixin",
     "transformers.tokenization_utils_base": "PreTrainedTokenizerBase",
 }
-"""For each module: its class with a method `save_pretrained`."""
+"""The class of each module that has a method `save_pretrained`."""
 
 STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 
@@ -93,7 +89,7 @@ class Writes:
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
-        """Begin to watch for writes. Before the program writes outside of the scratch directory, end the process."""
+        """End the process before the program writes outside of the scratch directory."""
         if not self._turn.plan.yes:
             sys.addaudithook(self._on_event)
 
@@ -116,7 +112,6 @@ class Writes:
                 self.leave(path)
 
     def outside(self, path: object) -> bool:
-        """Return True if a trial must not write to this path."""
         if not isinstance(path, str | bytes | os.PathLike) or not path:
             return False
         real = os.path.realpath(os.fsdecode(path))
@@ -148,7 +143,7 @@ class Writes:
         setattr(owner, name, save)
 
     def hub(self, module: ModuleType) -> None:
-        """Replace the methods and functions of `huggingface_hub` that upload, so that a trial uploads nothing."""
+        """Replace what uploads."""
         for owner in (module.HfApi, module):
             for name in UPLOADS:
                 inner = getattr(owner, name, None)
@@ -172,7 +167,7 @@ class Writes:
 
 
 def _database(name: Any) -> list[Any]:
-    """Return the path of an SQLite database that a program opens, or [] if the database is in memory or read-only."""
+    """Path of an SQLite database that a program opens; [] if it is in memory or read-only."""
     if not isinstance(name, str):
         return [name]
     if name == ":memory:" or any(part in name for part in IN_MEMORY_OR_READ):
@@ -181,14 +176,14 @@ def _database(name: Any) -> list[Any]:
 
 
 def _joined(path: Any, directory: Any) -> Any:
-    """Join a path to the open directory with this descriptor. Without a descriptor, return the path unchanged."""
+    """Without a descriptor, return the path unchanged."""
     if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
         return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
     return path
 
 
 def program_line() -> str:
-    """Return the innermost line of the program's own code in the stack. Lines of installed packages don't count."""
+    """The innermost line of the program's own code in the stack, not of an installed package."""
     libraries = (str(Path(__file__).parents[1]), "<", *STANDARD_LIBRARY)
     for frame in callers():
         file = frame.f_code.co_filename
