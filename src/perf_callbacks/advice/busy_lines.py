@@ -33,7 +33,6 @@ LEAST_LASTING = 0.25
 """A function is slow code only if it was slow in at least this share of its samples; a smaller share may be chance."""
 
 LOOKS = 4
-"""Samples per tick of the watchdog."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
 """Shortest wait before a sample, and largest extra wait: waits vary, so that samples fall anywhere in a step."""
@@ -55,13 +54,11 @@ LATE_SECONDS = 0.0005
 """The training thread ran pure Python if the second look is later than this."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
-"""Field of `Facts` for the busiest line of a stage."""
 
 COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 """Stages that should compute on tensors, in which a line of pure Python counts as slow code."""
 
 Moment = tuple[int, float]
-"""Number of the step, and time at which the training thread entered the stage."""
 
 
 class Look(NamedTuple):
@@ -73,7 +70,6 @@ class Look(NamedTuple):
     computes: bool
     """The training thread used a CPU while the sampling thread held the GIL."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread at the end of the look."""
 
 
 class Sample(NamedTuple):
@@ -84,7 +80,6 @@ class Sample(NamedTuple):
     line: str | None
     slow: bool
     turned: float
-    """Time at which the training thread entered the stage."""
     waits: bool = False
     """The training thread waited, for example in a sleep, and needed no CPU."""
 
@@ -175,7 +170,6 @@ class BusyLines(Observer):
         return Look((step, turned), stage, position, computes, None if cpu_seconds is None else cpu_seconds())
 
     def _runs(self) -> bool:
-        """True if the training thread uses a CPU while the sampling thread holds the GIL."""
         if self._cpu_seconds is None:
             return False
         began, before = perf_counter(), self._cpu_seconds()
@@ -293,7 +287,6 @@ def _by_function(lines: Counter[str | None]) -> Counter[str]:
 
 
 def _most(lines: Counter[str | None]) -> str | None:
-    """None if no function stands out."""
     for name, looks in _by_function(lines).most_common(1):
         if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
             return _busiest(lines, name)

@@ -24,7 +24,6 @@ TRANSFERS = {
     ),
     "device to host": (" from the device", "keeping values on the device, or copying them rarely"),
 }
-"""Words and remedy by direction."""
 
 FEW, MANY = 3, 20
 """Collectives per step: at most `FEW` hide little communication, and at least `MANY` may take long to start."""
@@ -36,7 +35,6 @@ BUCKETS, LARGE_BUCKET_MB = 8, 100
 """Number of gradient buckets with which DDP hides much communication, and size of a large one."""
 
 GRADIENT_MB = 4e-6
-"""One float32 element of a gradient."""
 
 MOSTLY = 0.5
 """Overlap is advised only if computation could hide at least this part of the exposed communication."""
@@ -164,7 +162,6 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """As `_overlapping`, for DDP."""
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:
         return free, _bucket_size(facts, max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"

@@ -10,15 +10,12 @@ REMEDIES = {
     "data": "looking at what the loader does in later samples",
     "gc": "dropping objects that are no longer used, such as lists that grow",
 }
-"""By the stage that grew most."""
 
 GROWS = "looking for lists, hooks or logs that grow from step to step"
-"""Remedy for other stages."""
 
 
 @timed
 def longer(facts: Facts, measured: Measured) -> Finding | None:
-    """Steps became longer although batches didn't grow."""
     found, share = facts.drift, saved(facts, measured)
     if found is None or share is None:
         return None

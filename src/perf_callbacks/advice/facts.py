@@ -17,7 +17,6 @@ from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse
 
 WAITING = frozenset({"data", "communication"})
-"""Stages in which the training thread mostly waits, and needs no CPU."""
 
 TRAINERS = frozenset({"transformers", "lightning"})
 """Integrations whose framework runs code of its own between the stages of a step."""
@@ -44,18 +43,14 @@ class Drift(NamedTuple):
     last: float
     """Mean seconds of a step in the last quarter."""
     share: float
-    """Part of all steps' time that would be saved if they were as short as in the first quarter."""
     stage: str
-    """Whose time grew most."""
 
 
 class SlowCode(NamedTuple):
     """Slow code of the program in one stage."""
 
     line: str
-    """With the most samples."""
     looks: int
-    """Samples in slow code of the stage."""
     of: int
     """Samples in the stage."""
     of_all: int
@@ -88,19 +83,15 @@ class Facts:
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the trainer that have an effect in this program, with the name of the class that takes them."""
     rarer: Mapping[str, Rarer] = field(default_factory=dict)
-    """How to make evaluations and checkpoints rarer, by the kind of span."""
     checkpointing: str | None = None
     """Beginning of the names of the model's methods for checkpointing; None also if other code checkpoints."""
     resizable: bool = False
-    """The model has the method `resize_token_embeddings`."""
     accelerator: str | None = None
-    """Kind; None: the fit uses none."""
     cpus: int | None = None
     """That the process may keep busy: its share of the job's CPUs on this machine."""
     memory_available: int | None = None
     """Bytes of host memory that the process may still take."""
     local_ranks: int = 1
-    """Processes of the job on this machine."""
     ranks_on_cpus: int = 1
     """Processes of the job that share the CPUs on which this process may run."""
     workers: int | None = None
@@ -108,9 +99,7 @@ class Facts:
     iterable: bool = False
     """Each worker would load all samples of the data set, unless the data set divides them."""
     prefetch: int = 2
-    """Batches that each worker loads in advance."""
     batch_bytes: int | None = None
-    """Of the largest batch."""
     batch_lengths: int = 0
     """Distinct sequence lengths of batches; 0: unknown."""
     calm_share: float | None = None
@@ -121,7 +110,6 @@ class Facts:
     burst_seconds: float = 0.0
     """Mean wait for data in a group of steps that isn't calm."""
     persistent: bool = False
-    """The workers persist from epoch to epoch."""
     epochs: int = 0
     """Epochs whose first step was measured, without the fit's first epoch."""
     epoch_wait_seconds: float = 0.0
@@ -137,64 +125,42 @@ class Facts:
     first_line: str | None = None
     """As `data_line`, of the first step."""
     slow_code: Mapping[str, SlowCode] = field(default_factory=dict)
-    """In forward, backward and optimizer, by stage."""
     host_wait: SlowCode | None = None
-    """Samples in the stage `other` in which the program waited and needed no CPU."""
     collect_line: str | None = None
     """Whose calls of `gc.collect()` took longest."""
     collect_seconds: float = 0.0
-    """Of all calls of `gc.collect()`."""
     attention: str | None = None
-    """Implementation in the model's configuration, such as "eager"."""
     sdpa: bool = False
-    """The model could use `scaled_dot_product_attention`."""
     optimizer: str | None = None
-    """Class of an optimizer of torch that can be fused, if this saves time."""
     fused: bool = False
-    """The optimizer updates many tensors at once, by `fused` or `foreach`."""
     tensors: int = 0
-    """That the optimizer updates."""
     elements: float = 0.0
     """Mean per tensor that the optimizer updates."""
     threads: int = 1
-    """CPU threads of an operation."""
     threads_code: str = "OMP_NUM_THREADS={}"
-    """Sets the number of threads."""
     log_every: int | None = None
-    """Steps between log lines of the trainer."""
     gc: str = "sync"
-    """The setting."""
     ddp: bool = False
-    """The model is a `DistributedDataParallel` of several ranks."""
     nan_filter: bool = False
-    """The trainer checks each loss for NaN (`logging_nan_inf_filter`)."""
     weights: Mapping[tuple[int, ...], int] = field(default_factory=dict)
-    """Parameter tensors of each shape with two or more dimensions."""
     vocabulary: int | None = None
     head: int | None = None
-    """Size of an attention head."""
     device_type: str = "cpu"
     """Torch's name, such as "cuda"."""
     half: str | None = None
     """"bf16" or "fp16" if the device multiplies it faster than float32."""
     tensor_cores: bool = False
-    """NVIDIA's, which need suitable sizes of matrices."""
     multiprocessors: int | None = None
     tf32: bool = False
-    """Matrix products of float32 tensors use TF32."""
     tf32_possible: bool = False
     peaks: Peaks | None = None
     clocks: str | None = None
-    """Shell command that shows the device's clocks."""
     blocking: str | None = None
     """Environment variable that is set and makes each kernel launch wait for the device."""
     anomalies: bool = False
-    """Autograd's anomaly detection is on."""
     memory: MemoryUse | None = None
     readings: DeviceReadings | None = None
-    """Of the device's clocks."""
     deterministic: bool = False
-    """Torch uses deterministic algorithms only."""
     uncached: str | None = None
     """Environment variable that is set and turns off the cache of device memory."""
     expandable: str | None = None
@@ -206,21 +172,15 @@ class Facts:
     idle_share: float | None = None
     """Share of the fit in which the training thread waited for a disk, a device or a process, and needed no CPU."""
     starved_share: float | None = None
-    """Share of the fit in which the training thread was ready to run, and had no CPU."""
     quota_reached: bool = False
-    """The container's CPU quota stopped the threads for a long time."""
     update_part: float | None = None
     """Part of the stage `optimizer` in the optimizer's `step`; the rest is clipping and `zero_grad`."""
     compilations: Compilations | None = None
-    """Since the fit began."""
     drift: Drift | None = None
-    """None also if steps didn't become longer."""
     widths: Mapping[str, float] = field(default_factory=dict)
     """Half the width of the 95 % interval of each stage's share of the step time, relative to the share."""
     work: Flops | None = None
-    """Of the last counted step."""
     profiles: tuple[Profile, ...] = ()
-    """Of this rank during the fit."""
 
     def option(self, name: str, value: object) -> str | None:
         """Code that sets an argument of the trainer; None: it would have no effect in this program."""
@@ -257,7 +217,6 @@ class Measured:
         return self.stage(name) * (1 - slow.part if slow is not None else 1.0)
 
     def with_cpu(self, share: float) -> float:
-        """Estimate the share of the run that would remain if the training thread had always had a CPU."""
         if not self._facts.starved_share or not self.summary.included_seconds or not self.steps_seconds:
             return share
         waits = WAITING if self._facts.workers else {"communication"}  # without workers, the thread loads batches

@@ -11,10 +11,10 @@ from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
-"""Least number of readings of the device's use; there is one every ten seconds."""
+"""The callback takes a reading of the device's use every ten seconds."""
 
 LARGE = 0.1
-"""Least share of a finding from readings of the device's use, which are coarse."""
+"""Readings of the device's use are coarse."""
 
 COMPUTING = 0.5
 """More threads are advised only if forward, backward and optimizer take this share of the run or more."""

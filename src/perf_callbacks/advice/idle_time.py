@@ -28,7 +28,7 @@ REMEDIES = (
         "operations whose result has a fixed shape, such as torch.where(condition, a, b)",
     ),
 )
-"""For names of operations that wait for the device; `KEEPING` for all others."""
+"""By names of operations that wait for the device."""
 
 
 @timed

@@ -26,7 +26,6 @@ FEW = 64
 """In a job with more ranks, notes are written only at the end."""
 
 LEAST_SHARE = 0.05
-"""Least share of a finding of another rank."""
 
 OWN_WORDS: Mapping[str, frozenset[str]] = {
     DATA: frozenset({"data"}),
@@ -44,7 +43,6 @@ class FindingNote:
 
     findings: tuple[Finding, ...] = ()
     last: bool = False
-    """The fit of the rank is over."""
 
 
 class FindingNotes(ChannelHandler):
@@ -56,7 +54,6 @@ class FindingNotes(ChannelHandler):
         self._written: tuple[Finding, ...] = ()
         self._asked = self._reading = False
         self._over = 0
-        """Other ranks whose final note was read."""
 
     def set(self, found: tuple[Finding, ...], exchange: Exchange) -> None:
         """On rank 0, also ask for newer findings of the other ranks."""
@@ -85,7 +82,6 @@ class FindingNotes(ChannelHandler):
         return LOOK_SECONDS if self._reading else None
 
     def leave(self, channel: Channel) -> None:
-        """Write the final note. Rank 0 only reads notes."""
         if channel.rank:
             channel.put(pack(FindingNote(findings=self.mine, last=True)))
 

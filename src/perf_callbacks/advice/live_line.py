@@ -21,16 +21,13 @@ WINDOW_SECONDS = 60.0
 """Each line is about one window; windows follow each other without gaps."""
 
 QUIET_SECONDS = 600.0
-"""Least time between two lines."""
 
 LARGE = 0.1
-"""Least share of a window that a shown cause takes."""
 
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
 """Causes that are not shown: stalls, which the log reports, and causes that are measured over the whole fit."""
 
 MOST_STEPS = 10_000
-"""Between two readings of the clock."""
 
 
 def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":

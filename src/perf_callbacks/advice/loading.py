@@ -101,7 +101,6 @@ def data(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _prefetch(facts: Facts, measured: Measured, took: str, *, busy: float, wait: float) -> Finding | None:
-    """The time to load a batch varies much."""
     workers = facts.workers or 1
     missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
     wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))

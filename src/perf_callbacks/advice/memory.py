@@ -18,7 +18,6 @@ second, the collector of Python 3.11 either frees 8 to 15 million small objects 
 CYCLES = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
 
 MANY = 100_000
-"""A program grows if at least this many new objects stay in use."""
 
 
 def memory(facts: Facts, _measured: Measured | None) -> Finding | None:

@@ -11,10 +11,8 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 MOST_REASON = 120
-"""Most characters of torch's reason for a compilation that a finding quotes."""
 
 SHAPED = ("size", "stride", "shape")
-"""In torch's reason for a compilation that a new shape caused."""
 
 LOW = 0.3
 """torch.compile is advised only if HFU in forward, backward and optimizer is below."""
@@ -72,7 +70,6 @@ Small batches take longer per token, and some padding stays. In `benchmarks/prom
 """
 
 MUCH_PADDING = 0.1
-"""Least share of padding among the tokens that is reported."""
 
 SIZES = (1024, 16_384, math.inf)
 """Largest mean number of elements per tensor for each share in `SAVED`."""
@@ -88,7 +85,6 @@ _AUTOCAST = {
     "fp16": 'torch.autocast("{device}", torch.float16) with torch.amp.GradScaler',
 }
 _NUMBERS = {"bf16": "bf16", "fp16": "16"}
-"""Lightning's names of 16-bit formats."""
 
 
 @timed
@@ -226,7 +222,6 @@ def compiled(facts: Facts) -> str:
 
 
 def without_launches(facts: Facts) -> str:
-    """Code that compiles the model so that few kernels are launched from Python."""
     mode = '"reduce-overhead"'
     return facts.option("torch_compile_mode", mode) or f"torch.compile(model, mode={mode})"
 

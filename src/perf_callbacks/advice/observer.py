@@ -240,7 +240,6 @@ class _Since:
         }
 
     def summary(self) -> CpuSummary | None:
-        """None if the system says nothing about the CPUs."""
         seconds, found = perf_counter() - self._began, self._of_thread()
         idle, load = self._idle(seconds), None
         with suppress(AttributeError, OSError):  # Windows has no load average
@@ -270,7 +269,6 @@ class _Since:
         return min(self._own, max(0.0, len(self._cpus) - wanted * others) / self._sharing)
 
     def _others(self, idle: float | None, seconds: float) -> float | None:
-        """Mean number of the process's CPUs that other programs used."""
         used = processes.read()
         if idle is None or used is None or self._used is None:
             return None
@@ -278,13 +276,11 @@ class _Since:
         return max(0.0, busy - self._sharing * (used.cpu_seconds - self._used.cpu_seconds) / seconds)
 
     def _idle(self, seconds: float) -> float | None:
-        """Mean number among the CPUs on which this process may run."""
         idle = cpu_time.idle(self._cpus)
         return None if idle is None or self._idled is None or not self._own else (idle - self._idled) / seconds
 
 
 def _checkpointing(model: nn.Module | None) -> str | None:
-    """Name for checkpointing in a model's methods, if the model checkpoints by them."""
     for name in ("activation_checkpointing", "gradient_checkpointing"):  # in transformers 5, and before
         if hasattr(model, f"{name}_disable"):
             return name if getattr(model, f"is_{name}", False) else None
@@ -309,7 +305,6 @@ def _has_ranks(model: nn.Module | None) -> bool:
 
 
 def _text(config: Any) -> Any:
-    """The part for the language model, or the whole configuration."""
     with suppress(Exception):
         return config.get_text_config()
     return config

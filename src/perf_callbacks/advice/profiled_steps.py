@@ -21,7 +21,6 @@ class ProfiledSteps:
         self.on_cpu = profile.timeline == "cpu"
 
     def part(self, seconds: float) -> str:
-        """Percentage of the profiled steps' time."""
         steps = "a profiled step" if self.number == 1 else f"{self.number} profiled steps"
         return f"{seconds / self.profile.span_seconds:.0%} of {steps}"
 
@@ -66,7 +65,6 @@ def on_device(facts: Facts, measured: Measured | None) -> bool:
 
 
 def unknown_loading(facts: Facts, measured: Measured) -> float:
-    """Wait per step for a DataLoader that the callback doesn't know."""
     steps = profiled(facts, measured)
     if steps is None or measured.stage("data"):
         return 0.0

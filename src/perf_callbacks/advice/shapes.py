@@ -5,7 +5,6 @@ from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 MATTERS = 0.1
-"""Least share of the FLOPs that products with a reported size have."""
 
 
 def padding(facts: Facts, _measured: Measured | None) -> Finding | None:

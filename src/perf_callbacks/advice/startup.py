@@ -18,7 +18,6 @@ REMEDIES = {
     "data": "preparing the data set once, before training, and opening it quickly",
     "other": "moving this work out of the first step, or a longer run",
 }
-"""By the longest stage of the first step; `LONGER` for all others."""
 
 
 @timed

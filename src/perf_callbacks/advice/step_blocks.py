@@ -21,7 +21,6 @@ FEWEST, MOST = 8, 64
 """Least blocks for a confidence interval. At `MOST` blocks, each pair of neighbours becomes one."""
 
 CHUNK = 2
-"""Steps in a block when a fit begins."""
 
 DEVIATIONS = 2.1
 """Half the width of a 95 % confidence interval, in standard errors, for some 20 blocks."""
@@ -30,7 +29,6 @@ QUARTER = 4
 """Least blocks in each quarter of a fit in which drift is looked for."""
 
 LONGER = 0.1
-"""Least relative growth of the step time that counts as drift."""
 
 Sums = tuple[float, ...]
 """Seconds, tokens, samples and FLOPs of a block, then the seconds of each of `STAGES`."""

@@ -26,7 +26,6 @@ def straggler(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
-    """Ranks with small batches wait for ranks with large batches."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
     rebalance = facts.option("train_sampling_strategy", '"batch_rebalance"')
@@ -36,7 +35,6 @@ def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
-    """Stages of a pipeline wait for the longest stage."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds
     cause = "Stages of the pipeline are uneven: the longest made the others wait"

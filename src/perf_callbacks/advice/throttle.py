@@ -28,7 +28,6 @@ REMEDIES = {
         "`nvidia-smi -rgc`, which resets locked clocks, or `-rac`, which resets application clocks",
     ),
 }
-"""Subject of the evidence, and remedy. The power limit is not in this table."""
 
 
 @timed

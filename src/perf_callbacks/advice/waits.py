@@ -40,7 +40,6 @@ def logging(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def reads_each_step(facts: Facts) -> bool:
-    """The rule `logging` applies."""
     return facts.log_every == 1 or _read_most(facts) is not None
 
 
@@ -55,7 +54,6 @@ def waits_part(facts: Facts) -> float:
 
 
 def _read_most(facts: Facts) -> str | None:
-    """Line that reads values most often in a step."""
     found = None if facts.work is None else _most_frequent(facts.work.values_read)
     return None if found is None else found[0]
 
@@ -79,7 +77,6 @@ def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
 
 @timed
 def nan_filter(facts: Facts, measured: Measured) -> Finding | None:
-    """The Hugging Face `Trainer` reads each micro-batch's loss from the device."""
     if facts.accelerator is None or not facts.nan_filter or on_device(facts, measured):
         return None
     evidence = "logging_nan_inf_filter reads the loss from the device in each micro-batch"
@@ -113,6 +110,5 @@ def blocking(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 
 def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int] | None:
-    """Without the line's directory."""
     line = max(reads, key=reads.__getitem__, default=None)
     return None if line is None else (line.rpartition("/")[2], reads[line])

@@ -26,7 +26,6 @@ MOST_BYTES = 4_000_000
 """`append` shortens a larger file, and `read` reads only the end of a larger file."""
 
 LONGEST_LINE = 20_000
-"""In bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

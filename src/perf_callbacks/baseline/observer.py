@@ -29,10 +29,8 @@ EARLY_SECONDS = 10.0
 """Least duration of the compared steps. In their first second, even equal runs differ much."""
 
 RUNS = 5
-"""Most runs of the ledger in a baseline."""
 
 CLOSE_SECONDS = 1.0
-"""The end of a fit waits at most this long for the write to the ledger."""
 
 AUTO = "auto"
 
@@ -68,7 +66,6 @@ class BaselineWatch(Observer):
         self._known, self._ended = recorder.config.baseline is None, False
 
     def read(self) -> None:
-        """Runs on a separate thread."""
         with guard(logs(log.info, "perf_callbacks: no baseline: %s.")):
             wanted, run = self._recorder.config.baseline, self._recorder.run
             if wanted == AUTO:

@@ -13,7 +13,7 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.units import duration, rate
 
 LEAST = 0.05
-"""Least relative change of the step time that is reported."""
+"""Of the step time."""
 
 EXPLAINED = 0.5
 """A change is not reported if the machine's load explains at least this part of it."""
@@ -22,7 +22,6 @@ LARGE_STAGE = 0.2
 """A stage is named if it accounts for at least this part of the change."""
 
 MOST_NAMED = 4
-"""Most changed package versions that the line names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +122,6 @@ def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
 
 
 def _seconds(run: RunFigures) -> float | None:
-    """None also if the time is impossible."""
     found = run.step_seconds
     return found if found is not None and SHORTEST <= found <= LONGEST else None
 
@@ -137,7 +135,6 @@ def _estimate(run: RunFigures) -> Estimate:
 
 
 def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[str, str]]:
-    """Versions that no run of the baseline has."""
     found: dict[str, tuple[str, str]] = {}
     for name, now in run.versions.items():
         before = [one.versions[name] for one in baseline if name in one.versions]
@@ -147,7 +144,6 @@ def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tupl
 
 
 def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[float, float]]:
-    """The stage with the largest part comes first."""
     whole = (run.step_seconds or 0.0) - fmean([one.step_seconds or 0.0 for one in baseline])
     found: list[tuple[float, str, tuple[float, float]]] = []
     for name, now in run.stage_seconds.items():

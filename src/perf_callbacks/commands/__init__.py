@@ -37,7 +37,6 @@ class Command(Protocol):
     """A command's module."""
 
     SUMMARY: str
-    """In the list of commands."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the command's arguments."""

@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or remove the .pth file. Always print the state."""
     try:
         if arguments.action == "enable":
             place().mkdir(parents=True, exist_ok=True)
@@ -56,7 +55,6 @@ def state() -> str:
 
 
 def place() -> Path:
-    """Where the .pth file goes, rather beside the package."""
     package = Path(perf_callbacks.__file__).parents[1]
     if package in directories():
         return package
@@ -70,7 +68,6 @@ def directories() -> list[Path]:
 
 
 def files() -> list[Path]:
-    """All copies of the .pth file."""
     places = dict.fromkeys([*directories(), place()])
     return [directory / FILE for directory in places if (directory / FILE).is_file()]
 

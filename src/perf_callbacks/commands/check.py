@@ -45,7 +45,6 @@ _COLUMNS = {
     "threads": "threads",
     "status": "affinity",
 }
-"""Headings by field."""
 PATIENCE_SECONDS = 20.0
 """For the store in which the ranks of a machine meet, and then for the note of each rank."""
 
@@ -162,7 +161,6 @@ def _cost(seconds: float, *, as_json: bool) -> int:
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
-    """Problems with GPUs: one doesn't answer, or MIG divides it."""
     from perf_callbacks.kernel.process import device  # noqa: PLC0415 other commands do without torch
 
     if not device.may_be_nvidia(here):

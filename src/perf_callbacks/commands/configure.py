@@ -20,7 +20,6 @@ perf-callbacks launch. Or keep the settings in a separate file that PERF_CALLBAC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Without FIELD=VALUE and --unset, the command asks for each field. It changes only the section perf_callbacks: "
         "all other lines of the file stay as they are. accelerate itself refuses a file with this section: start "

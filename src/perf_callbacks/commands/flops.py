@@ -43,7 +43,6 @@ _RUN: dict[str, tuple[type, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model on Hugging Face")
     model = parser.add_argument_group("the model", "these options override config.json")
     model.add_argument("--config", metavar="CONFIG", help="the same as CONFIG")
@@ -74,7 +73,6 @@ def _add(group: Any, options: dict[str, tuple[type, str]]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the FLOPs, TFLOPS, MFU and HFU of every convention."""
     model = _model(arguments)
     work = _work(arguments)
     peak = _peak(arguments)

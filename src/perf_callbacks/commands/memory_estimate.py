@@ -17,7 +17,6 @@ from perf_callbacks.report import memory_table
 from perf_callbacks.report.layout import card
 
 LARGEST = 1_000_000
-"""That an option takes."""
 
 OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "adafactor")
 DTYPES = ("bf16", "bf16-mixed", "fp16", "fp16-mixed", "fp32")
@@ -64,7 +63,6 @@ class Estimator:
 
 
 def estimator(arguments: argparse.Namespace) -> Estimator:
-    """Simulate the model of a config.json on fake tensors."""
     from perf_callbacks.commands.simulated_model import simulation, unpadded  # noqa: PLC0415 imports torch
 
     config = read_config(arguments.path)
@@ -164,7 +162,6 @@ def render(found: dict[str, Any], path: Path) -> str:
 
 
 ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "exchange", "peak")
-"""In the order in which they are printed."""
 
 
 def _limits(found: dict[str, Any]) -> list[str]:

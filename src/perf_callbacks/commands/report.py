@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def last(directory: Path) -> list[Attempt]:
-    """Each rank's newest attempt of the newest fit. Print which ranks have no journal."""
+    """Print which ranks have no journal."""
     fit, name = report_file.fits(directory)[-1], printable(str(directory))
     if fit.missing:
         print(f"{name}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)

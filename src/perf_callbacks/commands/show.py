@@ -47,7 +47,6 @@ def to_stderr(line: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The newest run, or all runs."""
     top, reader = arguments.directory, RunReader(complain=to_stderr)
     runs = reader.below(top) if arguments.all else reader.nearest(top)
     if not arguments.all:

@@ -49,7 +49,6 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
 
 
 def settings_lines(settings: Settings) -> list[str]:
-    """Those from the environment or from files, with their origins."""
     values = settings.shown
     return [printable(f"  {name}={values[name]} ({origin})") for name, origin in settings.origins.items()]
 
@@ -76,7 +75,6 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Each kind of training, and whether and how it is measured here."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -94,7 +92,6 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """As the import hooks of this process show."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

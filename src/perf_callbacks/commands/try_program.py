@@ -23,7 +23,6 @@ INTERRUPTED = 130
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 BAR = 20
-"""Width."""
 
 NOTHING = "Its verdict calls for nothing that can be tried from outside."
 

@@ -36,7 +36,6 @@ STYLES = {
 }
 
 USUAL_SIZE = (80, 24)
-"""If a terminal doesn't report its size."""
 
 TERMINATED = 143
 """Exit status after SIGTERM."""

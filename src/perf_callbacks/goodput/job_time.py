@@ -29,12 +29,10 @@ class AttemptTime:
     steps: int
     kept_steps: int
     unseen_steps: int
-    """Steps that the summary counts but the journal lacks."""
     ended: bool | None
     """False: it failed; None: it was killed, hangs or still runs."""
     failure: str | None
     tokens: float | None
-    """Of all ranks in the surviving steps."""
     rank_tokens: float | None
     """Of the rank that wrote the journal, in the surviving steps."""
     joules: float | None

@@ -20,7 +20,6 @@ LOSSES = {
     time_kinds.DOWNTIME: "downtime",
     time_kinds.OTHER: "other work",
 }
-"""Words of `sentence`."""
 
 
 def sentence(job: JobTime) -> str:

@@ -13,7 +13,6 @@ from perf_callbacks.report.history import Attempt
 T = TypeVar("T")
 
 PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS = "productive", "data", "communication", "stragglers"
-"""Kinds of time in steps that survive."""
 
 STALLS, STARTUP, RESTORE, FIRST_STEP = "stalls", "startup", "restore", "first step"
 EVALUATION, CHECKPOINT, ROLLED_BACK, DOWNTIME = "evaluation", "checkpoint", "rolled back", "downtime"
@@ -42,7 +41,6 @@ def lasted(attempt: Attempt) -> float:
 
 
 def hanging_since(attempt: Attempt) -> float | None:
-    """When the last, unfinished step began to hang."""
     done, found = last_step(attempt), None
     end = attempt.last(Summary)
     if end is not None and end.failure is None:

@@ -22,7 +22,6 @@ from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, pa
 KEY = "perf_callbacks"
 
 _SECTION = re.compile(rf"""^(["']?){KEY}\1[ ]*:.*\n?(?:[ \t].*\n?|\r?\n(?=[ \t]))*""", re.MULTILINE)
-"""The line with the key `perf_callbacks`, and the indented lines after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,6 @@ def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collec
 
 
 def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str:
-    """A new section goes to the end."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     block = ""

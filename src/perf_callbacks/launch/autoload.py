@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 SWITCH = "PERF_CALLBACKS"
 OFF = frozenset({"", "0", "false", "no", "off"})
-"""Values of `PERF_CALLBACKS` that turn measuring off."""
 
 SECTION = "perf_callbacks"
-"""In accelerate's config file."""
 
 RUN = "_PERF_CALLBACKS_RUN"
 """Environment variable of `perf-callbacks run`: id of the main process, and path of a file.
@@ -69,6 +67,7 @@ def _join_trial() -> None:
 
 
 def arm_if_asked() -> None:
+    """Call `arm` if the environment turns measuring on, as with `PERF_CALLBACKS=1`."""
     if asked():
         arm()
 
@@ -79,7 +78,6 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Ask the other import finders for a module of `ACTIONS`."""
         if name not in ACTIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -184,7 +182,6 @@ def _arm_accelerate(accelerator: ModuleType) -> None:
 
 
 def _arm_accelerate_config(module: ModuleType) -> None:
-    """Make accelerate accept a config file with our section, and pass its settings to all ranks."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     kind = module.BaseConfig
@@ -241,7 +238,6 @@ def lightning_callbacks() -> list[Any]:
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
-    """Return the callback for a trainer of `pytorch_lightning`. Lightning calls this entry point for each trainer."""
     return _safely(_lightning_callbacks, "pytorch_lightning") or []
 
 
@@ -252,7 +248,6 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Remove the file that marks a program without a measured fit."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # armed processes have a message of their own
@@ -264,7 +259,6 @@ def _found_a_trainer(session: ModuleType) -> None:
 
 
 def _expect_a_trainer() -> None:
-    """Make the main process print a message at its exit if nothing was measured."""
     process, _, path = os.environ.get(RUN, "").partition(":")
     if process != str(os.getpid()):
         return
@@ -278,7 +272,6 @@ def _expect_a_trainer() -> None:
 
 
 def program_ended(path: str, *, failed: bool) -> None:
-    """Print a message if nothing was measured, unless the program has failed."""
     if os.path.exists(path):
         os.unlink(path)
         if not failed and os.environ.get("RANK", "0") == "0":

@@ -19,7 +19,6 @@ from perf_callbacks.kernel.settings.config import ConfigError, printable, rules
 from perf_callbacks.launch.autoload import RUN, SWITCH, program_ended
 
 SITE = Path(__file__).parent / "site"
-"""Directory of our `sitecustomize.py`."""
 
 USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
@@ -137,12 +136,10 @@ def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
 
 
 def _is_this_python(command: str) -> bool:
-    """Under any of its names."""
     return os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
 def isolating(command: Sequence[str]) -> str | None:
-    """Return the flag that keeps Python from importing `sitecustomize.py`."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
 

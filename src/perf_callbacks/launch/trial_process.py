@@ -26,7 +26,6 @@ Action = Callable[[ModuleType], None]
 
 
 def join(actions: dict[str, Action]) -> None:
-    """Add the changes of this process's trial to what runs after the import of a module."""
     found = turn.of_process()
     if found is None:
         return
@@ -76,7 +75,6 @@ class PlainLoop:
         self._loading = False
 
     def watch(self, torch: ModuleType) -> None:
-        """Watch all calls of modules until the first step of an optimizer."""
         import torch.optim.optimizer as optimizers  # noqa: PLC0415 torch has just been imported
         from torch.nn.modules import module as modules  # noqa: PLC0415 as above
         from torch.utils.data import dataloader  # noqa: PLC0415 as above

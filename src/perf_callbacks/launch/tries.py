@@ -31,10 +31,8 @@ PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
 """A trial hangs after the later of 120 s and four times the duration of the longest earlier trial."""
 
 LAST_LINES = 3
-"""Shown of a failed program's output."""
 
 TAIL_BYTES = 65536
-"""Read from the end of the program's output."""
 
 LONGEST = 40
 """Of the temporary directory's path. The path of a socket of the program is 60 characters longer."""
@@ -50,7 +48,6 @@ QUIET = {
     "PERF_CALLBACKS_MEASURE_PEAK": "off",
     "PERF_CALLBACKS_ON_EVENT": "off",
 }
-"""Turn off the journal, the report and similar features in all trials."""
 
 
 class RefusedError(Exception):
@@ -68,11 +65,8 @@ class Tries:
     only: Collection[str]
     yes: bool
     cpus: int
-    """That this process may use."""
     stopped: Callable[[], bool]
-    """True once the user wants to stop the trials."""
     say: Callable[[str], object]
-    """Print a sentence."""
     show: Callable[[float, str], object]
     """Show the finished share and the name of the current run."""
 
@@ -157,7 +151,6 @@ class Tries:
             result.partial[name] = outcome
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
-        """Take all remedies that didn't slow the program down in the first round."""
         base = first[BASE].step_seconds or 0.0
         titles = [
             one.title
@@ -252,7 +245,6 @@ def launched(
 
 
 def _without_outcome(status: int, output: Path) -> str:
-    """Why a program wrote no outcome: it failed, or it made no optimizer step."""
     if status == 0:
         return "the program ended, and made no step with an optimizer of torch in a process that the trial could watch"
     with output.open("rb") as file:

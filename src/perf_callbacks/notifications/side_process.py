@@ -17,7 +17,6 @@ from time import time as unix_time  # noqa: TID251 no module of the package can 
 from typing import IO, Any
 
 MOST_SHOWN = 200
-"""Bytes of a failed command's last line on stderr."""
 
 READ_SECONDS = 0.5
 """Wait for the end of stderr, which a process that the command left behind may keep open."""
@@ -114,7 +113,6 @@ def _feed(stdin: IO[bytes], event: bytes) -> None:
 
 
 def _keep_last(stderr: IO[bytes], last: bytearray) -> None:
-    """Read all of stderr, so that the command never waits, and keep the last bytes."""
     with stderr:
         while chunk := stderr.read1(4096):  # type: ignore[attr-defined]
             last += chunk

@@ -26,7 +26,6 @@ QUICK_BATCHES = 6
 """The jackknife leaves out one batch at a time. More batches would make the intervals too narrow."""
 
 FEWEST_QUICK = 120
-"""Least steps for an estimate of the time of quick steps."""
 
 
 class Estimate(NamedTuple):
@@ -100,7 +99,6 @@ def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate 
 
 
 def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
-    """Geometric mean, in which all runs have the same weight."""
     if len(runs) == 1:
         return runs[0].value
     return math.exp(math.fsum([math.log(run.value) for run in runs]) / len(runs)) if runs else None

@@ -25,7 +25,6 @@ WORTH_SAYING = 0.05
 """Least share that makes the first finding the verdict. `_large` makes exceptions."""
 
 STALL = "stall"
-"""Cause of the finding about stalls."""
 
 FAILED = "failed"
 """Cause of the finding that a rule failed, so that less than everything was looked for."""
@@ -40,7 +39,6 @@ ENOUGH_COVERED = 0.98
 """If the counted matrix products use less than this share of the weights, the card shows the uncounted share."""
 
 MOST_NAMES = 3
-"""Most operations without a formula that a card names."""
 
 WORTH_SAVING = 0.01
 """The lower end of a saving is printed only if it is at least this share of the run's time."""
@@ -61,7 +59,6 @@ _EXCLUDING = {
     "checkpoint": "checkpoints",
     "suspended": "suspensions",
 }
-"""Parts of the wall time that rates exclude."""
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
@@ -138,7 +135,6 @@ def _saves(found: Finding) -> str:
 
 
 def _measured(low: float, factor: float, high: float) -> str:
-    """The speedup that `perf-callbacks try` measured."""
     return f"measured: {factor:.2f}x [{low:.2f}, {high:.2f}]"
 
 
@@ -176,7 +172,6 @@ def promised(found: Finding) -> str:
 
 
 def _nothing_to_win(summary: Summary) -> str:
-    """Without a large finding. Empty: too little is known."""
     if _failed(summary):
         return "No verdict, because a rule of the advice failed."
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
@@ -191,7 +186,6 @@ def _nothing_to_win(summary: Summary) -> str:
 
 
 def _too_short(summary: Summary) -> str:
-    """Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
     return too_short(summary.included_steps, summary.wall_seconds.get("steps", 0.0))
@@ -352,7 +346,6 @@ def _stalls(summary: Summary) -> str:
 
 
 def _global_batch(summary: Summary) -> str:
-    """The samples of an optimizer step over all ranks."""
     found = summary.memory
     if found is None or found.global_batch is None:
         return ""

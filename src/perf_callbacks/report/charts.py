@@ -15,10 +15,8 @@ from perf_callbacks.report.units import duration, percent, size, speed
 from perf_callbacks.report.work_rate import WorkRate
 
 MOST_ATTEMPTS = 24
-"""Most recent attempts that get a bar."""
 
 FEWEST = 3
-"""Least points of a line."""
 
 POINTS = 1000
 """A long line has at least so many points, and fewer than twice as many."""
@@ -29,14 +27,12 @@ SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
-    """Each part has a name, a size and a text."""
     said = ", ".join(f"{name} {value}" for name, _, value in parts)
     found = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
     return {"title": title, "parts": found, "text": f"{title}: {said}."}
 
 
 def wall_parts(summary: Summary | None) -> list[tuple[str, float, str]]:
-    """Name, seconds and text of each part."""
     parts = {} if summary is None else summary.wall_seconds
     return [
         (clean(name).replace("_", " ").replace("flop", "FLOP"), seconds, duration(seconds))
@@ -104,7 +100,6 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
-    """From records of the lowest rank."""
     uses = sorted([found for attempt in fit.first for found in attempt.of(Use)], key=lambda found: found.step)
     shown = uses[:: max(1, len(uses) // POINTS)]
     charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]

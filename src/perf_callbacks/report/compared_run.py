@@ -61,7 +61,6 @@ class ComparedRun:
         return None if self.summary is None else self.summary.flops
 
     def per_step(self, name: str) -> float | None:
-        """None if the value is unknown in all steps."""
         values = [value for value in self.columns[name] if not isnan(value)]
         return fmean(values) if values else None
 

@@ -23,7 +23,6 @@ EXPLAINED = 0.5
 """A verdict is withdrawn if the machine's load may explain at least this part of the change."""
 
 Ranks = Sequence[Attempt]
-"""One attempt per rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,19 +44,14 @@ class Comparison:
 
     metrics: tuple[ComparedMetric, ...]
     decided_by: ComparedMetric | None
-    """None: no verdict is possible."""
     unlike: Values
     """Properties, such as the batch, whose difference makes a verdict impossible."""
     busier: str | None
     """Side whose machine was so busy that the load may explain the result."""
     not_compared: Mapping[str, str]
-    """Reasons by the metric's name."""
     differences: Values
-    """Of settings and environment."""
     steps: tuple[int, int]
-    """Over all runs of each side."""
     runs: tuple[int, int]
-    """Compared runs of each side."""
     left_out: tuple[int, int]
     """Runs of each side that were left out because the machine was busy."""
     loads: tuple[Sequence[Load], Sequence[Load]]
@@ -118,7 +112,6 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
 
 
 def _check(metrics: Sequence[ComparedMetric]) -> None:
-    """Raise `ArithmeticError` for a figure that is NaN or infinite."""
     figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
     if not all(map(math.isfinite, figures)):
         raise ArithmeticError("not finite")
@@ -137,7 +130,6 @@ def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
 
 
 def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
-    """The machine's load may be the cause of the verdict."""
     if metric.change is None or metric.verdict in {None, UNDECIDED}:
         return False
     longer = math.log1p(metric.change.change) * (1 if _is_cost(metric.name) else -1)
@@ -178,12 +170,10 @@ def _verdict(name: str, changed: Change, threshold: float) -> str:
 
 
 def _is_cost(name: str) -> bool:
-    """A greater value is worse."""
     return name.endswith(("_time", "_gb"))
 
 
 def _incomparable(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str | None:
-    """Return the reason."""
     if name.endswith("_time"):
         others = [what for what in ("samples", "tokens") if likeness.per_step(what, a, b) is not None]
         if others:

@@ -63,7 +63,6 @@ def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) ->
 
 
 def _differs(comparison: Comparison) -> bool:
-    """Chance doesn't explain the change of throughput or step time."""
     changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
     found = next((changes[name] for name in DECIDING if name in changes), None)
     return found is not None and not found.low <= 0 <= found.high

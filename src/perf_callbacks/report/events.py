@@ -15,7 +15,6 @@ from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
 
 MOST = 300
-"""The longest events of a lane."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
 """Kinds of events, in the order in which the report draws them."""
@@ -32,7 +31,6 @@ class JournalEvent(NamedTuple):
 
 
 def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
-    """The longest events of each lane, sorted by step."""
     found = [event for event in _all(fit) if within is None or event.step in within]
     lanes = [nlargest(MOST, [one for one in found if one.lane == lane], key=lambda one: one.seconds) for lane in LANES]
     return sorted([event for lane in lanes for event in lane], key=lambda event: event.step)

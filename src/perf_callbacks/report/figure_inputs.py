@@ -26,9 +26,7 @@ class FigureInputs:
     fit: FitHistory
     drawn: StepSeries
     slow: Sequence[Outlier]
-    """Of all ranks."""
     usual: Mapping[int, Mapping[str, float]]
-    """Medians of a step and of each stage, by rank."""
     work: WorkRate
 
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:

@@ -10,13 +10,11 @@ from perf_callbacks.report.series import OWN, STAGES, Axis, included, kept, shor
 from perf_callbacks.report.units import duration
 
 CELLS = 120
-"""Most columns."""
 
 CELL_STEPS = 100
 """Least steps in the sample from which the median of a cell is computed."""
 
 RANKS = 64
-"""Most rows."""
 
 
 def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:

@@ -26,7 +26,6 @@ TIMES = (
     "other_time",
     "model_flops",
 )
-"""Columns with the times and the model FLOPs of a step."""
 
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Floats; NaN means unknown."""
@@ -55,7 +54,6 @@ class Attempt:
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
     """By the names in `STEP_COLUMNS`; NaN means unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
-    """Reason by step."""
     peak_tflops: float | None = None
     """Of one device, from the last logged row that has a peak."""
     entries: list[Entry] = field(default_factory=list)
@@ -71,7 +69,6 @@ class Attempt:
 
     @property
     def summary(self) -> Summary | None:
-        """Final summary, or else the interim summary."""
         found: Summary | None = self.last(Summary) or self.interim
         return found
 
@@ -138,7 +135,6 @@ class FitHistory:
 
     @property
     def run(self) -> Run:
-        """Of the last attempt of the lowest rank."""
         return self.first[-1].run
 
     @property
@@ -154,7 +150,6 @@ class FitHistory:
 
     @property
     def attempts(self) -> Iterator[tuple[int, Attempt]]:
-        """With their ranks."""
         return ((rank, attempt) for rank, attempts in sorted(self.ranks.items()) for attempt in attempts)
 
     @property
@@ -164,7 +159,6 @@ class FitHistory:
 
     @property
     def missing(self) -> list[int]:
-        """At most a hundred ranks without a journal."""
         return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
 
     @property
@@ -181,7 +175,6 @@ class FitHistory:
 
     @property
     def failure(self) -> str | None:
-        """Of the rank that failed first."""
         ends = [(one, one.last(Summary)) for one in self.last]
         failures = [(one.run, one.seconds, end.failure) for one, end in ends if end is not None and end.failure]
         return first_failure(failures, self.run.rank)

@@ -7,13 +7,10 @@ from textwrap import wrap
 from perf_callbacks.report.units import DASH
 
 COLUMNS = 80
-"""Of a card, unless the terminal is narrower."""
 
 INDENT = 2
-"""Before each line of a card except the first."""
 
 LONGEST = 60
-"""Most characters of a value from a journal."""
 
 _JOINED = "\N{NO-BREAK SPACE}"
 

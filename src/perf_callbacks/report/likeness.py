@@ -21,7 +21,6 @@ Values = Mapping[str, tuple[Any, Any]]
 
 
 def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
-    """Properties that make the runs not comparable."""
     found = unlike_fields(first, second, FIELDS)
     for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)

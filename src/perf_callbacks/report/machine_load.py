@@ -38,9 +38,7 @@ class Load(NamedTuple):
     """Shares from 0 to 1, during a run."""
 
     no_cpu: float | None = None
-    """Of the run, in which the training thread waited for a CPU."""
     others: float | None = None
-    """Of the CPUs, used by other programs."""
     idle: float | None = None
     cpus: int | None = None
     load_average: float | None = None
@@ -61,7 +59,6 @@ class Load(NamedTuple):
 
     @property
     def disturbed(self) -> bool:
-        """The training thread lacked a CPU, or other programs used many CPUs."""
         return (self.no_cpu or 0.0) >= NO_CPU or (self.others or 0.0) >= OTHERS
 
     @property
@@ -86,12 +83,11 @@ def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
 
 
 def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
-    """Logarithm of the factor by which the load may slow the second side down. Negative: the first side's was higher."""
+    """As a logarithm. Negative: the load was higher on the first side."""
     return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
 
 
 def said(loads: Sequence[Load]) -> str | None:
-    """The lowest and highest load during the runs of a side."""
     parts = []
     waited = [load.no_cpu for load in loads if load.no_cpu is not None]
     if waited:
@@ -112,6 +108,5 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def _share(value: float | None, whole: int | None) -> float | None:
-    """At most 1; None also if impossible."""
     known = finite(value)
     return None if known is None or whole is None else min(1.0, known / whole)

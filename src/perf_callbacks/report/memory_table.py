@@ -13,7 +13,6 @@ from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
 
 WIDTH = 12
-"""Of the column with the names of the parts."""
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",

@@ -12,16 +12,13 @@ from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
 
 MOST_ROWS = 10
-"""In the report."""
 
 LONGEST_PATH = 200
-"""Of a module path in the report."""
 
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
 
 
 def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
-    """For JSON, by rank."""
     return [
         {
             "rank": fit.run.rank,

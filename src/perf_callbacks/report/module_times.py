@@ -30,10 +30,8 @@ class ModuleTime:
     mfu: float | None = None
     """None also if the module has no matrix products."""
     at_least: bool = False
-    """`mfu` is a lower bound."""
 
     def cells(self, busy_seconds: float) -> tuple[str, ...]:
-        """Name, forward, backward, share of the busy time, MFU."""
         share = self.seconds / busy_seconds if busy_seconds > 0 else None
         mfu = f"{'≥ ' if self.at_least and self.mfu is not None else ''}{percent(self.mfu)}"
         backward = None if self.name == OPTIMIZER else self.backward_seconds
@@ -99,7 +97,6 @@ def _rows(
 
 
 def _executed(profile: Profile, fit: Attempt) -> float | None:
-    """Model FLOPs of all profiled steps."""
     if profile.first_step is None or not profile.steps or profile.steps > len(fit.step):
         return None
     place = bisect_left(fit.step, profile.first_step)

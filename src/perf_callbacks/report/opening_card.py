@@ -7,10 +7,8 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 
 TIMELINES = {"host": "host clock", "device": "device events"}
-"""Words for `timeline`."""
 
 MOST_ADVICE = 3
-"""Most findings on the card at the start."""
 
 
 def opening(

@@ -20,7 +20,6 @@ FAIL_OVER = 0.05
 """Relative change that counts as worse or better, as in `perf-callbacks compare`."""
 
 LONGEST = 200
-"""Of a value in the table of differences."""
 
 DECISIVE = (
     "program",
@@ -33,7 +32,6 @@ DECISIVE = (
     "samples per step",
     "tokens per step",
 )
-"""Mentioned in the note at the top of the page."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
 """For fields whose names say too little."""
@@ -86,7 +84,6 @@ def _comparison(found: Comparison) -> Table:
 
 
 def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Those that differ, such as the model or the host."""
     for name in ("program", "command_line", "model", "parameters", "batch"):
         one, two = (getattr(run, name) for run in (fit.run, other.run))
         if one != two:

@@ -16,7 +16,6 @@ FILES = {
     "parts": "parts.js",
     "script": "page.js",
 }
-"""The file that replaces each placeholder in `page.html`."""
 
 _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 

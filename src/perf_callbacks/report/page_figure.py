@@ -9,10 +9,8 @@ class PageFigure:
     """One number, chart or table of the report. All texts are Markdown."""
 
     name: str
-    """Key in the content of the page."""
     title: str
     meaning: str
-    """How the figure is computed."""
     source: str
     """Journal records that hold its inputs."""
     left_out: str = ""

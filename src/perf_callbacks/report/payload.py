@@ -148,7 +148,6 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory) -> str:
-    """The stall that began after the most recent step; empty if there was none."""
     stall = max(fit.last_stalls, key=lambda one: one.since_seconds, default=None)
     if stall is None:
         return ""

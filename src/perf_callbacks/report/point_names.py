@@ -9,7 +9,6 @@ class PointNames:
 
     ranks: int
     width: int
-    """Steps of a point."""
 
     @property
     def single(self) -> bool:
@@ -18,7 +17,6 @@ class PointNames:
 
     @property
     def point(self) -> str:
-        """Such as "a single step"."""
         return "a single step" if self.single else "the mean of a point"
 
     @property
@@ -42,7 +40,6 @@ class PointNames:
 
     @property
     def rates(self) -> dict[str, str]:
-        """Without a band, its names are empty."""
         if self.single:
             return {"band": "", "least": "", "most": ""}
         of = "rank" if self.width == 1 else "step"

@@ -21,7 +21,6 @@ MOST_CLASSES = 7
 BARS = ("profile_time", "profile_classes")
 
 LONGEST = 200
-"""Of a table cell."""
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:

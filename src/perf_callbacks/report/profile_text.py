@@ -8,7 +8,6 @@ from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, 
 from perf_callbacks.report.units import DASH, count, duration
 
 LEAST_SHARE = 0.01
-"""Smallest share of the time that the sentences mention."""
 
 LEAST_ROW = 0.001
 """Smallest share of the time of copies and waits in a table."""
@@ -57,7 +56,6 @@ _CLASSES = {
 
 
 _HeavyRow = tuple[ProfiledOperation | ProfiledCopy, str, str | None]
-"""An operation or a copy, its name, and details that stand below the row."""
 
 
 def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
@@ -85,7 +83,6 @@ def labels(profile: Profile) -> Mapping[str, str]:
 
 
 def line(profile: Profile) -> str:
-    """How busy the device was, and the three modules with the most time."""
     first = "" if profile.first_step is None else f" from step {profile.first_step:,}"
     modules = profile.heaviest_modules()
     shares = [f"{path or ITSELF} {_part(time, profile.busy_seconds)}" for path, time in modules.items()]
@@ -93,7 +90,6 @@ def line(profile: Profile) -> str:
 
 
 def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """`of_run` describes `modules`."""
     parts = wrapped(sentences(profile), indent="", width=columns)
     for heading, lines in _tables(profile, columns, modules):
         parts += ["", heading, *lines]
@@ -101,7 +97,6 @@ def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[
 
 
 def sentences(profile: Profile) -> str:
-    """What the device did, why it idled, and what took the time."""
     found = [_busy(profile), *_idle(profile), *_classes(profile), *_communication(profile)]
     if profile.timeline == "cpu":
         found.append("The trace shows no GPU: these are the operations of the CPU.")
@@ -177,7 +172,6 @@ def large_copies(profile: Profile) -> list[ProfiledCopy]:
 
 
 def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str | None:
-    """Shapes and FLOPs. Long shapes are cut."""
     work = ""
     if one.flops is not None:
         work = f"{count(one.flops)}FLOP" + (f" ({_percent(one.flops, flops)} of all FLOPs)" if flops else "")

@@ -33,7 +33,6 @@ class RankPace:
 
     rank: int
     step: int
-    """That ended most recently."""
     steps: int
     """That the means cover; 0: no step is known."""
     step_seconds: float | None
@@ -93,7 +92,6 @@ def pace(ends: FitEnds) -> RankPace:
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Over the steps at `places` in each block."""
     found: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)
@@ -105,7 +103,6 @@ def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -
 
 
 def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
-    """The most recent events, without short garbage collections."""
     rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
     for entry in ends.latest:
         record, moment, event = entry.record, entry.t, None

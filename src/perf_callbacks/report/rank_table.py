@@ -14,7 +14,6 @@ from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES
 
 MARK = "> "
-"""Of the line of a rank that has a problem."""
 
 WIDEST_NOTE = 32
 
@@ -26,7 +25,6 @@ class _Row(NamedTuple):
     """A rank in the table."""
 
     order: tuple[int, float]
-    """Ranks with smaller keys come first."""
     rank: int
     note: str
     style: Style
@@ -36,7 +34,6 @@ class _Row(NamedTuple):
 def rank_table(
     run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int
 ) -> Sequence[Line]:
-    """A heading and a line per rank; no lines for a single rank."""
     if len(run.ranks) < 2:  # noqa: PLR2004
         return []
     hung = run.hang is not None and run.state in {"hangs", "silent"}
@@ -93,7 +90,6 @@ def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentL
 
 
 def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
-    """Seconds that each slow rank cost the job over the whole run, and the cause."""
     found = None if run.summary is None else run.summary.stragglers
     costs: dict[int, tuple[float, str]] = {}
     for ranks, cause, seconds, _ in found.named() if found is not None else ():
@@ -119,7 +115,6 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
 def _problem(
     run: RecordedRun, ends: FitEnds, slow: RecentLoss | None, cost: tuple[float, str] | None
 ) -> tuple[tuple[int, float], str, Style]:
-    """Sort key, by which ranks with grave problems come first, with words and style."""
     note = _state(run, ends)
     if note:
         return (0, 0.0), note, "bad"

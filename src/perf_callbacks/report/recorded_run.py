@@ -29,11 +29,9 @@ class RecordedRun:
     ranks: tuple[FitEnds, ...]
     """At least one, sorted by rank."""
     now: float
-    """Unix time at which the journals were read."""
 
     @property
     def lead(self) -> FitEnds:
-        """Of the lowest rank."""
         return self.ranks[0]
 
     @property
@@ -140,7 +138,6 @@ def sign(ends: FitEnds) -> float:
 
 
 def where(ends: FitEnds) -> str | None:
-    """Sentences that a rank logged about its current stall."""
     summary = ends.so_far
     return summary.stalls.where if summary is not None and summary.stalls is not None else None
 
@@ -176,7 +173,6 @@ def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
 
 
 def _of_last_attempt(ranks: dict[int, FitEnds]) -> Sequence[FitEnds]:
-    """Sorted by rank."""
     latest = max(ranks.values(), key=_order).run
     attempt = (latest.world_size, latest.step)
     return [ranks[rank] for rank in sorted(ranks) if (ranks[rank].run.world_size, ranks[rank].run.step) == attempt]
@@ -187,7 +183,6 @@ def _order(ends: FitEnds) -> tuple[float, int]:
 
 
 def hangs(ends: FitEnds) -> bool:
-    """At the last sign of life."""
     if ends.final is not None:
         return False
     summary, found = ends.so_far, own_stall(ends)

@@ -65,7 +65,6 @@ def write(
     within: range | None = None,
     other: FitHistory | None = None,
 ) -> None:
-    """The second run `other` is shown too."""
     chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within, other))])
 

@@ -16,13 +16,10 @@ from perf_callbacks.report.units import duration, long_duration, when
 T = TypeVar("T")
 
 MOST_STACKS = 2
-"""Ranks whose stack is shown."""
 
 MOST_FRAMES = 20
-"""The innermost lines of a stack."""
 
 LONGEST_TEXT = 2000
-"""Of a text in a record."""
 
 _HTML = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
 """The style is inside the element, because a style sheet would change the whole notebook."""
@@ -80,7 +77,6 @@ def _silence(run: RecordedRun) -> str:
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
-    """Of the ranks that cause a hang."""
     for one, pid in run.hanging[:MOST_STACKS]:
         if one.stack:
             who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
@@ -102,7 +98,6 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 
 def notes(run: RecordedRun) -> Iterator[str]:
-    """Remarks on ranks that are missing or silent, and on files that can't be read."""
     silent = [ends.run.rank for ends in run.ranks if ends.final is None and not run.lives(ends)]
     if run.state != "silent" and silent:
         yield f"ranks without a summary and without a sign of life: {listed(silent)}"
@@ -122,7 +117,6 @@ def notes(run: RecordedRun) -> Iterator[str]:
 
 
 def _table(run: RecordedRun, columns: int) -> str:
-    """Or the reason why there is no table."""
     summary, final = run.summary, run.lead.final is not None
     took = None if final else run.last_seconds
     pace = "" if took is None else f" The last steps took {duration(finite(took))} each."
@@ -148,7 +142,6 @@ def verdict(run: RecordedRun) -> str:
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """For JSON."""
     hung = run.hang
     summary = run.summary
     stall = None
@@ -186,7 +179,6 @@ def html(summary: Summary) -> str | None:
 
 
 def cleaned(value: T) -> T:
-    """Copy without control characters in the texts."""
     made: object = value
     if isinstance(value, str):
         made = _text(value)

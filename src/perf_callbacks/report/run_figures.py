@@ -34,9 +34,7 @@ class RunFigures:
     failure: str | None = None
     steps: int = 0
     step_seconds: float | None = None
-    """Mean of the measured steps."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Means by stage in a measured step."""
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
@@ -47,7 +45,6 @@ class RunFigures:
     idle_share: float | None = None
     load_average: float | None = None
     cause: str | None = None
-    """Of the worst finding."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -14,7 +14,6 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.units import DASH, duration, percent, when
 
 MOST_LEVELS = 12
-"""Depth of the directories that are searched."""
 
 _HEADINGS = ("started (UTC)", "state", "steps", "step time", "MFU", "job", "host", "run", "directory", "verdict")
 
@@ -50,7 +49,6 @@ def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
 
 
 def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
-    """Without columns that have no value."""
     rows = [_row(run, top) for run in runs]
     shown = [
         place for place, name in enumerate(_HEADINGS) if name in _ALWAYS or any(row[place] != DASH for row in rows)

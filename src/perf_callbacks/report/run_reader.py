@@ -29,7 +29,6 @@ class RunReader:
         self._locks = read_locks()
 
     def refresh_locks(self) -> None:
-        """Which files processes of this machine have locked."""
         self._locks = read_locks()
 
     def below(self, top: Path) -> list[RecordedRun]:
@@ -51,7 +50,6 @@ class RunReader:
         return recorded_run.merge(direct) or self.below(top)
 
     def whole(self, found: RecordedRun) -> RecordedRun:
-        """With all ranks of a run of which only the lowest was read."""
         known = {ends.journal for ends in found.ranks}
         run_id, others = found.lead.run.run_id, list[FitEnds]()
         for folder in dict.fromkeys([path.parent for path in sorted(known)]) if found.lead.run.world_size > 1 else ():

@@ -11,10 +11,8 @@ from perf_callbacks.report.opening_card import TIMELINES
 from perf_callbacks.report.units import count, when
 
 LONGEST = 48
-"""Of each part of a title."""
 
 MOST_COMMAND, MOST_FACT = 600, 120
-"""Characters of the command line below a title, and of any other fact below it."""
 
 MOST_HOSTS = 4
 
@@ -45,7 +43,6 @@ def details(run: Run, ranks: int) -> str:
 
 
 def heading(fit: FitHistory) -> dict[str, Any]:
-    """With the facts below the title."""
     run = fit.run
     several = f"{fit.world_size:,}" if fit.world_size > 1 else "1 process"
     size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
@@ -77,6 +74,5 @@ def hosts(fit: FitHistory) -> str:
 
 
 def _short(text: str) -> str:
-    """Without line breaks, cut in the middle if it is long."""
     text = re.sub(r"\s+", " ", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[1 - LONGEST // 2 :]}"

@@ -12,13 +12,11 @@ from statistics import median
 from perf_callbacks.report.history import TIMES, Attempt, FitHistory
 
 BUCKETS = 2000
-"""Most points of a line."""
 
 SLOW = 1.5
 """Least time of a slow step, in median step times of its rank."""
 
 OUTLIERS = 250
-"""Most slow steps that are listed."""
 
 SAMPLED = 5_000
 """Medians come from a sample of fewer than twice as many steps."""
@@ -64,7 +62,6 @@ class Axis:
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
-        """Yield bucket, first index and end index."""
         while lower < upper:
             bucket = (attempt.step[lower] - self.first) // self.width
             end = bisect_left(attempt.step, self.first + (bucket + 1) * self.width, lower, upper)
@@ -92,7 +89,6 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 
 def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
-    """By reason, over all ranks."""
     found: Counter[str] = Counter()
     for _, attempt, lower, upper in kept(fit, within):
         times = attempt.columns["step_time"]
@@ -109,7 +105,6 @@ class Band:
 
     def __init__(self, count: int) -> None:
         self.above: list[float] = [0] * count
-        """Sum of the numerators in each bucket; `below` has the denominators."""
         self.below: list[float] = [0] * count
         self.least: list[float | None] = [None] * count
         self.most: list[float | None] = [None] * count
@@ -132,22 +127,16 @@ class StepSeries:
     """All series that the page draws over the steps."""
 
     axis: Axis
-    """With the steps of a second run that shares it."""
     ends: tuple[int, int]
-    """First and last step of the fit."""
     times: Band
-    """Seconds per step."""
     flops_per_second: Band
     shares: dict[str, list[float | None]]
-    """Of the step time, by stage and bucket."""
     mean_seconds: float | None
-    """Of a step."""
     stage_seconds: dict[str, float]
     """Summed over all drawn steps and all ranks."""
     seconds: float
     """Of all drawn steps of all ranks."""
     steps: int
-    """Drawn, over all ranks."""
     flops: float
     """Of the drawn steps whose FLOPs are known."""
     flops_seconds: float

@@ -8,7 +8,6 @@ from perf_callbacks.report.layout import ends
 Style = Literal["", "dim", "strong", "good", "warning", "bad"]
 
 _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
-"""For characters that an encoding, such as ASCII, may lack."""
 
 NARROW = 60
 """With fewer columns, `perf-callbacks watch` leaves out some figures."""

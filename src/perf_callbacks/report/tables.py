@@ -27,10 +27,8 @@ GIGA = 1e9
 MOST_ROWS = 50
 
 MOST_SLOW = 12
-"""Rows."""
 
 MOST_FACT = 4096
-"""Of a fact about a run, such as its command line or its packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,6 @@ class Table:
 
     title: str
     columns: Sequence[tuple[str, str]]
-    """Heading and kind."""
     rows: Sequence[Sequence[str]]
     note: str = ""
 
@@ -144,7 +141,6 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
 
 
 def uncounted(count: Flops, summary: Summary | None) -> Table:
-    """Work that the FLOP count leaves out, and copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
@@ -204,7 +200,6 @@ def _won(item: Checklist, proof: str) -> str:
 
 
 def stragglers(summary: Summary) -> Table | None:
-    """Seconds that slow ranks cost the job."""
     found, remedy = summary.stragglers, verdict_remedy(summary.findings)
     if found is None or not found.steps:
         return None

@@ -23,7 +23,6 @@ STEPS, SPANS = 1, 2
 """Threads of a rank in the trace. `SPANS` shows evaluations, checkpoints and profiles."""
 
 SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
-"""Events that are slices."""
 
 COMPARED = 1000
 """Ranks are aligned by a sample of fewer than twice as many steps."""
@@ -39,7 +38,6 @@ class Placed:
     attempt: Attempt
     began: float
     ends: "array[float]"
-    """Times at which the steps ended."""
 
     def end_of(self, step: int) -> float:
         """Or of the nearest earlier step."""
@@ -144,7 +142,6 @@ def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Each slice names the trace file of its profile."""
     for profile in placed.attempt.of(Profile):
         first, steps = profile.first_step, profile.steps
         if first is None or not steps:

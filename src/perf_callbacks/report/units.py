@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 DASH = "—"
-"""An unknown number."""
 
 
 def rate(value: float) -> str:
@@ -87,7 +86,6 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """In the largest unit that fits."""
     for unit, one in units.items():
         if abs(value) >= one:
             return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
@@ -109,7 +107,6 @@ def percent(share: float | None) -> str:
 
 
 LEAST_TENTH = 0.0009995
-"""Smallest share that rounds to 0.1 %."""
 
 
 def when(unix: float) -> str:

@@ -21,12 +21,10 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
 
 MOST_RANKS = 16
-"""In a frame that is printed once."""
 
 MOST_EVENTS = 8
 
 MOST_SENTENCES = 3
-"""About slow ranks."""
 
 STACK_SHARE, LEAST_FRAMES = 0.4, 3
 """Share of the terminal's rows for all stacks, and least lines of each."""
@@ -42,7 +40,6 @@ LEAST_COLUMNS = 20
 LONGEST_BAR = 60
 
 LEAST_SHARE = 0.005
-"""Of the step, of a stage with a bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +72,12 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
 
 
 def waiting(place: str, size: TerminalSize, footer: str = "") -> list[Line]:
-    """There is no run yet."""
     size = replace(size, columns=max(LEAST_COLUMNS, size.columns))
     text = f"no run yet in {clean(place, 200)}; waiting. A run writes perf_callbacks/rank<k>.jsonl."
     return _filled(_wrapped(text, size.columns, "strong"), footer, size)
 
 
 def _filled(lines: list[Line], footer: str, size: TerminalSize) -> list[Line]:
-    """Put the footer into the last row of the terminal."""
     bottom = [styled(footer, "dim")] if footer else []
     if size.rows is not None:
         lines = lines[: max(0, size.rows - len(bottom))]

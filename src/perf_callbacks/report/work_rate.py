@@ -13,7 +13,6 @@ from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
 MOST_NAMES = 5
-"""Operations without a formula that an explanation lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class WorkRate:
 
     drawn: StepSeries
     devices: int
-    """Of a rank."""
     peak: float | None
     """Of one device in FLOPs per second."""
     count: Flops | None
@@ -43,7 +41,6 @@ class WorkRate:
 
     @property
     def per_second(self) -> float | None:
-        """Model FLOPs, of one device."""
         return self.drawn.flops / self.drawn.flops_seconds / self.devices if self.drawn.flops_seconds > 0 else None
 
     @property
@@ -52,7 +49,7 @@ class WorkRate:
 
     @property
     def at_least(self) -> str:
-        """ "≥ " if FLOPs are a lower bound."""
+        """The sign "≥ " if FLOPs are a lower bound."""
         return "≥ " if self.count is not None and self.count.lower_bound else ""
 
     @property
@@ -96,7 +93,6 @@ class WorkRate:
         return few([clean(name) for name in self.count.uncounted], MOST_NAMES)
 
     def values(self) -> Iterator[Value]:
-        """Inputs of MFU and TFLOPS."""
         if self.per_second is None:
             return
         yield "model FLOPs", f"{units.count(self.drawn.flops)} FLOPs in {self.drawn.flops_steps:,} steps of all ranks"

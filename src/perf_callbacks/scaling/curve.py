@@ -36,7 +36,6 @@ class PartGrowth:
     """Growth of one stage against the baseline, in seconds of a step with the baseline's mean work per device."""
 
     part: str
-    """Name of a stage, such as `data_time`."""
     seconds: float
     low: float
     """Lower end of the 99 % interval."""
@@ -56,11 +55,8 @@ class Point:
     left_out: int
     """Runs that were left out because the machine was busy."""
     per_second: float
-    """Samples or tokens of the whole job."""
     per_device: float
-    """Samples or tokens per second of one device."""
     per_step: float
-    """Mean samples or tokens of one device."""
     per_step_ends: tuple[float, float]
     """Smallest and largest `per_step` of a run."""
     efficiency: float
@@ -72,7 +68,6 @@ class Point:
     slowest: tuple[int, float]
     """The rank that is the slowest in the most steps, and their share."""
     loads: tuple[Load, ...]
-    """The machine's, in each run."""
 
     @property
     def grown(self) -> PartGrowth | None:
@@ -86,13 +81,10 @@ class Curve:
     """Scaling of a job over several numbers of devices."""
 
     unit: str
-    """"samples" or "tokens"."""
     baseline: tuple[int, ...]
-    """Numbers of devices."""
     baseline_per_step: float
     """Mean samples or tokens of one device in a step of the baseline."""
     points: tuple[Point, ...]
-    """By the number of devices."""
 
     @property
     def weak(self) -> bool:
@@ -157,7 +149,6 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
 
 
 def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, changed: Change) -> list[PartGrowth]:
-    """The largest first; none if the stages of a run were not timed."""
     work = _per_step(baseline, unit)
     before = work / (mean_of_runs([_rate(run, unit) for run in baseline]) or 1.0)
     lost = before / (1 + changed.change) - before
@@ -190,7 +181,6 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    """Return the properties that keep the runs from being compared."""
     found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
     lengths = [
         [

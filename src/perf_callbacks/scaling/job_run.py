@@ -37,7 +37,6 @@ class JobRun:
     excess: Mapping[str, float]
     """Mean seconds per step by stage, on the rank that waits least, minus the mean of all ranks."""
     slowest: tuple[int, float]
-    """The rank that most often waits least, and the share of these steps."""
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "JobRun":
@@ -76,7 +75,6 @@ class JobRun:
         )
 
     def per_step(self, unit: str) -> float | None:
-        """Mean work of one device."""
         known = [amount for amount in self.work[unit] if not isnan(amount)]
         return fmean(known) if known else None
 
@@ -90,6 +88,5 @@ class JobRun:
         return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
 
     def _known(self, one: Sequence[float], other: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
-        """Leave out the steps whose work is unknown."""
         places = [place for place, amount in enumerate(self.work[unit]) if not isnan(amount)]
         return [one[place] for place in places], [other[place] for place in places]

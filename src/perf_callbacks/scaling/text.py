@@ -14,7 +14,6 @@ GOOD = 0.8
 """Least efficiency that counts as good scaling."""
 
 BAR = 40
-"""Characters of an efficiency of 1."""
 
 WORDS = {"communication_time": "collectives", "gc_time": "garbage collection", "data_time": "waiting for data"}
 """A part without words is named after its stage."""
@@ -24,7 +23,6 @@ REASONS = {
     "communication_time": "These are collectives outside of the backward: ranks wait for each other or exchange data.",
     "data_time": "Ranks on one machine share its disk and its CPUs.",
 }
-"""Why a part may grow with the number of devices."""
 
 ONE_RUN = (
     "One run per number of devices: the intervals cover what varies within the runs, not what differs between runs. "
@@ -110,7 +108,6 @@ def _row(point: Point) -> tuple[str, ...]:
 
 
 def _bars(found: Curve) -> list[str]:
-    """A mark stands at `GOOD`."""
     bars = []
     for point in found.points:
         bar = ("#" * round(BAR * min(1.0, point.efficiency))).ljust(BAR, ".")

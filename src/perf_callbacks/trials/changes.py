@@ -13,7 +13,6 @@ from perf_callbacks.trials.turn import Turn
 from perf_callbacks.trials.writes import PRETRAINED, Writes
 
 FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
-"""Optimizers of torch that have the argument `fused`."""
 
 CHECKPOINT_ARGUMENTS = frozenset(
     {"use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop"}
@@ -25,7 +24,6 @@ KEPT_TRACKER = "tensorboard"
 
 
 def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
-    """Return the functions to call after the program has imported a module."""
     writes = Writes(turn)
     writes.watch()
     lightning = functools.partial(_lightning, turn, writes)
@@ -54,7 +52,6 @@ def _pretrained(writes: Writes, kind: str, module: ModuleType) -> None:
 
 
 def at_begin(turn: Turn, model: Any) -> None:
-    """Apply the changes that need the model."""
     import torch  # noqa: PLC0415 the program has imported it
 
     _numbers(turn, torch)
@@ -246,7 +243,6 @@ def _several(given: Any) -> list[Any]:
 
 
 def _arguments(owner: Any, change: Callable[[dict[str, Any]], None], name: str = "__init__") -> None:
-    """Wrap a method, so that `change` can edit the arguments of each call."""
     inner = getattr(owner, name)
     signature = inspect.signature(inner)
 

@@ -11,7 +11,6 @@ QUANTILES = (
 """Student's t for a 95 % interval, for 1 to 20 degrees of freedom."""
 
 SAME, CLOSE, OTHER = "the same", "close", "different"
-"""Results of a comparison of losses."""
 
 CLOSE_PART = 1e-3
 """Largest relative difference of close losses. Kernels round differently."""
@@ -27,7 +26,6 @@ class Gain(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Chance can't explain the speedup."""
         return self.low is not None and self.low > 1
 
 

@@ -14,7 +14,6 @@ from perf_callbacks.trials.turn import Turn
 
 
 def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
-    """None if this process is part of no trial."""
     found = turn.of_process()
     if found is None:
         return None

@@ -23,12 +23,9 @@ class Plan:
     """Plan of a trial, which says what to change and how many steps to measure."""
 
     scratch: str
-    """Directory for everything that the trial writes."""
     changes: Changes = field(default_factory=dict)
     steps: int = 60
-    """Least number of measured steps."""
     seconds: float = 10.0
-    """Least duration of the measured steps."""
     probe: bool = False
     """The trial only looks for findings, and its time doesn't count."""
     yes: bool = False
@@ -40,7 +37,6 @@ class Identity:
     """Properties by which a later run is a run of the same program."""
 
     program: str
-    """Path of its file."""
     model: str | None
     parameters: int | None
     batch: int | None
@@ -65,11 +61,9 @@ class TrialOutcome:
     """Result of a trial, or the reason why no time was measured."""
 
     steps: int = 0
-    """Measured steps."""
     seconds: float = 0.0
     """Of the measured steps, without evaluations and checkpoints."""
     losses: tuple[float, ...] = ()
-    """Of the first calls of `backward`."""
     applied: tuple[str, ...] = ()
     """Changes that changed something in the program, or that the callback's checklist made."""
     why: str | None = None
@@ -77,7 +71,6 @@ class TrialOutcome:
     place: str = ""
     """Line of the program that saves or resumes, or the text of an error."""
     findings: tuple[Finding, ...] = ()
-    """Of the fit of a probe."""
     short: tuple[int, float] | None = None
     """Measured steps, and seconds of all steps, of a probe that was too short for a verdict. None: long enough."""
     own_callback: bool = False

@@ -14,7 +14,6 @@ class Remedy:
 
     name: str
     group: str
-    """`--only` selects all remedies of a group."""
     advice: str
     """Regular expression for a finding's line. Its first group captures the number of the change."""
     title: str
@@ -99,9 +98,7 @@ class Candidate:
 
     remedy: Remedy
     value: int | None
-    """Such as the number of workers."""
     line: str
-    """What the user should write."""
     promised: tuple[float, float] | None = None
     """Least and largest speedup factor that the finding promises."""
     called_for: bool = True

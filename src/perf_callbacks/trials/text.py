@@ -32,13 +32,10 @@ class TrialResults:
     rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
     """The complete rounds: outcomes by setting."""
     partial: dict[str, TrialOutcome] = field(default_factory=dict)
-    """Outcomes of an interrupted round."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why a setting has no measured time."""
     interrupted: bool = False
     """The user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
-    """Titles of the remedies that were tried together."""
     launches: int = 0
     seconds: float = 0.0
     identity: Identity | None = None
@@ -56,7 +53,6 @@ class TrialResults:
         return gains(times, BASE) if rounds else {}
 
     def losses(self, name: str) -> str:
-        """Words that compare the losses with those of the unchanged program."""
         rounds = self.rounds or [self.partial]
         base = [one[BASE].losses for one in rounds]
         if any(compared(base[0], other) == OTHER for other in base[1:]):
@@ -112,7 +108,6 @@ def _milliseconds(seconds: float) -> str:
 
 
 def refused(outcome: TrialOutcome) -> str:
-    """Say why a trial ended without a measured time."""
     return REFUSED.get(outcome.why or FAILED, "{}").format(outcome.place)
 
 

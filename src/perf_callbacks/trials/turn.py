@@ -62,7 +62,6 @@ class Turn:
 
     @property
     def mine(self) -> bool:
-        """This process is the program itself, and not a worker that the program forked."""
         return os.getpid() == self._process
 
     @property
@@ -164,7 +163,6 @@ class Turn:
 
 
 def of_process() -> Turn | None:
-    """None if the process is part of no trial."""
     if not _TURNS:
         turn = None
         if path := os.environ.get(TRIAL):

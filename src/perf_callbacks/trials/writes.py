@@ -60,7 +60,6 @@ UPLOADS = (
     "delete_file", "delete_files", "delete_folder", "delete_repo", "delete_tag", "move_repo", "preupload_lfs_files",
     "super_squash_history", "update_repo_settings", "upload_file", "upload_folder", "upload_large_folder",
 )  # fmt: skip
-"""What changes a repository on the hub: methods and functions of `huggingface_hub`."""
 
 PRETRAINED = {
     "peft.peft_model": "PeftModel",
@@ -89,7 +88,6 @@ class Writes:
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
-        """End the process before the program writes outside of the scratch directory."""
         if not self._turn.plan.yes:
             sys.addaudithook(self._on_event)
 
@@ -143,7 +141,6 @@ class Writes:
         setattr(owner, name, save)
 
     def hub(self, module: ModuleType) -> None:
-        """Replace what uploads."""
         for owner in (module.HfApi, module):
             for name in UPLOADS:
                 inner = getattr(owner, name, None)

@@ -21,7 +21,6 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 
 Batch = dict[str, Tensor]
-"""Tensors by name."""
 SNIPPETS, CHARACTERS, TOKENS, VOCABULARY = 512, 256, 64, 1024
 BATCH, WIDTH, LAYERS = 16, 128, 2
 SETTLED, TIMED, LINES = 12, 24, 8
@@ -48,7 +47,6 @@ class Snippets(Dataset[Batch]):
         return {"input_ids": torch.tensor([*ids, *[0] * (TOKENS + 1)][: TOKENS + 1])}
 
     def encode(self, text: str) -> list[int]:
-        """Split a text into tokens by byte-pair encoding: join the most common pair of pieces, again and again."""
         ids, parts = self._ids, list(text)
         while True:
             best, place = len(ids), -1
@@ -79,7 +77,6 @@ class GPT(nn.Module):
 
 
 def train(rank: int, options: argparse.Namespace, store: str) -> None:
-    """Train on one rank."""
     torch.set_num_threads(1)  # the model's operations are small
     torch.manual_seed(rank)
     snippets = Snippets()
@@ -138,7 +135,6 @@ def show(step: int, steps: int, loss: float, row: dict[str, float]) -> None:
 
 
 def main() -> None:
-    """Read the options, and train on one or several ranks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="out", help="directory of the journal")
     parser.add_argument("--steps", type=int, default=0, help="steps to train (default: for --seconds)")

@@ -22,7 +22,6 @@ PROGRAM = Path(__file__).with_name("train.py")
 """Each run uses a copy of the file, because a verdict never names a line of an installed package."""
 
 AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
-"""Directories of the two runs."""
 
 BUSY = 0.1
 """A wait for a CPU is mentioned from this share of the run's time on."""
@@ -31,7 +30,6 @@ POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
 """Between two looks at the program, and after SIGTERM until its end."""
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-"""Network interface for ranks on one machine, by platform."""
 
 ONE_RANK = "train.py tokenizes each sample in the training process, in plain Python (`Snippets.encode`)."
 SLOW_RANK = "the samples of rank {} were not tokenized before the training, as those of all other ranks were."
@@ -72,12 +70,9 @@ class TwoRuns:
     train: Callable[[Sequence[str]], int]
     """Run the program with options, and return its exit status."""
     say: Callable[[str], object]
-    """Print a paragraph."""
     runs: list[DemoRun] = field(default_factory=list)
     finding: Finding | None = None
-    """Of the first run, about the hidden fault."""
     report: Path | None = None
-    """About both runs."""
 
     @property
     def fault(self) -> str:
