@@ -27,7 +27,7 @@ FEWEST_LOOKS = 3
 """A line of a function is named only if the function is in at least this many samples."""
 
 LEAST_PART = 0.5
-"""A line of a function is named only if the function is in at least this share of a stage's samples."""
+"""As `FEWEST_LOOKS`, as a share of a stage's samples."""
 
 LEAST_LASTING = 0.25
 """A function is slow code only if it was slow in at least this share of its samples; a smaller share may be chance."""
@@ -68,7 +68,6 @@ class Look(NamedTuple):
     stage: Stage
     position: stacks.Position | None
     computes: bool
-    """The training thread used a CPU while the sampling thread held the GIL."""
     cpu_seconds: float | None = None
 
 
@@ -212,13 +211,13 @@ class BusyLines(Observer):
         return True
 
     def _is_slow(self, look: Look) -> bool:
-        """Return True if the program's code keeps the training thread longer than a few small operations would.
+        """True if the program's code keeps the training thread longer than a few small operations would.
 
         - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
         - A loop that polls for another rank waits. It is not slow.
-        - In a sleep or a loop over small operations, the second look finds the same function again. The second look is
-          skipped inside modules and optimizers, which consist of small operations. The second look is skipped on a
-          device, because the host spends little time on each operation.
+        - In a sleep or a loop over small operations, the second look finds the same function again. It is skipped
+          inside modules and optimizers, which consist of small operations, and on a device, where each takes the host
+          little time.
         """
         position = look.position
         if position is None or position.in_torch or position.polls or look.computes:
@@ -263,7 +262,6 @@ class BusyLines(Observer):
         return SlowCode(_busiest(lines, most), sum(found.values()), lines.total(), self._every(), in_loop)
 
     def _wait(self) -> SlowCode | None:
-        """In the stage other; None if there are few."""
         waits = self._waits.total()
         if waits < FEWEST_LOOKS:
             return None

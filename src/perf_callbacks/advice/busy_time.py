@@ -68,7 +68,6 @@ def fusible_seconds(profile: Profile) -> float:
 
 @timed
 def copies(facts: Facts, measured: Measured) -> Finding | None:
-    """The longest copies within one memory, for example to change a layout."""
     steps = profiled(facts, measured)
     if steps is None:
         return None
@@ -85,7 +84,6 @@ def copies(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def transfers(facts: Facts, measured: Measured) -> Finding | None:
-    """Copies between host and device that run while the device computes nothing."""
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
@@ -113,7 +111,6 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
-    """`found` has the longest copies first."""
     seconds = _seconds(found)
     share = steps.share(seconds)
     if share < LEAST:

@@ -7,7 +7,6 @@ from perf_callbacks.kernel.records.fit_records import Finding
 CAUSE = "cpu"
 
 THREADS = "threads"
-"""Cause of the finding that operations use more threads than there are CPUs."""
 
 LEAST = 0.05
 """Least reported share. On a machine with other programs, smaller shares are usual."""

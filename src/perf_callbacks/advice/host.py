@@ -98,7 +98,6 @@ def small_batches(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def too_many_threads(facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise one thread per CPU that other programs leave free, and nothing with an accelerator."""
     if measured is None or not measured.known:  # a moment says little about other programs
         facts = replace(facts, left_cpus=None)
     surplus = cpu.surplus_threads(facts)

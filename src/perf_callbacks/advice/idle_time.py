@@ -33,7 +33,7 @@ REMEDIES = (
 
 @timed
 def loading(facts: Facts, measured: Measured) -> Finding | None:
-    """A DataLoader that the program did not pass to the callback."""
+    """The wait for a DataLoader that the program did not pass to the callback."""
     steps, seconds = profiled(facts, measured), unknown_loading(facts, measured)
     share = measured.with_cpu(measured.share(seconds))
     if steps is None or share < LEAST:

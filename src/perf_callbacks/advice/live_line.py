@@ -31,7 +31,6 @@ MOST_STEPS = 10_000
 
 
 def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
-    """None on other ranks than 0."""
     return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
 
 

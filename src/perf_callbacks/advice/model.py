@@ -72,7 +72,6 @@ Small batches take longer per token, and some padding stays. In `benchmarks/prom
 MUCH_PADDING = 0.1
 
 SIZES = (1024, 16_384, math.inf)
-"""Largest mean number of elements per tensor for each share in `SAVED`."""
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
 """Least part of the peak that matrix products are assumed to reach, in float32 and in a faster format.
@@ -89,7 +88,6 @@ _NUMBERS = {"bf16": "bf16", "fp16": "16"}
 
 @timed
 def recompute(facts: Facts, measured: Measured) -> Finding | None:
-    """Activation checkpointing runs forwards again, whose time gives an estimate of the cost."""
     work = facts.work
     if work is None or not work.hardware_flops:
         return None
@@ -113,7 +111,6 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def padded(facts: Facts, measured: Measured) -> Finding | None:
-    """The model computes padding tokens, although the mask hides them."""
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
     if part < MUCH_PADDING:
@@ -182,7 +179,6 @@ def optimizer(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def recompiling(facts: Facts, measured: Measured) -> Finding | None:
-    """If a guard fails, for example for a new shape, torch compiles again."""
     found = facts.compilations
     if found is None or not found.number:
         return None

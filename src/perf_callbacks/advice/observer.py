@@ -138,7 +138,6 @@ class Advice(Observer):
 
 
 def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
-    """None if `fused=True` would save nothing, as on a device."""
     optimizer = next(map(_inner, setup.optimizers), None)
     if facts.fused or recorder.device.type != "cpu" or not saved_by_fused(facts.optimizer, facts.elements):
         return None

@@ -10,7 +10,6 @@ LEAST = 0.25
 """Least part of the run that is reported. In a run of a minute, a smaller part is usual."""
 
 LEAST_OWN = 0.1
-"""Least reported share of the callback's own FLOP counts."""
 
 LONGER = "a longer run"
 

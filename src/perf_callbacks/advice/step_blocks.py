@@ -26,7 +26,6 @@ DEVIATIONS = 2.1
 """Half the width of a 95 % confidence interval, in standard errors, for some 20 blocks."""
 
 QUARTER = 4
-"""Least blocks in each quarter of a fit in which drift is looked for."""
 
 LONGER = 0.1
 
@@ -42,7 +41,7 @@ GROWN = 0.02
 
 
 class StepBlocks(Observer):
-    """Keeps the times of the first step too."""
+    """Adds up the measured steps in blocks of equal length, and keeps the first step apart."""
 
     def __init__(self) -> None:
         self._blocks: tuple[list[Sums], int] = [], CHUNK

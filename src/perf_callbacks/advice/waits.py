@@ -44,7 +44,6 @@ def reads_each_step(facts: Facts) -> bool:
 
 
 def waits_part(facts: Facts) -> float:
-    """Part of the stage other in which the program waits, but not for the values that it reads."""
     wait, work = facts.host_wait, facts.work
     if wait is None:
         return 0.0
@@ -97,7 +96,6 @@ def reducing(facts: Facts, measured: Measured | None) -> Finding | None:
 
 
 def no_sync(facts: Facts) -> str:
-    """Code with which DDP reduces gradients once per step, not after each micro-batch."""
     once = facts.option("accelerator_config", '{"gradient_accumulation_kwargs": {"sync_each_batch": False}}')
     call = NO_SYNC.get(facts.integration, "model.no_sync()")
     return once or f"with {call}: around all micro-batches but the last"

@@ -23,7 +23,6 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials import turn
 
 EARLY_STEPS = 100
-"""Least number of measured steps before a run is compared."""
 
 EARLY_SECONDS = 10.0
 """Least duration of the compared steps. In their first second, even equal runs differ much."""

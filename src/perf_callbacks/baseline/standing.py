@@ -13,13 +13,12 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.units import duration, rate
 
 LEAST = 0.05
-"""Of the step time."""
+"""Least reported change of the step time."""
 
 EXPLAINED = 0.5
 """A change is not reported if the machine's load explains at least this part of it."""
 
 LARGE_STAGE = 0.2
-"""A stage is named if it accounts for at least this part of the change."""
 
 MOST_NAMED = 4
 
@@ -80,7 +79,6 @@ def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
 
 
 def line(found: Standing) -> str:
-    """Return a line such as "… 32.0 % slower than the last 5 undisturbed runs …: torch 2.14 -> 2.15."."""
     moved = found.change
     share = f"{100 * abs(moved.change):.1f} % {'slower' if found.slower else 'faster'}"
     if found.rate is not None:
@@ -99,7 +97,6 @@ def line(found: Standing) -> str:
 
 
 def alike(one: RunFigures, other: RunFigures) -> bool:
-    """Compare model, batch, device and number of ranks. Unknown values are ignored."""
     if not same(one, other, ("parameters", "batch", "device", "devices", "world_size")):
         return False
     for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):

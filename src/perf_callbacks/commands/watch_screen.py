@@ -38,7 +38,6 @@ STYLES = {
 USUAL_SIZE = (80, 24)
 
 TERMINATED = 143
-"""Exit status after SIGTERM."""
 
 
 def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:

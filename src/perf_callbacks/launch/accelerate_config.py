@@ -31,9 +31,7 @@ class AccelerateConfig:
     path: Path
     text: str
     root: Node | None
-    """None: the file is empty."""
     key: Node | None
-    """None: the file has no such section."""
     entries: tuple[FileEntry, ...]
 
 
@@ -93,7 +91,6 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Raise `ConfigError` if the section can't be edited."""
     known = parse(config.entries)
     for name in unset:
         if name not in known:

@@ -23,7 +23,6 @@ SITE = Path(__file__).parent / "site"
 USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
-"""Where packages install their commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
 PROFILE, STEPS = "PERF_CALLBACKS_PROFILE", "20:3"
@@ -32,10 +31,7 @@ PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace this process by the program, and return only after an error.
-
-    On Windows, the program runs as a child process, and the function returns its status.
-    """
+    """Return only after an error, or on Windows with the status of the program, which is a child process there."""
     steps, words = profiled(words)
     environ = {**os.environ, PROFILE: steps} if steps else dict(os.environ)
     try:
@@ -145,10 +141,7 @@ def isolating(command: Sequence[str]) -> str | None:
 
 
 def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool = True) -> dict[str, str]:
-    """Return variables with which all trainers of a Python program are measured.
-
-    With `reports`, the program prints a message at its exit if nothing was measured.
-    """
+    """With `reports`, the program prints a message at its exit if nothing was measured."""
     found = environ.get("PYTHONPATH")  # an empty entry is the working directory
     others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
     return {
@@ -170,7 +163,6 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    """Look for the top-level package, and import nothing."""
     found = sys.path
     sys.path = [str(Path.cwd()), *found]
     try:

@@ -68,7 +68,6 @@ class Tries:
     stopped: Callable[[], bool]
     say: Callable[[str], object]
     show: Callable[[float, str], object]
-    """Show the finished share and the name of the current run."""
 
     def __post_init__(self) -> None:
         self.result = TrialResults(program=" ".join(_shown(self.command)))
@@ -109,7 +108,6 @@ class Tries:
             self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, number: int) -> None:
-        """The order of the settings differs from round to round."""
         result = self.result
         result.partial = {}
         plans: dict[str, Changes] = {

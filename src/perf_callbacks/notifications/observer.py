@@ -99,7 +99,6 @@ class Notifications(Observer):
             self._sender.dismiss()
 
     def _reach(self) -> Sender:
-        """Start the side process if necessary."""
         if self._sender is None:
             first, step = self._recorder.run.rank == 0, self._recorder.step
             lost = self._origin.lost(step=step, now=unix_time()) if first else None

@@ -58,7 +58,6 @@ class Point:
     per_device: float
     per_step: float
     per_step_ends: tuple[float, float]
-    """Smallest and largest `per_step` of a run."""
     efficiency: float
     """Work per second and device, relative to the baseline's."""
     interval: tuple[float, float] | None

@@ -77,7 +77,6 @@ def _sentences(found: Curve) -> Iterator[str]:
 
 
 def _amount(point: Point) -> str:
-    """As a range if the runs differ."""
     least, most = (f"{end:g}" for end in point.per_step_ends)
     return least if least == most else f"{least} to {most}"
 

@@ -163,7 +163,6 @@ def _fuse(turn: Turn, kind: Any) -> None:
 
 
 def _training_arguments(turn: Turn, module: ModuleType) -> None:
-    """Change a Hugging Face trainer's arguments before `__post_init__` checks them."""
     checked = module.TrainingArguments.__post_init__
 
     @functools.wraps(checked)
@@ -238,7 +237,6 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
 
 
 def _several(given: Any) -> list[Any]:
-    """The argument may be a list, one object, or None."""
     return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
 
 

@@ -11,7 +11,6 @@ from perf_callbacks.kernel.records.fit_records import Finding, Run
 from perf_callbacks.kernel.settings.config import printable
 
 SAVES, RESUMES, FAILED = "saves", "resumes", "failed"
-"""Reasons why a trial ended without a measured time."""
 
 
 Changes = Mapping[str, int | None]

@@ -87,7 +87,6 @@ REMEDIES: tuple[Remedy, ...] = (
         line="torch.compile(model)", asked=True,
     ),
 )  # fmt: skip
-"""In the order of the table that `perf-callbacks try` prints."""
 
 GROUPS = tuple(dict.fromkeys([remedy.group for remedy in REMEDIES]))
 
@@ -100,7 +99,6 @@ class Candidate:
     value: int | None
     line: str
     promised: tuple[float, float] | None = None
-    """Least and largest speedup factor that the finding promises."""
     called_for: bool = True
     """False: no finding calls for the remedy; the user selected it with `--only`."""
 
@@ -153,7 +151,6 @@ NUMBERED = frozenset({"workers", "threads"})
 """Remedies of `DEFAULTS` with a number, which the number of CPUs determines."""
 
 DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
-"""What `--only` can select although no finding calls for it."""
 
 
 def settings(changes: Changes, *, own_callback: bool) -> dict[str, str]:

@@ -34,7 +34,6 @@ class TrialResults:
     partial: dict[str, TrialOutcome] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
-    """The user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
     launches: int = 0
     seconds: float = 0.0
@@ -65,7 +64,6 @@ class TrialResults:
         return worst or "unknown"
 
     def helpful(self) -> list[Candidate]:
-        """Remedies that surely help, the best first."""
         found = self.gains()
         helps = [one for one in self.candidates if one.title in found and found[one.title].sure]
         return sorted(helps, key=lambda one: -found[one.title].factor)

@@ -30,7 +30,6 @@ FEWEST_STEPS = 5
 """If the program ends early, the trial counts only with at least this many measured steps."""
 
 LOSSES = 20
-"""Number of first calls of `backward` whose losses are compared."""
 
 RANKS_WAIT_SECONDS = 600.0
 """A finished rank's longest wait: when rank 0 has ended, `perf-callbacks try` kills all other ranks."""
@@ -55,7 +54,6 @@ class Turn:
         self._losses: list[Any] = []
         self._seconds = plan.seconds
         self.applied: set[str] = set()
-        """Changes that changed something in the program, or that the callback's checklist made."""
         self.recorder: Callable[[], Recorder | None] = type(None)
         self.own_callback = False
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)

@@ -30,7 +30,6 @@ CACHES = (
     "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH",
 )  # fmt: skip
-"""Cache directories, in which a program may write during a trial."""
 
 SYSTEM = ("/dev", "/proc", "/sys")
 
@@ -48,9 +47,7 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""For each path that an audit event of Python changes: its position in the event's arguments, and that of a directory
-descriptor, or None.
-"""
+"""By audit event, for each changed path: its position in the arguments, and that of a directory descriptor, or None."""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
 """Opening an SQLite database with one of these texts in its address writes no file."""
@@ -158,7 +155,6 @@ class Writes:
         return upload
 
     def resumes(self) -> None:
-        """End the process because the program resumes from a checkpoint, unless the user passed `--yes`."""
         if not self._turn.plan.yes and self._turn.mine and not self._turn.trains:
             self._turn.leave(RESUMES, program_line())
 

@@ -113,7 +113,6 @@ def train(rank: int, options: argparse.Namespace, store: str) -> None:
 
 
 def planned(ends: list[float], options: argparse.Namespace) -> int:
-    """Steps that fit into `--seconds`, at the pace of rank 0 so far."""
     done, spent = len(ends) - 1, ends[-1] - ends[SETTLED]
     left = math.ceil((options.seconds - spent) * (done - SETTLED) / spent)
     steps = torch.tensor(max(TIMED + 2 * LINES, done + max(0, left)))
@@ -123,7 +122,6 @@ def planned(ends: list[float], options: argparse.Namespace) -> int:
 
 
 def show(step: int, steps: int, loss: float, row: dict[str, float]) -> None:
-    """On a terminal, each line replaces the line before."""
     parts = [f"step {step:>4} of {steps}", f"loss {loss:.2f}"]
     if "perf/tokens_per_second" in row:  # of all ranks, as soon as they have exchanged their figures
         parts.append(f"{row['perf/tokens_per_second']:,.0f} tokens/s")

@@ -57,7 +57,6 @@ class DemoRun:
 
     @property
     def no_cpu_share(self) -> float:
-        """Share of the run in which the training thread had to wait for a CPU, or 0 if unknown."""
         return (self.summary.cpu.no_cpu_share if self.summary.cpu is not None else None) or 0.0
 
 
@@ -68,7 +67,6 @@ class TwoRuns:
     directory: Path
     ranks: int
     train: Callable[[Sequence[str]], int]
-    """Run the program with options, and return its exit status."""
     say: Callable[[str], object]
     runs: list[DemoRun] = field(default_factory=list)
     finding: Finding | None = None
@@ -86,10 +84,7 @@ class TwoRuns:
         return self.runs[0].step_seconds / self.runs[1].step_seconds
 
     def run(self, seconds: float) -> None:
-        """Run the program for some seconds, read the verdict, and run the program again with the remedy.
-
-        Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault.
-        """
+        """Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault."""
         ranks = self.ranks
         several = ["--ranks", str(ranks)] if ranks > 1 else []
         ready = ["--prepared", *map(str, range(ranks - 1))] if ranks > 1 else []
@@ -167,10 +162,7 @@ def options_of(remedy: str, ranks: int) -> list[str]:
 
 
 def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
-    """Return the exit status. If the user wants to stop, end all ranks and raise `StoppedError`.
-
-    Without the file descriptor `output`, the program writes to the output of this process.
-    """
+    """If the user wants to stop, end all ranks and raise `StoppedError`. Without `output`, write to our own output."""
     kept = {name: value for name, value in environment(os.environ).items() if not name.startswith("PERF_CALLBACKS")}
     own = {
         "PYTHONUNBUFFERED": "1",
