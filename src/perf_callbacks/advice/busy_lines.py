@@ -233,8 +233,8 @@ class BusyLines(Observer):
             return True
         if self._on_device or position.in_model or again is None or again.computes or again.moment != look.moment:
             return False
-        found = again.position
-        return found is not None and not found.in_torch and function(found.line) == function(position.line)
+        later = again.position
+        return later is not None and not later.in_torch and function(later.line) == function(position.line)
 
     def _count(self, step: int) -> None:
         seen, self._step, self._seen = self._seen, step, []
@@ -254,12 +254,12 @@ class BusyLines(Observer):
     def _code(self, stage: Stage) -> SlowCode | None:
         lines, slow = self._lines[stage], self._slow[stage]
         looks = _by_function(lines)
-        found = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
-        if sum([slow[name] for name in found]) < FEWEST_LOOKS:
+        functions = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
+        if sum([slow[name] for name in functions]) < FEWEST_LOOKS:
             return None
-        most = max(found, key=found.__getitem__)
+        most = max(functions, key=functions.__getitem__)
         in_loop = any([most in _by_function(seen) for other, seen in self._lines.items() if other not in {None, stage}])
-        return SlowCode(_busiest(lines, most), sum(found.values()), lines.total(), self._every(), in_loop)
+        return SlowCode(_busiest(lines, most), sum(functions.values()), lines.total(), self._every(), in_loop)
 
     def _wait(self) -> SlowCode | None:
         waits = self._waits.total()

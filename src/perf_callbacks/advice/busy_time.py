@@ -53,7 +53,7 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
     seconds = fusible_seconds(steps.profile)
     others = [rule(facts, measured) for rule in (model.attention, model.recompute)]
     within = measured.share(measured.stage("forward") + measured.stage("backward"))
-    share = min(steps.share(seconds), within) - sum([one.share or 0.0 for one in others if one is not None])
+    share = min(steps.share(seconds), within) - sum([other.share or 0.0 for other in others if other is not None])
     if share < FUSIBLE:
         return None
     evidence = f"Element-wise operations and casts took {steps.part(seconds)}, and nothing is compiled"
@@ -62,7 +62,7 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
 
 def fusible_seconds(profile: Profile) -> float:
     """With casts, which a profile lists as copies."""
-    casts = [one.seconds for one in profile.copies if one.kind not in WITHIN and one.kind not in TRANSFERS]
+    casts = [copy.seconds for copy in profile.copies if copy.kind not in WITHIN and copy.kind not in TRANSFERS]
     return profile.class_seconds.get(ELEMENTWISE, 0.0) + sum(casts)
 
 
@@ -72,9 +72,9 @@ def copies(facts: Facts, measured: Measured) -> Finding | None:
     if steps is None:
         return None
     by_operation: dict[str, list[ProfiledCopy]] = {}
-    for one in steps.profile.copies:
-        if one.kind in WITHIN:
-            by_operation.setdefault(one.operation, []).append(one)
+    for copy in steps.profile.copies:
+        if copy.kind in WITHIN:
+            by_operation.setdefault(copy.operation, []).append(copy)
     worst = max(by_operation.values(), key=_seconds, default=[])
     remedy = "views or operations in place instead of copies"
     if worst and worst[0].kind == LAYOUT:
@@ -87,8 +87,8 @@ def transfers(facts: Facts, measured: Measured) -> Finding | None:
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
-    by_kind = {kind: [one for one in steps.profile.copies if one.kind == kind] for kind in TRANSFERS}
-    kind = max(by_kind, key=lambda one: _seconds(by_kind[one]))
+    by_kind = {kind: [copy for copy in steps.profile.copies if copy.kind == kind] for kind in TRANSFERS}
+    kind = max(by_kind, key=lambda direction: _seconds(by_kind[direction]))
     return _copying(steps, by_kind[kind], *TRANSFERS[kind])
 
 
@@ -99,8 +99,9 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
     if steps is None:
         return None
     exposed = steps.profile.exposed_communication_seconds
-    operations = [one for one in steps.profile.operations if one.kind == COMMUNICATION]
-    number = max([one.calls for one in operations], default=0) / steps.number  # of the most frequent collective
+    operations = [operation for operation in steps.profile.operations if operation.kind == COMMUNICATION]
+    calls = max([operation.calls for operation in operations], default=0)  # of the most frequent collective
+    number = calls / steps.number
     saved, remedy = _overlapping(facts, steps, number)
     share = saved * (steps.share(exposed) - _lost_to_ranks(measured))
     if share < LEAST:
@@ -110,20 +111,20 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
     return finding("communication", share, evidence, remedy)
 
 
-def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
-    seconds = _seconds(found)
+def _copying(steps: ProfiledSteps, copies: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
+    seconds = _seconds(copies)
     share = steps.share(seconds)
     if share < LEAST:
         return None
-    calls = sum([one.calls for one in found]) / steps.number
-    evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(found[0].operation)}, {calls:,.0f} per step"
-    line = printable(found[0].line) if found[0].line else None
+    calls = sum([copy.calls for copy in copies]) / steps.number
+    evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(copies[0].operation)}, {calls:,.0f} per step"
+    line = printable(copies[0].line) if copies[0].line else None
     evidence += f", mostly in {line}" if line else ""
     return finding("copy", share, evidence, remedy, line=line)
 
 
-def _seconds(found: list[ProfiledCopy]) -> float:
-    return sum([one.seconds for one in found])
+def _seconds(copies: list[ProfiledCopy]) -> float:
+    return sum([copy.seconds for copy in copies])
 
 
 def _lost_to_ranks(measured: Measured) -> float:
@@ -144,7 +145,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
     exposed, running = profile.exposed_communication_seconds, profile.communication_seconds
     free = min(1.0, max(0.0, profile.busy_seconds - running) / exposed) if exposed > 0 else 0.0
     short = number >= MANY and running / steps.number / number < SHORT_SECONDS
-    names = " ".join([one.name for one in profile.operations if one.kind == COMMUNICATION])
+    names = " ".join([operation.name for operation in profile.operations if operation.kind == COMMUNICATION])
     if facts.ddp and work is not None and work.reductions > 1:
         return 1 - 1 / work.reductions, waits.no_sync(facts)
     if facts.ddp:

@@ -38,12 +38,12 @@ def surplus_threads(facts: Facts) -> tuple[str, str] | None:
     if facts.accelerator is not None or facts.threads <= left:
         return None
     number = plural(cpus, "CPU")
-    found = f"operations use {facts.threads} threads, and "
+    evidence = f"operations use {facts.threads} threads, and "
     if left < cpus:
-        found += f"other programs leave {left} of {number}"
+        evidence += f"other programs leave {left} of {number}"
     else:
-        found += f"each process has {number}"
-    return found, facts.threads_code.format(left)
+        evidence += f"each process has {number}"
+    return evidence, facts.threads_code.format(left)
 
 
 def _why(facts: Facts) -> tuple[str, str]:
@@ -58,8 +58,8 @@ def _why(facts: Facts) -> tuple[str, str]:
         workers = 0  # others took the CPUs
     left = max(1, cpus - workers)
     if facts.accelerator is None and workers and facts.threads > left:
-        one = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
-        return f"operations use {facts.threads} threads, and {one} {number} with them", facts.threads_code.format(left)
+        who = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
+        return f"operations use {facts.threads} threads, and {who} {number} with them", facts.threads_code.format(left)
     if workers >= cpus > 1:
         remedy = facts.option("dataloader_num_workers", cpus - 1) or f"num_workers={cpus - 1}"
         return f"{workers} workers of the loader share {number} with it", remedy

@@ -51,8 +51,8 @@ def launches(facts: Facts, measured: Measured) -> Finding | None:
     If samples show much slow code, only the rules of `slow_code` report the waits.
     """
     steps = profiled(facts, measured)
-    known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
-    if steps is None or steps.on_cpu or known:
+    slow = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
+    if steps is None or steps.on_cpu or slow:
         return None
     profile, (least, most) = steps.profile, steps.idle(HOST)
     if least < LARGE:
@@ -82,9 +82,9 @@ def waiting(facts: Facts, measured: Measured) -> Finding | None:
     place = next(iter(steps.profile.sync_seconds), "")
     evidence = f"The device idled for {steps.part(steps.profile.idle_seconds[SYNC])} after the CPU had waited for it"
     evidence += f", mostly in {printable(place)}" if place else ""
-    found = [remedy for pattern, remedy in REMEDIES if re.search(pattern, place)]
-    if found:
-        return finding("sync", most, evidence, found[0].format(device=facts.device_type))
+    remedies = [remedy for pattern, remedy in REMEDIES if re.search(pattern, place)]
+    if remedies:
+        return finding("sync", most, evidence, remedies[0].format(device=facts.device_type))
     if facts.nan_filter and place == "aten::is_nonzero":
         return finding("sync", most, evidence, waits.NO_NAN_FILTER)
     line, _ = waits.most_frequent_read(facts) or (None, 0)

@@ -55,9 +55,9 @@ class FindingNotes(ChannelHandler):
         self._asked = self._reading = False
         self._over = 0
 
-    def set(self, found: tuple[Finding, ...], exchange: Exchange) -> None:
+    def set(self, findings: tuple[Finding, ...], exchange: Exchange) -> None:
         """On rank 0, also ask for newer findings of the other ranks."""
-        self.mine, self._asked = found, True
+        self.mine, self._asked = findings, True
         exchange.wake()
 
     def gather(self, exchange: Exchange, ranks: int) -> None:
@@ -76,9 +76,9 @@ class FindingNotes(ChannelHandler):
                 channel.put(pack(FindingNote(findings=self.mine)))
         elif asked:
             notes = {rank: unpack(FindingNote, text) for rank, text in channel.notes().items() if rank != channel.rank}
-            known = {rank: note for rank, note in notes.items() if note is not None}
-            self.others = {rank: note.findings for rank, note in known.items()}
-            self._over = sum([note.last for note in known.values()])
+            written = {rank: note for rank, note in notes.items() if note is not None}
+            self.others = {rank: note.findings for rank, note in written.items()}
+            self._over = sum([note.last for note in written.values()])
         return LOOK_SECONDS if self._reading else None
 
     def leave(self, channel: Channel) -> None:
@@ -93,23 +93,23 @@ def verdict(
 ) -> tuple[Finding, ...]:
     """Return the findings of a job, worst first. Findings of `others` with a cause in `own` are left out."""
     slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
-    found, causes = [*own], {one.cause for one in own}
+    results, causes = [*own], {finding.cause for finding in own}
     ranks_of: dict[str, dict[int, Finding]] = {}
     for rank, findings in others.items():
-        for one in findings:
-            if one.share is not None and one.share >= LEAST_SHARE:
-                ranks_of.setdefault(one.cause, {}).setdefault(rank, one)
-    place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
-    known: list[Finding] = []  # findings of slow ranks that fit the measured cause
+        for finding in findings:
+            if finding.share is not None and finding.share >= LEAST_SHARE:
+                ranks_of.setdefault(finding.cause, {}).setdefault(rank, finding)
+    place = next((place for place, finding in enumerate(results) if finding.cause == "straggler"), None)
+    fitting: list[Finding] = []  # findings of slow ranks that fit the measured cause
     for cause, by_rank in ranks_of.items():
-        worst = max(by_rank.values(), key=lambda one: one.share or 0.0)
+        worst = max(by_rank.values(), key=lambda finding: finding.share or 0.0)
         if place is not None and {*by_rank} <= {*slowest} and cause in OWN_WORDS.get(cause_measured, ()):
-            known.append(worst)
+            fitting.append(worst)
         elif cause not in causes:
             who = rank_names(sorted(by_rank))
-            found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
-    if place is not None and known:  # a slow rank knows its line, and a more exact remedy
-        worst = max(known, key=lambda one: one.share or 0.0)
-        evidence = found[place].evidence + (f", mostly at {worst.line}" if worst.line is not None else "")
-        found[place] = replace(found[place], evidence=evidence, remedy=worst.remedy, line=worst.line)
-    return table.ordered(found, hangs=bool(own) and own[0].cause == stall.CAUSE)
+            results.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
+    if place is not None and fitting:  # a slow rank knows its line, and a more exact remedy
+        worst = max(fitting, key=lambda finding: finding.share or 0.0)
+        evidence = results[place].evidence + (f", mostly at {worst.line}" if worst.line is not None else "")
+        results[place] = replace(results[place], evidence=evidence, remedy=worst.remedy, line=worst.line)
+    return table.ordered(results, hangs=bool(own) and own[0].cause == stall.CAUSE)

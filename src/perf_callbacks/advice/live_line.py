@@ -68,8 +68,8 @@ class LiveAdvice(Observer):
         summary = self._recorder.engine.summary(now=now)
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
-        found = self._recorder.observers.findings(window)
-        worst = next((one for one in found if one.cause not in WHOLE_FIT), None)
+        findings = self._recorder.observers.findings(window)
+        worst = next((finding for finding in findings if finding.cause not in WHOLE_FIT), None)
         if worst is None or (worst.share or 0.0) < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:

@@ -39,9 +39,9 @@ class LoadedBatches(Observer):
     @override
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         self._lengths |= {tensor.shape[1] for tensor in tensors.values() if len(getattr(tensor, "shape", ())) == ROWS}
-        found = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
-        sizes = [size for size in found if isinstance(size, int)]
-        if len(sizes) == len(found):
+        nbytes = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
+        sizes = [size for size in nbytes if isinstance(size, int)]
+        if len(sizes) == len(nbytes):
             self._bytes = max(self._bytes or 0, sum(sizes))
 
     @override
@@ -63,7 +63,7 @@ class LoadedBatches(Observer):
     @override
     def facts(self) -> Mapping[str, Any]:
         groups = self._calm + self._bursts
-        known = {"batch_bytes": self._bytes, "batch_lengths": len(self._lengths)}
+        size_facts = {"batch_bytes": self._bytes, "batch_lengths": len(self._lengths)}
         if groups < FEWEST_GROUPS or not self._bursts:
-            return known
-        return {**known, "calm_share": self._calm / groups, "burst_seconds": self._burst_seconds / self._bursts}
+            return size_facts
+        return {**size_facts, "calm_share": self._calm / groups, "burst_seconds": self._burst_seconds / self._bursts}

@@ -38,14 +38,14 @@ def uncached(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 @timed
 def garbage(facts: Facts, measured: Measured) -> Finding | None:
-    found = measured.summary.gc
-    if found is None or not found.seconds:
+    collections = measured.summary.gc
+    if collections is None or not collections.seconds:
         return None
-    seconds, count, scheduled = found.seconds, sum(found.collections), found.scheduled_seconds or 0.0
+    seconds, count, scheduled = collections.seconds, sum(collections.collections), collections.scheduled_seconds or 0.0
     low, share = None, seconds / measured.seconds
     evidence = f"Garbage collection took {share:.0%} of the run ({count:,} collections)"
     if scheduled > seconds / 2:
-        evidence, remedy = _scheduled(found, evidence)
+        evidence, remedy = _scheduled(collections, evidence)
     elif facts.collect_seconds > seconds / 2:
         low, share = interrupting(share)
         remedy = "removing calls of gc.collect()"
@@ -57,26 +57,26 @@ def garbage(facts: Facts, measured: Measured) -> Finding | None:
     return finding("gc", share, evidence, remedy, low=low)
 
 
-def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
-    garbage, made = found.scheduled_garbage, found.scheduled_made
+def _scheduled(collections: GcSummary, evidence: str) -> tuple[str, str]:
+    garbage, made = collections.scheduled_garbage, collections.scheduled_made
     evidence = evidence.replace("Garbage collection", "The callback's scheduled garbage collections", 1)
     if garbage is None or made is None:
         return evidence, CYCLES
-    stayed, pace = max(0, made - garbage), garbage / found.seconds
+    stayed, pace = max(0, made - garbage), garbage / collections.seconds
     evidence += f": {garbage:,} objects were garbage, and {stayed:,} new objects stayed"
     if stayed >= max(MANY, garbage / 2) and pace < FREQUENT_PER_SECOND:
         return evidence, "dropping objects that are no longer used, such as lists that grow, or a larger gc_interval"
     return evidence, CYCLES if pace >= RARE_PER_SECOND else "a larger gc_interval: the program has many objects in use"
 
 
-def _leak(found: Leak, available: int | None) -> Finding | None:
-    per_step = "" if found.gb_per_step is None else f" ({found.gb_per_step * GB / MB:.2g} MB per step)"
+def _leak(leak: Leak, available: int | None) -> Finding | None:
+    per_step = "" if leak.gb_per_step is None else f" ({leak.gb_per_step * GB / MB:.2g} MB per step)"
     evidence = (
-        f"Host memory (without pages of files) grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
-        f"from {found.before_gb:.1f} to {found.after_gb:.1f} GB, and didn't level off"
+        f"Host memory (without pages of files) grew by {leak.gb_per_hour:.1f} GB per hour{per_step}, "
+        f"from {leak.before_gb:.1f} to {leak.after_gb:.1f} GB, and didn't level off"
     )
     if available is not None:
-        hours = (available / GB - found.after_gb + found.before_gb) / found.gb_per_hour
+        hours = (available / GB - leak.after_gb + leak.before_gb) / leak.gb_per_hour
         if 0 < hours < SOON_HOURS:
             evidence += f"; the memory that was free at the start lasts {hours:.2g} h more"
     return finding("memory", None, evidence, "keeping no tensor from step to step: losses.append(loss.item())")

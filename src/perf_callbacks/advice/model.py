@@ -179,19 +179,19 @@ def optimizer(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def recompiling(facts: Facts, measured: Measured) -> Finding | None:
-    found = facts.compilations
-    if found is None or not found.number:
+    compilations = facts.compilations
+    if compilations is None or not compilations.number:
         return None
-    share = found.seconds / measured.seconds
-    number = "once" if found.number == 1 else f"{found.number:,} times"
+    share = compilations.seconds / measured.seconds
+    number = "once" if compilations.number == 1 else f"{compilations.number:,} times"
     evidence = f"torch.compile took {share:.0%} of the run: it compiled {number}"
     remedy = "a longer run, or TORCHINDUCTOR_CACHE_DIR on a disk that stays, which makes later runs compile faster"
-    if found.repeated:
-        again = "once" if found.repeated == 1 else f"{found.repeated:,} times"
+    if compilations.repeated:
+        again = "once" if compilations.repeated == 1 else f"{compilations.repeated:,} times"
         evidence += f", {again} because a guard failed"
-        evidence += f" ({found.reason[:MOST_REASON]})" if found.reason else ""
+        evidence += f" ({compilations.reason[:MOST_REASON]})" if compilations.reason else ""
         remedy = "TORCH_LOGS=recompiles, which names each guard that fails"
-        if any(word in found.reason for word in SHAPED):
+        if any(word in compilations.reason for word in SHAPED):
             least, most = RECOMPILED
             remedy = f"batches of few shapes, or {_dynamic(facts)}"
             return finding("compile", min(most * share, (share + 1) / 2), evidence, remedy, low=least * share)

@@ -109,11 +109,11 @@ class Advice(Observer):
                 **self._since.facts(),
                 **recorder.observers.facts(),
             )
-            found = with_gains(table.findings(facts, summary, self._fail), self._gains)
+            own = with_gains(table.findings(facts, summary, self._fail), self._gains)
             if summary is None or self._ranks is None:
-                return found
-            self._notes.set(found, self._ranks)
-            return verdict(found, self._notes.others, summary.stragglers)
+                return own
+            self._notes.set(own, self._ranks)
+            return verdict(own, self._notes.others, summary.stragglers)
         except Exception as error:  # noqa: BLE001 advice never ends the run
             let_pass(error)
             self._fail(ADVICE, error)
@@ -151,8 +151,8 @@ def without_run(device: torch.device) -> tuple[Finding, ...]:
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
     """The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
-    found = devices.of(device)
-    features, machine = found.features(), environment.read(device=found)
+    kind = devices.of(device)
+    features, machine = kind.features(), environment.read(device=kind)
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
@@ -179,7 +179,9 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         prefetch=max([loader.prefetch_factor or 2 for loader in loaders], default=2),
         iterable=any([_undivided(loader.dataset) for loader in loaders]),
         # workers of an iterable data set may have to begin anew in each epoch
-        persistent=all([one.persistent_workers or isinstance(one.dataset, IterableDataset) for one in loaders]),
+        persistent=all(
+            [loader.persistent_workers or isinstance(loader.dataset, IterableDataset) for loader in loaders]
+        ),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
@@ -192,22 +194,24 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         log_every=setup.log_every,
         ddp=_has_ranks(model),
         nan_filter=setup.nan_filter,
-        weights=Counter([tuple(one.shape) for one in model.parameters() if one.dim() > 1] if model is not None else ()),
+        weights=Counter(
+            [] if model is None else [tuple(tensor.shape) for tensor in model.parameters() if tensor.dim() > 1]
+        ),
         vocabulary=_size(config, "vocab_size"),
         head=_head(config),
-        device_type=found.kind,
+        device_type=kind.kind,
         half=features.half,
         tensor_cores=features.tensor_cores,
         multiprocessors=features.multiprocessors,
-        tf32=found.multiplies_in_tf32(),
+        tf32=kind.multiplies_in_tf32(),
         tf32_possible=features.tf32,
-        peaks=peak_rates.lookup(found.name, features.multiprocessors, features.architecture),
-        clocks=found.clocks,
-        blocking=found.blocking,
+        peaks=peak_rates.lookup(kind.name, features.multiprocessors, features.architecture),
+        clocks=kind.clocks,
+        blocking=kind.blocking,
         anomalies=torch.is_anomaly_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        uncached=found.uncached,
-        expandable=found.expandable,
+        uncached=kind.uncached,
+        expandable=kind.expandable,
     )
 
 
@@ -224,10 +228,10 @@ class _Since:
         self._idled, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled()
 
     def facts(self) -> dict[str, Any]:
-        seconds, found = perf_counter() - self._began, self._of_thread()
-        if found is None:
+        seconds, thread = perf_counter() - self._began, self._of_thread()
+        if thread is None:
             return {}
-        ran, queued = found
+        ran, queued = thread
         idle, throttled = self._idle(seconds), cpu_time.throttled()
         stopped = 0.0 if throttled is None or self._throttled is None else throttled - self._throttled
         return {
@@ -239,13 +243,13 @@ class _Since:
         }
 
     def summary(self) -> CpuSummary | None:
-        seconds, found = perf_counter() - self._began, self._of_thread()
+        seconds, thread = perf_counter() - self._began, self._of_thread()
         idle, load = self._idle(seconds), None
         with suppress(AttributeError, OSError):  # Windows has no load average
             load = os.getloadavg()[0]
         part = CpuSummary(
             cpus=len(self._cpus) or None,
-            no_cpu_share=None if found is None else found.queued / seconds,
+            no_cpu_share=None if thread is None else thread.queued / seconds,
             other_cpus=self._others(idle, seconds),
             idle_cpus=None if idle is None else min(idle, len(self._cpus)),
             load_average=load,

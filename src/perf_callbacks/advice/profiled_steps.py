@@ -52,10 +52,14 @@ class ProfiledSteps:
 def profiled(facts: Facts, measured: Measured) -> ProfiledSteps | None:
     """The profile whose step time is closest to the usual one; None: no profile shows the device."""
     timeline = "cpu" if facts.accelerator is None else "device"
-    known = [one for one in facts.profiles if one.timeline == timeline and one.step_seconds and one.busy_seconds > 0]
-    if not known or not measured.known:
+    profiles = [
+        profile
+        for profile in facts.profiles
+        if profile.timeline == timeline and profile.step_seconds and profile.busy_seconds > 0
+    ]
+    if not profiles or not measured.known:
         return None
-    closest = min(known, key=lambda one: abs((one.step_seconds or 0.0) - measured.step_seconds))
+    closest = min(profiles, key=lambda profile: abs((profile.step_seconds or 0.0) - measured.step_seconds))
     return ProfiledSteps(closest, measured)
 
 

@@ -30,10 +30,10 @@ def tiles(facts: Facts, _measured: Measured | None) -> Finding | None:
     worst = next(iter(uneven(facts.work.products, facts.multiprocessors, fixed)), None)
     if worst is None or worst.share < MATTERS:
         return None
-    found = worst.waves
+    waves = worst.waves
     evidence = (
-        f"A product of {worst.rows:,} rows with {worst.share:.0%} of the FLOPs has {found.tiles:,} tiles for "
-        f"{facts.multiprocessors} multiprocessors: {found.waves} waves, {found.busy:.1%} busy"
+        f"A product of {worst.rows:,} rows with {worst.share:.0%} of the FLOPs has {waves.tiles:,} tiles for "
+        f"{facts.multiprocessors} multiprocessors: {waves.waves} waves, {waves.busy:.1%} busy"
     )
     return finding("shape", None, evidence, f"micro-batches of {worst.better_rows:,} rows (samples or tokens)")
 

@@ -64,12 +64,12 @@ class StepBlocks(Observer):
     @override
     def facts(self) -> Mapping[str, Any]:
         blocks, length = self._blocks
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         if self._first:
-            found["first_seconds"] = dict(zip(STAGES, self._first[FIRST_STAGE:], strict=True))
+            results["first_seconds"] = dict(zip(STAGES, self._first[FIRST_STAGE:], strict=True))
         if len(blocks) >= FEWEST:
-            found |= {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
-        return found
+            results |= {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
+        return results
 
     def _fill(self) -> None:
         blocks, length = self._blocks
@@ -89,14 +89,14 @@ def widths(blocks: Sequence[Sums]) -> list[float]:
     [0.27]
     """
     number, whole = len(blocks), math.fsum([block[0] for block in blocks])
-    found = []
+    errors = []
     for place in range(FIRST_STAGE, len(blocks[0])):
         seconds = math.fsum([block[place] for block in blocks])
         share = seconds / whole
         squares = math.fsum([(block[place] - share * block[0]) ** 2 for block in blocks])
         error = math.sqrt(squares * number / (number - 1))
-        found.append(DEVIATIONS * error / seconds if seconds else 0.0)
-    return found
+        errors.append(DEVIATIONS * error / seconds if seconds else 0.0)
+    return errors
 
 
 def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
@@ -112,7 +112,9 @@ def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
     quarters = [_sums(blocks[place * quarter : (place + 1) * quarter]) for place in range(3)] + [_sums(last)]
     before, after = quarters[0], quarters[-1]
     part = LONGER * before[0] / 4
-    if after[0] < (1 + LONGER) * before[0] or any(more[0] < less[0] + part for less, more in pairwise(quarters)):
+    if after[0] < (1 + LONGER) * before[0] or any(
+        later[0] < earlier[0] + part for earlier, later in pairwise(quarters)
+    ):
         return None
     if any(late > (1 + GROWN) * early for early, late in zip(before[AMOUNTS], after[AMOUNTS], strict=True)):
         return None

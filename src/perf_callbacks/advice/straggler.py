@@ -8,16 +8,16 @@ from perf_callbacks.stragglers import text
 @timed
 def straggler(facts: Facts, measured: Measured) -> Finding | None:
     """The share is the cost of all slow ranks."""
-    found = measured.summary.stragglers
-    if found is None or not found.costliest:
+    stragglers = measured.summary.stragglers
+    if stragglers is None or not stragglers.costliest:
         return None
-    if found.slowdown is None or not found.seconds:  # a single process: other rules name the causes
+    if stragglers.slowdown is None or not stragglers.seconds:  # a single process: other rules name the causes
         return None
-    ranks, cause, seconds, _ = next(found.named())
-    part = sum(found.seconds_by_cause.values()) / found.seconds
+    ranks, cause, seconds, _ = next(stragglers.named())
+    part = sum(stragglers.seconds_by_cause.values()) / stragglers.seconds
     evidence = (
         f"The job waited for slow ranks for {part:.0%} of its steps, longest for {text.rank_names(ranks)}: "
-        f"{text.NAMES[cause]}, {seconds:,.3g} s of {found.seconds:,.3g} s"
+        f"{text.NAMES[cause]}, {seconds:,.3g} s of {stragglers.seconds:,.3g} s"
     )
     remedy = (text.SYNCED_REMEDIES if facts.gc == "sync" else text.REMEDIES)[cause]
     share = part * measured.steps_seconds / measured.seconds

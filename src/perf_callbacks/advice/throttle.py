@@ -38,10 +38,10 @@ def throttled(facts: Facts, _measured: Measured) -> Finding | None:
     by_cause, readings = facts.readings.lowered, facts.readings.clocked  # in this order: a side thread adds readings
     if readings < ENOUGH_READINGS:
         return None
-    found = [
+    reasons = [
         _finding(cause, lowered, readings) for cause, lowered in by_cause.items() if lowered.readings >= ENOUGH_LOWERED
     ]
-    return max(filter(None, found), key=lambda one: one.share or 0.0, default=None)
+    return max(filter(None, reasons), key=lambda finding: finding.share or 0.0, default=None)
 
 
 def _finding(cause: str, lowered: Lowered, readings: int) -> Finding | None:

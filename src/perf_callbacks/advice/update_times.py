@@ -71,9 +71,9 @@ class UpdateTimes(Observer):
             try:
                 return step(optimizer, *args, **kwargs)
             finally:
-                found = ended()
-                if found is not None:
-                    found(began)
+                update = ended()
+                if update is not None:
+                    update(began)
 
         return timed
 

@@ -53,16 +53,16 @@ def waits_part(facts: Facts) -> float:
 
 
 def _read_most(facts: Facts) -> str | None:
-    found = None if facts.work is None else _most_frequent(facts.work.values_read)
-    return None if found is None else found[0]
+    read = None if facts.work is None else _most_frequent(facts.work.values_read)
+    return None if read is None else read[0]
 
 
 def reading(facts: Facts, measured: Measured | None) -> Finding | None:
     """Where a profile exists, `idle_time.waiting` reports the waits for the device instead."""
-    found = most_frequent_read(facts)
-    if facts.accelerator is None or found is None or on_device(facts, measured):
+    read = most_frequent_read(facts)
+    if facts.accelerator is None or read is None or on_device(facts, measured):
         return None
-    line, count = found
+    line, count = read
     times = "once" if count == 1 else f"{count:,} times"
     evidence = f"The host waits for the device {times} per step, to read from it in {line}"
     return finding("sync", None, evidence, "keeping values on the device until they are logged", line=line)
