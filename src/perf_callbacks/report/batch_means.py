@@ -92,10 +92,10 @@ def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate 
     >>> ratio_from_zero([0.0] * 40, [2.0] * 40)
     Estimate(value=0.0, error=0.0, batches=16)
     """
-    found = ratio(above if any(above) else below, below)
-    if found is None:
+    estimate = ratio(above if any(above) else below, below)
+    if estimate is None:
         return None
-    return found._replace(error=found.value * found.error) if any(above) else found._replace(value=0.0)
+    return estimate._replace(error=estimate.value * estimate.error) if any(above) else estimate._replace(value=0.0)
 
 
 def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
@@ -135,7 +135,7 @@ def difference_between_runs(
         freedom = variance**2 / sum([each**2 / free for each, free in parts]) if variance else 1.0
     else:
         freedom = len(before) + len(after) - 2
-        squares = math.fsum([(one - mean) ** 2 for side, mean in zip(values, means, strict=True) for one in side])
+        squares = math.fsum([(value - mean) ** 2 for side, mean in zip(values, means, strict=True) for value in side])
         variance = squares / freedom * (1 / len(before) + 1 / len(after))
     width = _quantile(freedom, confidence) * math.sqrt(variance)
     moved = means[1] - means[0]

@@ -99,14 +99,14 @@ def verdict(summary: Summary) -> str:
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
     least = 0 if hangs else WORTH_SAYING
-    return [found for found in summary.findings[:1] if found.cause == THREADS or _sure(found) >= least]
+    return [finding for finding in summary.findings[:1] if finding.cause == THREADS or _sure(finding) >= least]
 
 
-def _sure(found: Finding) -> float:
+def _sure(finding: Finding) -> float:
     """Least share that a finding saves; negative if the share is unknown."""
-    if found.share is None:
+    if finding.share is None:
         return -1.0
-    return found.share if found.low is None else found.low
+    return finding.share if finding.low is None else finding.low
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
@@ -124,21 +124,21 @@ def _failed(summary: Summary) -> bool:
     return any([finding.cause == FAILED for finding in summary.findings])
 
 
-def _saves(found: Finding) -> str:
-    if found.measured is not None:
-        return f" ({_measured(*found.measured)})"
-    if found.share is None:
+def _saves(finding: Finding) -> str:
+    if finding.measured is not None:
+        return f" ({_measured(*finding.measured)})"
+    if finding.share is None:
         return ""
-    low = found.low or 0.0
-    least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * found.share else "up to"
-    return f" (saves {least} {found.share:.0%})"
+    low = finding.low or 0.0
+    least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * finding.share else "up to"
+    return f" (saves {least} {finding.share:.0%})"
 
 
 def _measured(low: float, factor: float, high: float) -> str:
     return f"measured: {factor:.2f}x [{low:.2f}, {high:.2f}]"
 
 
-def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
+def live(finding: Finding, seconds: float, columns: int = COLUMNS) -> str:
     """Render a finding about the last `seconds`, without a measured run.
 
     >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
@@ -146,28 +146,28 @@ def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
     perf_callbacks: Waiting for data took 25% of the last 60 s: num_workers=0; try
       DataLoader(num_workers=2). Up to 1.2x faster.
     """
-    sentence = _change(found).replace("of the run", f"of the last {seconds:.0f} s")
+    sentence = _change(finding).replace("of the run", f"of the last {seconds:.0f} s")
     return card([OURS + sentence], columns, indent="")
 
 
-def _change(found: Finding) -> str:
-    if found.cause == STALL:  # no change to the program is known
-        return f"{found.evidence}; see {found.remedy}."
-    said = f"{found.evidence}; try {found.remedy}."
-    if found.measured is not None:
-        return f"{said} M{_measured(*found.measured)[1:]}."
-    return said if found.share is None else f"{said} {promised(found)}."
+def _change(finding: Finding) -> str:
+    if finding.cause == STALL:  # no change to the program is known
+        return f"{finding.evidence}; see {finding.remedy}."
+    sentence = f"{finding.evidence}; try {finding.remedy}."
+    if finding.measured is not None:
+        return f"{sentence} M{_measured(*finding.measured)[1:]}."
+    return sentence if finding.share is None else f"{sentence} {promised(finding)}."
 
 
-def promised(found: Finding) -> str:
+def promised(finding: Finding) -> str:
     """Render the speedup that a finding promises.
 
     >>> promised(Finding(cause="data", share=0.5, low=0.3, evidence="", remedy=""))
     '1.4x to 2.0x faster'
     """
-    share = found.share or 0.0
-    low, high = (f"{1 / (1 - min(end or 0.0, MOST)):.1f}x" for end in (found.low, share))
-    clear = found.low is not None and found.low < CLEAR * share and low not in {"1.0x", high}
+    share = finding.share or 0.0
+    low, high = (f"{1 / (1 - min(end or 0.0, MOST)):.1f}x" for end in (finding.low, share))
+    clear = finding.low is not None and finding.low < CLEAR * share and low not in {"1.0x", high}
     return f"{low} to {high} faster" if clear else f"Up to {high} faster"
 
 
@@ -176,10 +176,10 @@ def _nothing_to_win(summary: Summary) -> str:
         return "No verdict, because a rule of the advice failed."
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
-    known = [seconds for seconds in stages if seconds is not None]
-    if not summary.long_enough or not after_startup or not known:
+    seconds_by_stage = [seconds for seconds in stages if seconds is not None]
+    if not summary.long_enough or not after_startup or not seconds_by_stage:
         return ""
-    share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
+    share = sum(seconds_by_stage) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
     little = "Little" if summary.findings else "Nothing"
     verdict = f"{little} to win here" if share >= MOSTLY else "No single cause stands out"
     return f"{verdict}: forward, backward and optimizer took {share:.0%} of the run."
@@ -252,8 +252,8 @@ def _throughput(summary: Summary) -> Iterable[str]:
         "tokens/s": summary.included_tokens,
         "useful tokens/s": summary.included_useful_tokens,
     }
-    known = {name: amount for name, amount in amounts.items() if amount and seconds}
-    rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in known.items())
+    shown = {name: amount for name, amount in amounts.items() if amount and seconds}
+    rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in shown.items())
     if rates:
         yield f"this process: {rates}"
     if seconds and summary.included_samples is None:
@@ -307,22 +307,22 @@ def _uncounted(flops: FlopsSummary) -> Iterable[str]:
 
 
 def _pauses(summary: Summary) -> str:
-    found = summary.gc
-    if found is None:
+    gc = summary.gc
+    if gc is None:
         return ""
-    total = sum(found.collections)
-    by_generation = "/".join(str(number) for number in found.collections)
-    told = (
+    total = sum(gc.collections)
+    by_generation = "/".join(str(number) for number in gc.collections)
+    sentence = (
         f"{plural(total, 'garbage collection')} (young/middle/full {by_generation}) "
-        f"took {duration(found.seconds)}, the longest {duration(found.longest)}"
+        f"took {duration(gc.seconds)}, the longest {duration(gc.longest)}"
     )
     if summary.stage_seconds.get("gc_time") == 0:
-        told += ", none in a measured step"
-    parts = [told if total else "no garbage collection ran"]
-    if found.scheduled_seconds:
-        parts.append(f"{duration(found.scheduled_seconds)} of it scheduled by the checklist")
-    if found.startup_seconds:
-        parts.append(f"one full collection by the checklist took {duration(found.startup_seconds)}")
+        sentence += ", none in a measured step"
+    parts = [sentence if total else "no garbage collection ran"]
+    if gc.scheduled_seconds:
+        parts.append(f"{duration(gc.scheduled_seconds)} of it scheduled by the checklist")
+    if gc.startup_seconds:
+        parts.append(f"one full collection by the checklist took {duration(gc.startup_seconds)}")
     return "; ".join(parts)
 
 
@@ -334,30 +334,30 @@ def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
 
 
 def _proofs(summary: Summary) -> Iterable[str]:
-    for item, told in summary.proofs.items():
-        yield f"{item}: {'still on trial when the fit ended' if told == TRIED else told}"
+    for item, outcome in summary.proofs.items():
+        yield f"{item}: {'still on trial when the fit ended' if outcome == TRIED else outcome}"
 
 
 def _stalls(summary: Summary) -> str:
-    found = summary.stalls
-    if found is None or not found.count:
+    stalls = summary.stalls
+    if stalls is None or not stalls.count:
         return ""
-    return f"{plural(found.count, 'stall')}, {duration(found.seconds)} without a step"
+    return f"{plural(stalls.count, 'stall')}, {duration(stalls.seconds)} without a step"
 
 
 def _global_batch(summary: Summary) -> str:
-    found = summary.memory
-    if found is None or found.global_batch is None:
+    memory = summary.memory
+    if memory is None or memory.global_batch is None:
         return ""
     factors = (
-        f"micro-batch {found.micro_batch} x {found.micro_batches} accumulated x {found.data_parallel} data-parallel"
+        f"micro-batch {memory.micro_batch} x {memory.micro_batches} accumulated x {memory.data_parallel} data-parallel"
     )
-    return f"global batch {found.global_batch:,}: {factors}"
+    return f"global batch {memory.global_batch:,}: {factors}"
 
 
 def _memory(summary: Summary) -> Iterable[str]:
-    known = {} if summary.memory is None else summary.memory.parts_gb
-    parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
+    parts_gb = {} if summary.memory is None else summary.memory.parts_gb
+    parts = [f"{name} {size(gb)}" for name, gb in parts_gb.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()
 
 

@@ -27,9 +27,9 @@ SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
-    said = ", ".join(f"{name} {value}" for name, _, value in parts)
-    found = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
-    return {"title": title, "parts": found, "text": f"{title}: {said}."}
+    texts = ", ".join(f"{name} {value}" for name, _, value in parts)
+    shown = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
+    return {"title": title, "parts": shown, "text": f"{title}: {texts}."}
 
 
 def wall_parts(summary: Summary | None) -> list[tuple[str, float, str]]:
@@ -69,19 +69,19 @@ def attempts(fit: FitHistory) -> dict[str, Any] | None:
         return None
     job = job_time.of(fit.first)
     numbered = [*enumerate(job.attempts, 1)][-MOST_ATTEMPTS:]
-    longest = max(one.all_seconds for _, one in numbered)
+    longest = max(attempt.all_seconds for _, attempt in numbered)
     if longest <= 0:
         return None
     shown = "" if len(numbered) == len(job.attempts) else f" Below: the last {MOST_ATTEMPTS}."
     title = f"{text.sentence(job)} ETTR {percent(job.ettr)} over {len(job.attempts):,} attempts.{shown}"
     whole = job.all_seconds
     made = []
-    for place, one in numbered:
+    for place, attempt in numbered:
         last = place == len(job.attempts)
-        lost, end = text.rolled_back(one, last=last), text.end(one, last=last)
+        lost, end = text.rolled_back(attempt, last=last), text.end(attempt, last=last)
         lost = f", {lost} rolled back" if lost else ""
-        about = f"from step {one.run.step:,}, {one.steps:,} steps{lost}, {end}"
-        made.append({"name": f"Attempt {place}", "bar": bar(about, _parts(one.seconds), longest)})
+        about = f"from step {attempt.run.step:,}, {attempt.steps:,} steps{lost}, {end}"
+        made.append({"name": f"Attempt {place}", "bar": bar(about, _parts(attempt.seconds), longest)})
     return {"all": bar(title.removesuffix("."), _parts(job.seconds), whole), "attempts": made}
 
 
@@ -89,9 +89,9 @@ def _parts(seconds: Mapping[str, float]) -> list[tuple[str, float, str]]:
     return [(kind, value, text.hours(value)) for kind, value in seconds.items() if value > 0]
 
 
-def memory(found: Memory | None) -> dict[str, Any] | None:
+def memory(memory: Memory | None) -> dict[str, Any] | None:
     """By part of a step; None: no part is known."""
-    sizes = {} if found is None else known(found)
+    sizes = {} if memory is None else known(memory)
     peak = sizes.pop("peak", None)
     if not sizes:
         return None
@@ -100,14 +100,14 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
-    uses = sorted([found for attempt in fit.first for found in attempt.of(Use)], key=lambda found: found.step)
+    uses = sorted([use for attempt in fit.first for use in attempt.of(Use)], key=lambda use: use.step)
     shown = uses[:: max(1, len(uses) // POINTS)]
     charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]
     return [chart for chart in charts if chart is not None]
 
 
 def _lines(title: str, unit: str, uses: list[Use], fields: dict[str, str]) -> dict[str, Any] | None:
-    lines = {name: [getattr(found, field) for found in uses] for name, field in fields.items()}
+    lines = {name: [getattr(use, field) for use in uses] for name, field in fields.items()}
     drawn = {name: values for name, values in lines.items() if any(value is not None for value in values)}
     if not drawn or len(uses) < FEWEST:
         return None
@@ -115,7 +115,7 @@ def _lines(title: str, unit: str, uses: list[Use], fields: dict[str, str]) -> di
     return {
         "title": title,
         "unit": unit,
-        "x": [found.step for found in uses],
+        "x": [use.step for use in uses],
         "names": [*drawn],
         "values": [short(values) for values in drawn.values()],
         "text": f"{title} over the steps: {ends}{' (1 is 100 %)' if unit == 'share' else ' GB'}.",

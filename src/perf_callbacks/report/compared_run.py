@@ -67,22 +67,24 @@ class ComparedRun:
     def estimate(self, above: str, below: str | None = None) -> Estimate | None:
         """Without `below`, divide by the number of steps. Steps with an unknown value are left out."""
         others = [1.0] * self.steps if below is None else self.columns[below]
-        rows = [(one, other) for one, other in zip(self.columns[above], others, strict=True) if not isnan(one + other)]
-        return ratio([one for one, _ in rows], [other for _, other in rows])
+        rows = [
+            (value, other) for value, other in zip(self.columns[above], others, strict=True) if not isnan(value + other)
+        ]
+        return ratio([value for value, _ in rows], [other for _, other in rows])
 
 
 def _tflops(run: ComparedRun) -> Estimate | None:
-    found = run.estimate("model_flops", "step_time")
-    return None if found is None else found._replace(value=found.value / TERA)
+    estimate = run.estimate("model_flops", "step_time")
+    return None if estimate is None else estimate._replace(value=estimate.value / TERA)
 
 
 def _of_peak(run: ComparedRun, share: Callable[[FlopsSummary], float | None]) -> Estimate | None:
     """Scale the summary's MFU or HFU by the FLOPs per second of the compared steps."""
-    flops, found = run.flops, run.estimate("model_flops", "step_time")
+    flops, estimate = run.flops, run.estimate("model_flops", "step_time")
     whole = None if flops is None else share(flops)
-    if flops is None or found is None or not whole or not flops.model_flops or not flops.seconds:
+    if flops is None or estimate is None or not whole or not flops.model_flops or not flops.seconds:
         return None
-    return found._replace(value=found.value * whole / (flops.model_flops / flops.seconds))
+    return estimate._replace(value=estimate.value * whole / (flops.model_flops / flops.seconds))
 
 
 ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
@@ -101,12 +103,12 @@ ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
 def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
     """The time of a step is that of the slowest rank. All other values are means over the ranks."""
     common = common_steps(ranks)
-    found = {}
+    columns = {}
     for name in STEP_COLUMNS:
         values = [[rank.columns[name][place] for place in places] for rank, places in zip(ranks, common, strict=True)]
         together = max if name == "step_time" else fmean
-        found[name] = values[0] if len(ranks) == 1 else [*map(together, zip(*values, strict=True))]
-    return found
+        columns[name] = values[0] if len(ranks) == 1 else [*map(together, zip(*values, strict=True))]
+    return columns
 
 
 def common_steps(ranks: Sequence[Attempt]) -> list[list[int]]:

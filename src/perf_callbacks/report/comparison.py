@@ -79,14 +79,16 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
     chosen = machine_load.undisturbed(loads)
     a, b = [[side[place] for place in places] for side, places in zip(every, chosen, strict=True)]
     metrics = [_metric(name, a, b, fail_over) for name in ESTIMATORS]
-    known = [one.name for one in metrics if one.a is not None and one.b is not None]
-    not_compared = {name: reason for name in known if (reason := _incomparable(name, a, b)) is not None}
-    metrics = [replace(one, change=None, verdict=None) if one.name in not_compared else one for one in metrics]
+    names = [metric.name for metric in metrics if metric.a is not None and metric.b is not None]
+    not_compared = {name: reason for name in names if (reason := _incomparable(name, a, b)) is not None}
+    metrics = [
+        replace(metric, change=None, verdict=None) if metric.name in not_compared else metric for metric in metrics
+    ]
     sizes = [_size(name, a, b, fail_over) for name in distinct(name for run in [*a, *b] for name in run.memory)]
-    metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
-    shown = [one for one in metrics if one.a is not None or one.b is not None]
+    metrics += [metric for metric in sizes if metric.verdict != SAME or metric.name in {"peak_gb", "resident_gb"}]
+    shown = [metric for metric in metrics if metric.a is not None or metric.b is not None]
     _check(shown)
-    by_name = {one.name: one for one in shown if one.verdict is not None}
+    by_name = {metric.name: metric for metric in shown if metric.verdict is not None}
     decided_by = _decider([by_name[name] for name in (*DECIDING, QUICK) if name in by_name])
     unlike = likeness.unlike(a, b)
     effect = machine_load.effect([run.load for run in a], [run.load for run in b])
@@ -95,7 +97,7 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
         busier = "A" if effect < 0 else "B"
     if unlike or busier:
         decided_by = None
-        shown = [replace(one, verdict=None) if unlike or one.name in ESTIMATORS else one for one in shown]
+        shown = [replace(metric, verdict=None) if unlike or metric.name in ESTIMATORS else metric for metric in shown]
     return Comparison(
         metrics=tuple(shown),
         decided_by=decided_by,
@@ -112,7 +114,9 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
 
 
 def _check(metrics: Sequence[ComparedMetric]) -> None:
-    figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
+    figures = [
+        figure for metric in metrics for figure in (metric.a, metric.b, *(metric.change or ())) if figure is not None
+    ]
     if not all(map(math.isfinite, figures)):
         raise ArithmeticError("not finite")
 
@@ -139,7 +143,7 @@ def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
 
 
 def _metric(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:
-    before, after = [[one for one in map(ESTIMATORS[name], side) if one is not None] for side in (a, b)]
+    before, after = [[estimate for estimate in map(ESTIMATORS[name], side) if estimate is not None] for side in (a, b)]
     return _compared(name, before, after, threshold)
 
 
@@ -190,9 +194,9 @@ def _other_meaning(name: str, a: ComparedRun, b: ComparedRun) -> str | None:
     if a.summary is None or b.summary is None:
         return f"{'A' if a.summary is None else 'B'} has no summary, which names the source of FLOPs and the peak"
     for field_name, noun in CONVENTIONS.items() if name != "tflops" else [*CONVENTIONS.items()][:2]:
-        one, other = getattr(a.flops, field_name, None), getattr(b.flops, field_name, None)
-        if one != other:
-            return f"{noun}: {_said(one)} in A, {_said(other)} in B"
+        before, after = getattr(a.flops, field_name, None), getattr(b.flops, field_name, None)
+        if before != after:
+            return f"{noun}: {_said(before)} in A, {_said(after)} in B"
     return None
 
 
@@ -213,14 +217,14 @@ def _said(value: object) -> str:
 def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable[tuple[str, tuple[Any, Any]]]:
     for name in ("model", "parameters", "batch", "device", "devices", "world_size", "door", "timeline", "host"):
         yield from _differ(name, [[getattr(run.run, name) for run in side] for side in (a, b)])
-    for prefix, one, other in (
+    for prefix, before, after in (
         ("", [run.run.versions for run in a], [run.run.versions for run in b]),
         ("", [run.run.config for run in a], [run.run.config for run in b]),
         ("checklist: ", [run.checklist for run in a], [run.checklist for run in b]),
     ):
-        for name in distinct(name for values in [*one, *other] for name in values):
+        for name in distinct(name for values in [*before, *after] for name in values):
             if name != "output_dir":
-                sides = [[values.get(name) for values in side] for side in (one, other)]
+                sides = [[values.get(name) for values in side] for side in (before, after)]
                 yield from _differ(prefix + name, sides)
     for name in ("samples", "tokens"):
         sizes = likeness.per_step(name, a, b)
@@ -229,6 +233,6 @@ def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable
 
 
 def _differ(name: str, sides: Sequence[Sequence[Any]]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    one, other = [distinct(side) for side in sides]
-    if len(one) != len(other) or any([value not in other for value in one]):
-        yield name, (listed(one), listed(other))
+    before, after = [distinct(side) for side in sides]
+    if len(before) != len(after) or any([value not in after for value in before]):
+        yield name, (listed(before), listed(after))

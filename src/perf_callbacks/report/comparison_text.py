@@ -43,8 +43,8 @@ def verdict(comparison: Comparison) -> str:
         if reason is not None:
             return f"Not decided: {clean(reason, SENTENCE)}"
         return "Not decided: one of the runs has fewer than ten measured steps"
-    told = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
-    return f"{_sentence(comparison, metric, metric.change)}: {told}"
+    detail = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
+    return f"{_sentence(comparison, metric, metric.change)}: {detail}"
 
 
 def not_alike(unlike: Values) -> str:
@@ -63,9 +63,9 @@ def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) ->
 
 
 def _differs(comparison: Comparison) -> bool:
-    changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
-    found = next((changes[name] for name in DECIDING if name in changes), None)
-    return found is not None and not found.low <= 0 <= found.high
+    changes = {metric.name: metric.change for metric in comparison.metrics if metric.change is not None}
+    change = next((changes[name] for name in DECIDING if name in changes), None)
+    return change is not None and not change.low <= 0 <= change.high
 
 
 def text(comparison: Comparison, columns: int = COLUMNS) -> str:
@@ -79,8 +79,8 @@ def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     for name, reason in comparison.not_compared.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
-        told = f"no verdict on {', '.join(names)}: {clean(reason, SENTENCE)}"
-        lines += wrapped(told, width=min(columns, COLUMNS - INDENT))
+        sentence = f"no verdict on {', '.join(names)}: {clean(reason, SENTENCE)}"
+        lines += wrapped(sentence, width=min(columns, COLUMNS - INDENT))
     if comparison.differences:
         lines.append("differences")
         lines += [f"  {clean(name)}: {clean(a)} -> {clean(b)}" for name, (a, b) in comparison.differences.items()]
@@ -91,16 +91,16 @@ def _steps(comparison: Comparison, side: int) -> str:
     name, steps, runs = "AB"[side], comparison.steps[side], comparison.runs[side]
     if not comparison.several:
         return f"{name}: {steps:,} measured steps" if side == 0 else f"{name}: {steps:,}"
-    found = f"{name}: {steps:,} measured steps of {runs} run{'s' if runs > 1 else ''}"
+    sentence = f"{name}: {steps:,} measured steps of {runs} run{'s' if runs > 1 else ''}"
     left_out = comparison.left_out[side]
-    return f"{found} ({left_out} left out, because the machine was busy)" if left_out else found
+    return f"{sentence} ({left_out} left out, because the machine was busy)" if left_out else sentence
 
 
 def _load(comparison: Comparison, columns: int) -> list[str]:
-    found = [machine_load.said(side) for side in comparison.loads]
-    if not any(found):
+    loads = [machine_load.said(side) for side in comparison.loads]
+    if not any(loads):
         return []
-    lines = [f"{name}: {one or 'unknown'}" for name, one in zip("AB", found, strict=True)]
+    lines = [f"{name}: {load or 'unknown'}" for name, load in zip("AB", loads, strict=True)]
     return ["load of the machine", *[f"  {part}" for line in lines for part in wrapped(line, width=columns - INDENT)]]
 
 
@@ -126,16 +126,16 @@ def values(comparison: Comparison) -> dict[str, Any]:
         "steps": comparison.steps,
         "unlike": {name: {"a": a, "b": b} for name, (a, b) in comparison.unlike.items()},
         "busier": comparison.busier,
-        "load": {name: [one._asdict() for one in side] for name, side in zip("ab", comparison.loads, strict=True)},
+        "load": {name: [load._asdict() for load in side] for name, side in zip("ab", comparison.loads, strict=True)},
         "metrics": [
             {
-                "metric": one.name,
-                "a": one.a,
-                "b": one.b,
-                **dict(zip(Change._fields, one.change or (None, None, None), strict=True)),
-                "verdict": one.verdict,
+                "metric": metric.name,
+                "a": metric.a,
+                "b": metric.b,
+                **dict(zip(Change._fields, metric.change or (None, None, None), strict=True)),
+                "verdict": metric.verdict,
             }
-            for one in comparison.metrics
+            for metric in comparison.metrics
         ],
         "not_compared": dict(comparison.not_compared),
         "differences": {name: {"a": a, "b": b} for name, (a, b) in comparison.differences.items()},

@@ -31,19 +31,26 @@ class JournalEvent(NamedTuple):
 
 
 def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
-    found = [event for event in _all(fit) if within is None or event.step in within]
-    lanes = [nlargest(MOST, [one for one in found if one.lane == lane], key=lambda one: one.seconds) for lane in LANES]
+    chosen = [event for event in _all(fit) if within is None or event.step in within]
+    lanes = [
+        nlargest(MOST, [event for event in chosen if event.lane == lane], key=lambda event: event.seconds)
+        for lane in LANES
+    ]
     return sorted([event for lane in lanes for event in lane], key=lambda event: event.step)
 
 
 def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    found = events(fit, within)
-    numbers = {lane: sum(event.lane == lane for event in found) for lane in LANES}
+    chosen = events(fit, within)
+    numbers = {lane: sum(event.lane == lane for event in chosen) for lane in LANES}
     lanes = [lane for lane, number in numbers.items() if number]
     if not lanes:
         return None
     text = "Events over the steps: " + ", ".join(f"{lane}: {numbers[lane]}" for lane in lanes) + "."
-    return {"lanes": lanes, "marks": [[one.step, lanes.index(one.lane), one.text] for one in found], "text": text}
+    return {
+        "lanes": lanes,
+        "marks": [[event.step, lanes.index(event.lane), event.text] for event in chosen],
+        "text": text,
+    }
 
 
 def _all(fit: FitHistory) -> Iterable[JournalEvent]:
@@ -62,11 +69,11 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
     for rank, attempt in fit.attempts:
         yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]
         yield from map(of_straggler, attempt.of(Straggler))
-        for one in attempt.of(Profile):
-            if one.first_step is not None:
-                trace = "" if one.trace is None else f", trace {clean(one.trace)}"
-                text = f"profile of {profile_text.title(rank, one)}{trace}"
-                yield JournalEvent(one.first_step, "profile", text, rank, one.span_seconds)
+        for profile in attempt.of(Profile):
+            if profile.first_step is not None:
+                trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
+                text = f"profile of {profile_text.title(rank, profile)}{trace}"
+                yield JournalEvent(profile.first_step, "profile", text, rank, profile.span_seconds)
     for stall in distinct_stalls(fit):
         seconds = stalled_seconds(fit, stall)
         text = f"rank {stall.rank} in {stall.stage} for {duration(seconds)}"

@@ -60,7 +60,7 @@ def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict
                     usual[name][rank][bucket] = median([column[place] for place in places])
     excess = {}
     for name, times in usual.items():
-        columns = [[one for one in column if one is not None] for column in zip(*times.values(), strict=True)]
+        columns = [[value for value in column if value is not None] for column in zip(*times.values(), strict=True)]
         middle = [median(column) if column else None for column in columns]
         if any(value is not None for value in middle):
             excess[name] = {

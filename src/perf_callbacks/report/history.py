@@ -69,8 +69,8 @@ class Attempt:
 
     @property
     def summary(self) -> Summary | None:
-        found: Summary | None = self.last(Summary) or self.interim
-        return found
+        summary: Summary | None = self.last(Summary) or self.interim
+        return summary
 
     @property
     def unseen_steps(self) -> int:
@@ -81,8 +81,8 @@ class Attempt:
     def peak_flops_per_second(self) -> float | None:
         """From the summary, or else from the last logged row."""
         flops = None if self.summary is None else self.summary.flops
-        known = (flops.peak_flops_per_second if flops is not None else None, (self.peak_tflops or 0.0) * TERA)
-        return next((peak for peak in known if peak is not None and peak > 0), None)
+        peaks = (flops.peak_flops_per_second if flops is not None else None, (self.peak_tflops or 0.0) * TERA)
+        return next((peak for peak in peaks if peak is not None and peak > 0), None)
 
     @property
     def full(self) -> str:
@@ -166,7 +166,11 @@ class FitHistory:
         """By rank, without ranks that took no part in the job's last attempt."""
         attempts = [self.ranks[rank][-1] for rank in sorted(self.ranks)]
         latest = max([attempt.run for attempt in attempts], key=lambda run: run.started_unix)
-        return [one for one in attempts if (one.run.world_size, one.run.step) == (latest.world_size, latest.step)]
+        return [
+            attempt
+            for attempt in attempts
+            if (attempt.run.world_size, attempt.run.step) == (latest.world_size, latest.step)
+        ]
 
     @property
     def summary(self) -> Summary | None:
@@ -175,43 +179,45 @@ class FitHistory:
 
     @property
     def failure(self) -> str | None:
-        ends = [(one, one.last(Summary)) for one in self.last]
-        failures = [(one.run, one.seconds, end.failure) for one, end in ends if end is not None and end.failure]
+        ends = [(attempt, attempt.last(Summary)) for attempt in self.last]
+        failures = [
+            (attempt.run, attempt.seconds, end.failure) for attempt, end in ends if end is not None and end.failure
+        ]
         return first_failure(failures, self.run.rank)
 
     @property
     def hang(self) -> Summary | None:
         """Interim summary of a rank that hangs or was killed in a hang; rather of one that logged the stall."""
-        found = [  # an interim summary is up to ten seconds old: later steps show that the rank went on
-            one.interim
-            for one in self.last
-            if one.interim is not None and (not one.step or one.step[-1] <= one.interim.step)
+        summaries = [  # an interim summary is up to ten seconds old: later steps show that the rank went on
+            attempt.interim
+            for attempt in self.last
+            if attempt.interim is not None and (not attempt.step or attempt.step[-1] <= attempt.interim.step)
         ]
-        hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
-        return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
+        hung = [summary for summary in summaries if summary.stalls is not None and summary.stalls.under_way]
+        return min(hung, key=lambda summary: summary.stalls is None or summary.stalls.where is None, default=None)
 
     @property
     def last_stalls(self) -> list[Stall]:
         """Since the last step of each rank, unless a newer summary shows that a stall is over."""
         return [
             entry.record
-            for one in self.last
-            for entry in one.entries
+            for attempt in self.last
+            for entry in attempt.entries
             if isinstance(entry.record, Stall)
-            and entry.record.rank == one.run.rank
-            and entry.record.step >= max([one.run.step, *one.step[-1:]])
-            and one.last(Summary) is None
-            and entry.t > one.interim_seconds
+            and entry.record.rank == attempt.run.rank
+            and entry.record.step >= max([attempt.run.step, *attempt.step[-1:]])
+            and attempt.last(Summary) is None
+            and entry.t > attempt.interim_seconds
         ]
 
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
         """With the number of steps that no later attempt repeated."""
         limit = LARGEST
-        found = []
+        pairs = []
         for attempt in reversed(self.ranks[rank]):
-            found.append((attempt, bisect_right(attempt.step, limit)))
+            pairs.append((attempt, bisect_right(attempt.step, limit)))
             limit = min(limit, attempt.run.step)
-        return found[::-1]
+        return pairs[::-1]
 
 
 def first_failure(failures: Iterable[tuple[Run, float, str]], lead: int) -> str | None:
@@ -223,8 +229,10 @@ def first_failure(failures: Iterable[tuple[Run, float, str]], lead: int) -> str 
     hosts: dict[str | int, tuple[float, Run, str]] = {}
     for run, seconds, reason in failures:
         failure, host = (run.started_unix + seconds, run, reason), run.host or run.rank
-        hosts[host] = min(failure, hosts.get(host, failure), key=lambda one: (one[0], one[1].rank))
-    first = min(hosts.values(), key=lambda one: (LOST_CONNECTION.search(one[2]) is not None, one[1].rank), default=None)
+        hosts[host] = min(failure, hosts.get(host, failure), key=lambda entry: (entry[0], entry[1].rank))
+    first = min(
+        hosts.values(), key=lambda entry: (LOST_CONNECTION.search(entry[2]) is not None, entry[1].rank), default=None
+    )
     if first is None:
         return None
     return first[2] if first[1].rank == lead else f"rank {first[1].rank}: {first[2]}"
@@ -268,9 +276,9 @@ def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
     """Equal `run` records are one attempt: a journal that is deleted during a run begins again with the same one."""
     fit = fits.setdefault(run.run_id, FitHistory(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])
-    for known in attempts:
-        if known.run == run:
-            return known
+    for attempt in attempts:
+        if attempt.run == run:
+            return attempt
     attempts.append(Attempt(run))
     return attempts[-1]
 

@@ -87,8 +87,8 @@ def few(names: Sequence[str], most: int) -> str:
     >>> few(["a", "b"], 2), few(["a", "b", "c"], 2)
     ('a, b', 'a, b and 1 more')
     """
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def listed(ranks: Sequence[int]) -> str:

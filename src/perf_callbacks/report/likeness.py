@@ -21,33 +21,33 @@ Values = Mapping[str, tuple[Any, Any]]
 
 
 def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
-    found = unlike_fields(first, second, FIELDS)
+    differences = unlike_fields(first, second, FIELDS)
     for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)
         if amounts is not None:
-            found[f"{name} per step"] = amounts
-    return found
+            differences[f"{name} per step"] = amounts
+    return differences
 
 
 def unlike_fields(
     first: Sequence[ComparedRun], second: Sequence[ComparedRun], fields: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
     """If a run's number of parameters is unknown, the model class must agree too."""
-    found: dict[str, tuple[Any, Any]] = {}
-    known = all(run.run.parameters is not None for run in [*first, *second])
-    for name in fields if known else ("model", *fields):
+    differences: dict[str, tuple[Any, Any]] = {}
+    all_counted = all(run.run.parameters is not None for run in [*first, *second])
+    for name in fields if all_counted else ("model", *fields):
         values = [[getattr(run.run, name) for run in side] for side in (first, second)]
         sides = [distinct(value for value in side if value is not None) for side in values]
         if len({*sides[0], *sides[1]}) > 1:
-            found[name] = (listed(sides[0]), listed(sides[1]))
-    return found
+            differences[name] = (listed(sides[0]), listed(sides[1]))
+    return differences
 
 
 def per_step(
     name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME_AMOUNT
 ) -> tuple[float, float] | None:
     """Mean samples or tokens of each side; None: they are equal, or a side has no known number."""
-    sides = [[found for run in side if (found := run.per_step(name)) is not None] for side in (first, second)]
+    sides = [[amount for run in side if (amount := run.per_step(name)) is not None] for side in (first, second)]
     if not all(sides):
         return None
     every = [*sides[0], *sides[1]]
@@ -56,11 +56,11 @@ def per_step(
 
 def distinct(values: Iterable[Any]) -> list[Any]:
     """In order of first appearance. The values may be unhashable."""
-    found: list[Any] = []
+    kept: list[Any] = []
     for value in values:
-        if value not in found:
-            found.append(value)
-    return found
+        if value not in kept:
+            kept.append(value)
+    return kept
 
 
 def listed(values: Sequence[Any]) -> Any:

@@ -91,15 +91,17 @@ def said(loads: Sequence[Load]) -> str | None:
     parts = []
     waited = [load.no_cpu for load in loads if load.no_cpu is not None]
     if waited:
-        parts.append(f"no CPU for {_range([percent(one) for one in (min(waited), max(waited))])} of the time")
+        parts.append(f"no CPU for {_range([percent(share) for share in (min(waited), max(waited))])} of the time")
     used = [load.others * load.cpus for load in loads if load.others is not None and load.cpus is not None]
     if used:
         cpus = {load.cpus for load in loads if load.cpus is not None}
-        known = f" of {min(cpus)}" if len(cpus) == 1 else ""
-        parts.append(f"other programs used {_range([f'{one:.1f}' for one in (min(used), max(used))])}{known} CPUs")
+        total = f" of {min(cpus)}" if len(cpus) == 1 else ""
+        parts.append(
+            f"other programs used {_range([f'{number:.1f}' for number in (min(used), max(used))])}{total} CPUs"
+        )
     averages = [load.load_average for load in loads if load.load_average is not None]
     if averages:
-        parts.append(f"load average {_range([f'{one:.1f}' for one in (min(averages), max(averages))])}")
+        parts.append(f"load average {_range([f'{average:.1f}' for average in (min(averages), max(averages))])}")
     return ", ".join(parts) or None
 
 
@@ -108,5 +110,5 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def _share(value: float | None, whole: int | None) -> float | None:
-    known = finite(value)
-    return None if known is None or whole is None else min(1.0, known / whole)
+    part = finite(value)
+    return None if part is None or whole is None else min(1.0, part / whole)

@@ -86,31 +86,31 @@ def table(sizes: Mapping[str, float], names: Sequence[str] = PARTS) -> Iterable[
         yield f"{name:<{WIDTH}}{size(sizes[name]) if name in sizes else DASH:>10}{share}".rstrip()
 
 
-def _fitting(found: Mapping[str, int | None]) -> Iterable[str]:
-    fits, number = found["fitting_micro_batch"], found["layers_to_checkpoint"]
+def _fitting(figures: Mapping[str, int | None]) -> Iterable[str]:
+    fits, number = figures["fitting_micro_batch"], figures["layers_to_checkpoint"]
     if fits == 0:
-        yield f"no micro-batch would fit for sure (measured with {found['micro_batch']})"
+        yield f"no micro-batch would fit for sure (measured with {figures['micro_batch']})"
     elif fits is not None:
-        yield f"micro-batch {fits} would fit (measured with {found['micro_batch']})"
-        if number and found["wanted_micro_batch"]:
-            wanted = found["wanted_micro_batch"]
-            yield f"for micro-batch {wanted}, checkpointing {number} of {found['layers']} layers is enough"
+        yield f"micro-batch {fits} would fit (measured with {figures['micro_batch']})"
+        if number and figures["wanted_micro_batch"]:
+            wanted = figures["wanted_micro_batch"]
+            yield f"for micro-batch {wanted}, checkpointing {number} of {figures['layers']} layers is enough"
 
 
 def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -> Iterable[str]:
     if not points:
         return
-    growth, own, found = slope(points), slope(anonymous), leak(anonymous)
+    growth, own, growing = slope(points), slope(anonymous), leak(anonymous)
     pace = "" if growth is None else f", slope {growth:+.3f} GB per hour"
     yield f"host memory: from {size(points[0].gb)} to {size(points[-1].gb)}{pace}"
     if growth is None:
         yield "too few `use` records for a slope: at least 3 minutes are needed"
     elif own is None:
         yield "leaks unknown: the journal doesn't separate anonymous memory from pages of files"
-    elif found is None:
+    elif growing is None:
         yield f"without pages of files {own:+.3f} GB per hour: no leak"
     else:
-        step = "" if found.gb_per_step is None else f", {size(found.gb_per_step)} per step"
+        step = "" if growing.gb_per_step is None else f", {size(growing.gb_per_step)} per step"
         yield f"without pages of files {own:+.3f} GB per hour{step}: a leak, it doesn't level off"
 
 

@@ -50,8 +50,8 @@ def table(fit: Attempt) -> Table | None:
         return None
     rows = [*_rows(count, LONGEST_PATH)]
     kinds = (CODE, *[NUMBER] * (len(HEADINGS) - 1))
-    more = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
-    note = f"From step {count.step:,}. Share: of all executed FLOPs.{more}"
+    rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
+    note = f"From step {count.step:,}. Share: of all executed FLOPs.{rest}"
     return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_ROWS], note)
 
 

@@ -47,16 +47,16 @@ def of_trace(profile: Profile) -> list[ModuleTime]:
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
     if len(times) <= MOST_CLASSES:
         return [*_rows(times, backward)]
-    found: dict[str, tuple[float, float]] = {}
+    by_class: dict[str, tuple[float, float]] = {}
     for path, seconds in times.items():
         name = _NUMBER.sub("_*", path)
-        one = found.get(name, (0.0, 0.0))
-        found[name] = one[0] + seconds, one[1] + backward.get(path, 0.0)
-    heaviest = sorted(found.items(), key=lambda item: -item[1][0])
+        pair = by_class.get(name, (0.0, 0.0))
+        by_class[name] = pair[0] + seconds, pair[1] + backward.get(path, 0.0)
+    heaviest = sorted(by_class.items(), key=lambda item: -item[1][0])
     kept, rest = heaviest[:MOST_CLASSES], heaviest[MOST_CLASSES:]
     if rest:
-        kept.append((f"{len(rest):,} more", (sum([one[0] for _, one in rest]), sum([one[1] for _, one in rest]))))
-    return [*_rows({name: one[0] for name, one in kept}, {name: one[1] for name, one in kept})]
+        kept.append((f"{len(rest):,} more", (sum([pair[0] for _, pair in rest]), sum([pair[1] for _, pair in rest]))))
+    return [*_rows({name: pair[0] for name, pair in kept}, {name: pair[1] for name, pair in kept})]
 
 
 def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) -> list[ModuleTime]:
@@ -75,7 +75,7 @@ def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) 
 
 def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
     """Perhaps from another rank with the same type of device."""
-    peaks = (one.peak_flops_per_second for one in (fit, *fits) if one.run.device == fit.run.device)
+    peaks = (attempt.peak_flops_per_second for attempt in (fit, *fits) if attempt.run.device == fit.run.device)
     return next(filter(None, peaks), None)
 
 
@@ -118,6 +118,6 @@ def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
 
 def table(rows: Iterable[ModuleTime], profile: Profile) -> list[tuple[str, ...]]:
     """With headings; without MFU if no module's is known. Empty: no modules are known."""
-    found = [HEADINGS, *[one.cells(profile.busy_seconds) for one in rows]]
-    known = any([cells[-1] != DASH for cells in found[1:]])
-    return [] if len(found) == 1 else found if known else [cells[:-1] for cells in found]
+    lines = [HEADINGS, *[row.cells(profile.busy_seconds) for row in rows]]
+    with_mfu = any([cells[-1] != DASH for cells in lines[1:]])
+    return [] if len(lines) == 1 else lines if with_mfu else [cells[:-1] for cells in lines]

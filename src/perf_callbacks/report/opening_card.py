@@ -79,10 +79,10 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     cells = []
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
-        told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        cells.append((row.item, row.status, told))
+        details = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
+        cells.append((row.item, row.status, details))
     return aligned(cells)
 
 
 def _advice(findings: Sequence[Finding]) -> list[str]:
-    return [f"advice: {found.evidence}; try {found.remedy}" for found in findings]
+    return [f"advice: {finding.evidence}; try {finding.remedy}" for finding in findings]

@@ -43,10 +43,10 @@ def visible(value: Any) -> Any:
     {'host': ['node?7', 1.5]}
     """
     if isinstance(value, str):
-        return value if value.isprintable() else "".join([one if one.isprintable() else "?" for one in value])
+        return value if value.isprintable() else "".join([letter if letter.isprintable() else "?" for letter in value])
     if isinstance(value, Mapping):
-        return {visible(name): visible(one) for name, one in value.items()}
-    return [visible(one) for one in value] if isinstance(value, list | tuple) else value
+        return {visible(name): visible(content) for name, content in value.items()}
+    return [visible(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _hash(text: str) -> str:

@@ -61,14 +61,14 @@ class Paces:
         self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
 
     def of(self, run: RecordedRun) -> list[RankPace]:
-        found = {}
+        paces = {}
         for ends in run.ranks:
             key = (ends.journal, ends.run.rank)
-            known = self._known.get(key)
-            same = known is not None and known[0].latest is ends.latest and known[0].interim is ends.interim
-            found[key] = known if known is not None and same else (ends, pace(ends))
-        self._known = found
-        return [one for _, one in found.values()]
+            cached = self._known.get(key)
+            same = cached is not None and cached[0].latest is ends.latest and cached[0].interim is ends.interim
+            paces[key] = cached if cached is not None and same else (ends, pace(ends))
+        self._known = paces
+        return [pace for _, pace in paces.values()]
 
 
 def pace(ends: FitEnds) -> RankPace:
@@ -84,22 +84,22 @@ def pace(ends: FitEnds) -> RankPace:
     ]
     places = places if any(places) else every
     stages = {name: _mean(name, blocks, places) for name in ("step_time", *STAGES)}
-    known = {name: seconds for name, seconds in stages.items() if seconds is not None}
-    seconds = known.pop("step_time", None)
+    means = {name: seconds for name, seconds in stages.items() if seconds is not None}
+    seconds = means.pop("step_time", None)
     written = finite(entries[-1][0]) if entries else None
     count = sum(map(len, places))
-    return RankPace(rank, ends.last_step, count, seconds, known, written, tuple(_events(ends, seconds)))
+    return RankPace(rank, ends.last_step, count, seconds, means, written, tuple(_events(ends, seconds)))
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    found: list[float] = []
+    numbers: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)
         wanted = column if len(shown) == len(column) else [column[place] for place in shown] if column else ()
-        found += [value for value in wanted if value is not None]
-    if found and None in {finite(min(found)), finite(max(found))}:
-        found = [value for value in found if finite(value) is not None]
-    return fsum(found) / len(found) if found else None
+        numbers += [value for value in wanted if value is not None]
+    if numbers and None in {finite(min(numbers)), finite(max(numbers))}:
+        numbers = [value for value in numbers if finite(value) is not None]
+    return fsum(numbers) / len(numbers) if numbers else None
 
 
 def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
@@ -125,7 +125,7 @@ def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, 
 
 def recent_losses(run: RecordedRun) -> list[RecentLoss]:
     """The largest loss first. Small losses are left out."""
-    lead, found = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
+    lead, losses = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
     recent = max(RECENT_SECONDS, RECENT_STEPS * (finite(run.step_seconds) or 0.0))
     for entry in lead.latest:
         slow = entry.record
@@ -134,7 +134,7 @@ def recent_losses(run: RecordedRun) -> list[RecentLoss]:
         if entry.t < lead.seconds - RECENT_SECONDS and slow.step < lead.last_step - RECENT_STEPS:
             continue
         key = (slow.ranks or (slow.rank,), slow.cause)
-        old = found.get(key, RecentLoss(*key, 0.0, 0))
-        found[key] = RecentLoss(*key, old.seconds + slow.seconds_lost, old.steps + slow.steps)
-    costly = [one for one in found.values() if one.seconds >= COSTLY * min(recent, lead.seconds)]
-    return sorted(costly, key=lambda one: one.seconds, reverse=True)
+        old = losses.get(key, RecentLoss(*key, 0.0, 0))
+        losses[key] = RecentLoss(*key, old.seconds + slow.seconds_lost, old.steps + slow.steps)
+    costly = [loss for loss in losses.values() if loss.seconds >= COSTLY * min(recent, lead.seconds)]
+    return sorted(costly, key=lambda loss: loss.seconds, reverse=True)

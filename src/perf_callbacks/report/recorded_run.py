@@ -42,8 +42,8 @@ class RecordedRun:
     @property
     def missing(self) -> list[int]:
         """Ranks without a journal: at most the first hundred of them."""
-        known = {ends.run.rank for ends in self.ranks}
-        return [rank for rank in range(min(self.lead.run.world_size, 100_000)) if rank not in known][:100]
+        ranks = {ends.run.rank for ends in self.ranks}
+        return [rank for rank in range(min(self.lead.run.world_size, 100_000)) if rank not in ranks][:100]
 
     @cached_property
     def state(self) -> State:
@@ -60,9 +60,11 @@ class RecordedRun:
 
         A rank whose process is gone is the reason why another rank lost its connection.
         """
-        failures = [(one.run, one.seconds, one.final.failure) for one in self.ranks if one.final and one.final.failure]
+        failures = [
+            (ends.run, ends.seconds, ends.final.failure) for ends in self.ranks if ends.final and ends.final.failure
+        ]
         first = first_failure(failures, self.lead.run.rank)
-        gone = [(one.run.rank, one.signs.gone) for one in self.ranks[1:] if one.signs and one.signs.gone]
+        gone = [(ends.run.rank, ends.signs.gone) for ends in self.ranks[1:] if ends.signs and ends.signs.gone]
         if first is None or not gone or LOST_CONNECTION.search(first) is None:
             return first
         return "rank {}: process {} is gone, killed or crashed".format(*gone[0])
@@ -81,11 +83,11 @@ class RecordedRun:
         causing rank is known, the list holds only the rank of `hang`.
         """
         ends = self.hang
-        found = None if ends is None else own_stall(ends)
-        if ends is None or found is None:
+        noticed_stall = None if ends is None else own_stall(ends)
+        if ends is None or noticed_stall is None:
             return []
-        noticed, own = found
-        named = [one.record.rank for one in ends.latest if isinstance(one.record, Stall) and one.t >= noticed]
+        noticed, own = noticed_stall
+        named = [entry.record.rank for entry in ends.latest if isinstance(entry.record, Stall) and entry.t >= noticed]
         causes = []
         for other in self.ranks:
             stalled = own_stall(other)
@@ -110,8 +112,8 @@ class RecordedRun:
     def last_seconds(self) -> float | None:
         """Of the last recorded steps."""
         steps = self.lead.last(Steps)
-        known = [] if steps is None else [seconds for seconds in steps.step_time if seconds is not None]
-        return sum(known) / len(known) if known else None
+        times = [] if steps is None else [seconds for seconds in steps.step_time if seconds is not None]
+        return sum(times) / len(times) if times else None
 
     @property
     def lower_bound(self) -> bool:
@@ -147,11 +149,11 @@ def gather(fits: Iterable[FitEnds], now: float) -> list[RecordedRun]:
     runs: dict[str, dict[int, FitEnds]] = {}
     for ends in fits:
         ranks = runs.setdefault(ends.run.run_id, {})
-        known = ranks.get(ends.run.rank)
-        if known is None or _order(known) <= _order(ends):
+        other = ranks.get(ends.run.rank)
+        if other is None or _order(other) <= _order(ends):
             ranks[ends.run.rank] = ends
-    found = [RecordedRun(tuple(_of_last_attempt(ranks)), now) for ranks in runs.values()]
-    return sorted(found, key=lambda run: run.lead.run.started_unix, reverse=True)
+    newest = [RecordedRun(tuple(_of_last_attempt(ranks)), now) for ranks in runs.values()]
+    return sorted(newest, key=lambda run: run.lead.run.started_unix, reverse=True)
 
 
 def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
@@ -159,16 +161,16 @@ def merge(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
 
     Two runs with the same id that both have a journal of the same rank are a run and its copy, and not merged.
     """
-    found: dict[str, list[RecordedRun]] = {}
+    by_id: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        same = found.setdefault(run.lead.run.run_id, [])
-        for place, known in enumerate(same):
-            if not {ends.run.rank for ends in known.ranks} & {ends.run.rank for ends in run.ranks}:
-                same[place] = gather([*known.ranks, *run.ranks], run.now)[0]
+        same = by_id.setdefault(run.lead.run.run_id, [])
+        for place, other in enumerate(same):
+            if not {ends.run.rank for ends in other.ranks} & {ends.run.rank for ends in run.ranks}:
+                same[place] = gather([*other.ranks, *run.ranks], run.now)[0]
                 break
         else:
             same.append(run)
-    merged = [run for same in found.values() for run in same]
+    merged = [run for same in by_id.values() for run in same]
     return sorted(merged, key=lambda run: run.lead.run.started_unix, reverse=True)
 
 
@@ -185,12 +187,12 @@ def _order(ends: FitEnds) -> tuple[float, int]:
 def hangs(ends: FitEnds) -> bool:
     if ends.final is not None:
         return False
-    summary, found = ends.so_far, own_stall(ends)
+    summary, stall = ends.so_far, own_stall(ends)
     if ends.interim is None or summary is None or summary.step < ends.last_step:
-        return found is not None
+        return stall is not None
     if summary.stalls is not None and summary.stalls.under_way:
         return True
-    return found is not None and found[0] > ends.interim.t  # noticed after the summary was made
+    return stall is not None and stall[0] > ends.interim.t  # noticed after the summary was made
 
 
 def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
@@ -205,5 +207,5 @@ def own_stall(ends: FitEnds) -> tuple[float, Stall] | None:
 
 def stalled_seconds(ends: FitEnds) -> float | None:
     """Without a step, in the stall that began after a rank's last step."""
-    found = own_stall(ends)
-    return None if found is None else found[1].since_seconds + max(0.0, ends.seconds - found[0])
+    stall = own_stall(ends)
+    return None if stall is None else stall[1].since_seconds + max(0.0, ends.seconds - stall[0])

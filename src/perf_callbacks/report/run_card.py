@@ -54,10 +54,10 @@ def state(run: RecordedRun) -> str:
 def _hang(run: RecordedRun) -> str:
     lasted = None if run.hang is None else stalled_seconds(run.hang)
     seconds = "" if lasted is None else f"for {long_duration(finite(lasted))} "
-    said = None if run.hang is None else where(run.hang)
+    sentences = None if run.hang is None else where(run.hang)
     places = [f"rank {stall.rank} is in {stall.stage}" for stall, _ in run.hanging]
-    found = _text(said or ", ".join(places)).rstrip(".")
-    return f"{seconds}after step {run.lead.last_step:,}" + (f": {found}" if found else "")
+    place = _text(sentences or ", ".join(places)).rstrip(".")
+    return f"{seconds}after step {run.lead.last_step:,}" + (f": {place}" if place else "")
 
 
 def _silence(run: RecordedRun) -> str:
@@ -77,13 +77,13 @@ def _silence(run: RecordedRun) -> str:
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
-    for one, pid in run.hanging[:MOST_STACKS]:
-        if one.stack:
-            who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
+    for stall, pid in run.hanging[:MOST_STACKS]:
+        if stall.stack:
+            who = f"rank {stall.rank} in {clean(stall.stage)}" if run.lead.run.world_size > 1 else clean(stall.stage)
             process = "" if pid is None else f" (process {pid})"
             yield f"stack of {who}{process}, innermost line last:"
-            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-most_frames:])
-    others = [one.rank for one, _ in run.hanging[MOST_STACKS:]]
+            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in stall.stack[-most_frames:])
+    others = [stall.rank for stall, _ in run.hanging[MOST_STACKS:]]
     if others:
         yield f"stacks of ranks {listed(others)} are in their journals"
 
@@ -150,7 +150,8 @@ def facts(run: RecordedRun) -> dict[str, Any]:
             "seconds": finite(stalled_seconds(hung)),
             "where": where(hung),
             "ranks": [
-                {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
+                {"rank": stall.rank, "stage": stall.stage, "stack": [*stall.stack], "pid": pid}
+                for stall, pid in run.hanging
             ],
         }
     return {
@@ -183,12 +184,12 @@ def cleaned(value: T) -> T:
     if isinstance(value, str):
         made = _text(value)
     elif isinstance(value, list | tuple):
-        made = type(value)([cleaned(one) for one in value])
+        made = type(value)([cleaned(item) for item in value])
     elif isinstance(value, Mapping):
-        made = {cleaned(name): cleaned(one) for name, one in value.items()}
+        made = {cleaned(name): cleaned(item) for name, item in value.items()}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = dataclasses.replace(
-            value, **{one.name: cleaned(getattr(value, one.name)) for one in dataclasses.fields(value)}
+            value, **{part.name: cleaned(getattr(value, part.name)) for part in dataclasses.fields(value)}
         )
     return made  # type: ignore[return-value]
 

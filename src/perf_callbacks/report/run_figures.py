@@ -85,7 +85,7 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         return figures
     load = Load.of(summary.cpu)
     seconds, steps = finite(summary.included_seconds), summary.included_steps
-    per_step = {name: per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
+    per_step = {name: per(finite(amount), steps) for name, amount in summary.stage_seconds.items() if name in STAGES}
     sharing = summary.memory.data_parallel if summary.memory is not None else run.data_parallel
     return replace(
         figures,
@@ -93,7 +93,7 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         failure=summary.failure,
         steps=steps,
         step_seconds=per(seconds, steps),
-        stage_seconds={name: one for name, one in per_step.items() if one is not None},
+        stage_seconds={name: amount for name, amount in per_step.items() if amount is not None},
         samples_per_second=per(finite(summary.included_samples), seconds),
         tokens_per_second=per(finite(summary.included_tokens), seconds),
         mfu=finite(summary.mfu),
@@ -108,10 +108,10 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
 
 def flat(figures: RunFigures) -> dict[str, Any]:
     """With keys such as `data_time` and `version_torch`."""
-    found = asdict(figures)
-    stages, versions = found.pop("stage_seconds"), found.pop("versions")
+    values = asdict(figures)
+    stages, versions = values.pop("stage_seconds"), values.pop("versions")
     return {
-        **found,
+        **values,
         **{name: stages.get(name) for name in STAGES},
         **{f"version_{name}": version for name, version in versions.items()},
     }

@@ -33,8 +33,8 @@ def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
         path, level = below.pop()
         journals, inner = False, []
         try:
-            with os.scandir(path) as found:
-                for entry in found:
+            with os.scandir(path) as entries:
+                for entry in entries:
                     if entry.name.startswith("rank") and entry.name.endswith(".jsonl"):
                         journals = journals or entry.is_file()
                     elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
@@ -78,11 +78,11 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
 def facts(run: RecordedRun) -> dict[str, Any]:
     record = run.lead.run
     about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
-    known = {name: getattr(record, name) for name in about}
-    known["started_unix"] = finite(record.started_unix)
-    found = run_card.facts(run)
-    verdict = found.pop("verdict")
-    return {**found, **known, "verdict": verdict}
+    values = {name: getattr(record, name) for name in about}
+    values["started_unix"] = finite(record.started_unix)
+    card = run_card.facts(run)
+    verdict = card.pop("verdict")
+    return {**card, **values, "verdict": verdict}
 
 
 def cut(lines: Iterable[str], columns: int | None) -> list[str]:

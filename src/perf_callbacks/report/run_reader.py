@@ -37,30 +37,32 @@ class RunReader:
         Raise `ConfigError` if there is no run, or if the system refuses access to the directory.
         """
         unreadable: list[str] = []
-        found = [one for journals in journals_below(top, unreadable) for one in self._leads(journals)]
+        runs = [run for journals in journals_below(top, unreadable) for run in self._leads(journals)]
         for path in unreadable:
             self._complain(f"{printable(path)}: this directory can't be read")
-        if not found:
+        if not runs:
             raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
-        return recorded_run.merge(found)
+        return recorded_run.merge(runs)
 
     def nearest(self, top: Path) -> list[RecordedRun]:
         """Like `below`, but runs below the directory only if there are none in it."""
-        direct = [one for folder in (top, top / FOLDER) for one in self._leads(files_of_lowest_rank(folder))]
+        direct = [run for folder in (top, top / FOLDER) for run in self._leads(files_of_lowest_rank(folder))]
         return recorded_run.merge(direct) or self.below(top)
 
-    def whole(self, found: RecordedRun) -> RecordedRun:
-        known = {ends.journal for ends in found.ranks}
-        run_id, others = found.lead.run.run_id, list[FitEnds]()
-        for folder in dict.fromkeys([path.parent for path in sorted(known)]) if found.lead.run.world_size > 1 else ():
-            journals = [path for path in files(folder) if path.parent == folder and path not in known]
+    def whole(self, run: RecordedRun) -> RecordedRun:
+        journals_read = {ends.journal for ends in run.ranks}
+        run_id, others = run.lead.run.run_id, list[FitEnds]()
+        for folder in (
+            dict.fromkeys([path.parent for path in sorted(journals_read)]) if run.lead.run.world_size > 1 else ()
+        ):
+            journals = [path for path in files(folder) if path.parent == folder and path not in journals_read]
             others += [ends for path in journals for ends in self._ends(path) if ends.run.run_id == run_id]
-        return recorded_run.gather([*found.ranks, *others], found.now)[0]
+        return recorded_run.gather([*run.ranks, *others], run.now)[0]
 
-    def again(self, found: RecordedRun) -> RecordedRun | None:
+    def again(self, run: RecordedRun) -> RecordedRun | None:
         """None if the run is gone."""
-        run_id = found.lead.run.run_id
-        fits = [ends for one in found.ranks for ends in self._ends(one.journal) if ends.run.run_id == run_id]
+        run_id = run.lead.run.run_id
+        fits = [ends for rank in run.ranks for ends in self._ends(rank.journal) if ends.run.run_id == run_id]
         return recorded_run.gather(fits, unix_time())[0] if fits else None
 
     def _leads(self, journals: Iterable[Path]) -> list[RecordedRun]:
@@ -69,14 +71,14 @@ class RunReader:
     def _ends(self, journal: Path) -> list[FitEnds]:
         """Print a line if the journal can't be read."""
         try:
-            found = self._read(journal, self._locks)
+            ends = self._read(journal, self._locks)
         except OSError as error:
             let_pass(error)
             self._complain(f"{printable(str(journal))}: {error.strerror or error}")
             return []
-        if not found:
+        if not ends:
             self._complain(f"{printable(str(journal))}: no `run` record can be read")
-        return found
+        return ends
 
 
 def journals_below(top: Path, unreadable: list[str]) -> list[list[Path]]:

@@ -30,8 +30,8 @@ def title(run: Run) -> str:
 def subject(run: Run) -> str:
     path = PurePosixPath((run.program or "").replace("\\", "/"))
     program = path.parent.name if path.name == "__main__.py" else path.name  # a directory or an archive
-    known = [_short(part) for part in (program if program != "-c" else "", run.model) if part]
-    return " · ".join(known) or f"{_short(run.door)} {_short(run.run_id)[:8]}"
+    parts = [_short(part) for part in (program if program != "-c" else "", run.model) if part]
+    return " · ".join(parts) or f"{_short(run.door)} {_short(run.run_id)[:8]}"
 
 
 def details(run: Run, ranks: int) -> str:

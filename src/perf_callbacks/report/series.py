@@ -89,15 +89,15 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 
 def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
-    found: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     for _, attempt, lower, upper in kept(fit, within):
         times = attempt.columns["step_time"]
         without = sum(not times[place] > 0 for place in range(lower, upper))
         first, last = (attempt.step[lower], attempt.step[upper - 1]) if upper > lower else (0, -1)
         reasons = [reason for step, reason in attempt.excluded.items() if first <= step <= last]
-        found.update(reasons)
-        found["without a time"] += max(0, without - reasons.count("lost") - reasons.count("captured"))
-    return +found
+        numbers.update(reasons)
+        numbers["without a time"] += max(0, without - reasons.count("lost") - reasons.count("captured"))
+    return +numbers
 
 
 class Band:
@@ -119,7 +119,10 @@ class Band:
 
     @property
     def mean(self) -> list[float | None]:
-        return [one / other if other else None for one, other in zip(self.above, self.below, strict=True)]
+        return [
+            sum_above / sum_below if sum_below else None
+            for sum_above, sum_below in zip(self.above, self.below, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
     own = Axis([fit], BUCKETS, axis.within)
     times, rates = Band(axis.count), Band(axis.count)
     stages = {name: [0.0] * axis.count for name in STAGES}
-    known: set[str] = set()
+    names: set[str] = set()
     flops_steps = 0
     for _, attempt, lower, upper in kept(fit, axis.within):
         columns = attempt.columns
@@ -163,7 +166,7 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
                 column = columns[name]
                 if not isnan(column[places[0]]):
                     sums[bucket] += sum([value for value in [column[place] for place in places] if value > 0])
-                    known.add(name)
+                    names.add(name)
             column = columns["model_flops"]
             worked = [
                 (column[place], second) for place, second in zip(places, took, strict=True) if not isnan(column[place])
@@ -180,10 +183,10 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
         shares={
             name: [part / whole if whole else None for part, whole in zip(stages[name], times.above, strict=True)]
             for name in STAGES
-            if name in known
+            if name in names
         },
         mean_seconds=seconds / number if number else None,
-        stage_seconds={name: sum(stages[name]) for name in STAGES if name in known},
+        stage_seconds={name: sum(stages[name]) for name in STAGES if name in names},
         seconds=seconds,
         steps=number,
         flops=sum(rates.above),
@@ -194,30 +197,30 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
 
 def medians(fit: FitHistory, rank: int) -> dict[str, float]:
     """In a long run, from a sample of some thousand steps."""
-    found: dict[str, list[float]] = {name: [] for name in TIMES}
+    columns: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
     stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
     for attempt, upper in parts:
         for place in included(attempt, 0, upper)[::stride]:
-            for name, values in found.items():
+            for name, values in columns.items():
                 value = attempt.columns[name][place]
                 if not isnan(value):
                     values.append(value)
-    return {name: median(values) for name, values in found.items() if values}
+    return {name: median(values) for name, values in columns.items() if values}
 
 
 def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
     """The slowest steps of all ranks, perhaps excluded from means. `usual` are the medians by rank."""
-    found: list[Outlier] = []
+    steps: list[Outlier] = []
     for rank, attempt, lower, upper in kept(fit, within):
         floor = SLOW * usual[rank].get("step_time", 0.0)
         times = attempt.columns["step_time"]
         slow = [place for place in range(lower, upper) if times[place] > floor]
-        found += [
+        steps += [
             Outlier(attempt.step[place], rank, times[place], attempt.excluded.get(attempt.step[place]))
             for place in nlargest(OUTLIERS, slow, key=times.__getitem__)
         ]
-    return sorted(nlargest(OUTLIERS, found, key=lambda one: one.seconds), key=lambda one: (one.step, one.rank))
+    return sorted(nlargest(OUTLIERS, steps, key=lambda step: step.seconds), key=lambda step: (step.step, step.rank))
 
 
 def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:

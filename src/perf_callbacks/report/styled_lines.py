@@ -39,14 +39,14 @@ def cut(line: Line, columns: int) -> Line:
     """
     if sum([len(span.text) for span in line]) <= columns:
         return line
-    found, left = [], columns - 1
+    spans, left = [], columns - 1
     for span in line:
-        found.append(StyledText(span.text[:left], span.style))
+        spans.append(StyledText(span.text[:left], span.style))
         left -= len(span.text)
         if left < 0:
             break
-    last = found[-1]
-    return (*found[:-1], StyledText(f"{last.text}…", last.style))
+    last = spans[-1]
+    return (*spans[:-1], StyledText(f"{last.text}…", last.style))
 
 
 def cut_left(text: str, columns: int) -> str:

@@ -43,8 +43,11 @@ class Table:
 
 def findings(fit: FitHistory) -> Table | None:
     summary = fit.hang or fit.summary
-    found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
-    rows = [(one.cause, DASH if one.share is None else f"{one.share:.0%}", one.evidence, one.remedy) for one in found]
+    causes: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
+    rows = [
+        (finding.cause, DASH if finding.share is None else f"{finding.share:.0%}", finding.evidence, finding.remedy)
+        for finding in causes
+    ]
     columns = [("cause", TEXT), ("could save", NUMBER), ("evidence", TEXT), ("try", CODE)]
     note = "Could save: at most this share of the wall time after startup."
     return Table("What limits the run", columns, rows, note) if rows else None
@@ -54,8 +57,8 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
     """Of more than `MOST_ROWS` ranks, only the slowest ones."""
     if len(usual) == 1:
         return None
-    names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
-    middle = {name: median([found[name] for found in usual.values() if name in found]) for name in names}
+    names = [name for name in ("step_time", *STAGES) if any(name in medians for medians in usual.values())]
+    middle = {name: median([medians[name] for medians in usual.values() if name in medians]) for name in names}
 
     def excess(rank: int) -> float:
         return max((usual[rank][name] - middle[name] for name in OWN if name in usual[rank]), default=0.0)
@@ -72,9 +75,9 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
 def slow_steps(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> Table | None:
     """`usual` are the medians by rank."""
     slowest: dict[int, Outlier] = {}
-    for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
-        slowest.setdefault(one.step, one)
-    rows = [_slow_step(fit, one, usual) for one in [*slowest.values()][:MOST_SLOW]]
+    for step in sorted(slow, key=lambda step: step.seconds, reverse=True):
+        slowest.setdefault(step.step, step)
+    rows = [_slow_step(fit, step, usual) for step in [*slowest.values()][:MOST_SLOW]]
     columns = [
         ("step", NUMBER),
         ("time", NUMBER),
@@ -91,18 +94,18 @@ def slow_steps(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Map
 
 
 def _slow_step(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> tuple[str, ...]:
-    found: list[tuple[float, int, str]] = []
+    excesses: list[tuple[float, int, str]] = []
     gc_seconds = 0.0
     for rank, attempt, lower, upper in kept(fit):
         place = bisect_left(attempt.step, slowest.step, lower, upper)
         if place == upper or attempt.step[place] != slowest.step:
             continue
         excess = {name: attempt.columns[name][place] - usual[rank].get(name, 0.0) for name in STAGES}
-        found += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
+        excesses += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
         gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.of(Gc) if pause.step == slowest.step]))
     stages = STAGES if len(fit.ranks) == 1 else OWN
-    cause = max((one for one in found if one[2] in stages), default=None)
-    waited = max((one for one in found if one[2] in WAITING), default=None)
+    cause = max((part for part in excesses if part[2] in stages), default=None)
+    waited = max((part for part in excesses if part[2] in WAITING), default=None)
     if cause is None or (waited is not None and cause[0] < waited[0] / 2):
         cause = waited  # if no rank came late, a backward that is slow on all ranks is the cause itself
     usual_seconds = usual[slowest.rank].get("step_time")
@@ -122,8 +125,8 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
     rows = []
     for operation, shapes, dtype, flops in count.products:
         advice = "; ".join(
-            f"{one.size:,} is no multiple of 8; {one.better:,} is"
-            for one in misaligned([(operation, shapes, dtype, flops)])
+            f"{size.size:,} is no multiple of 8; {size.better:,} is"
+            for size in misaligned([(operation, shapes, dtype, flops)])
         )
         share = flops / count.hardware_flops if count.hardware_flops > 0 else None
         cells = [operation.removeprefix("aten::"), shapes, dtype, units.count(flops), percent(share)]
@@ -200,10 +203,10 @@ def _won(item: Checklist, proof: str) -> str:
 
 
 def stragglers(summary: Summary) -> Table | None:
-    found, remedy = summary.stragglers, verdict_remedy(summary.findings)
-    if found is None or not found.steps:
+    stragglers, remedy = summary.stragglers, verdict_remedy(summary.findings)
+    if stragglers is None or not stragglers.steps:
         return None
-    several = found.slowdown is not None
+    several = stragglers.slowdown is not None
     rows = [
         (
             rank_numbers(ranks),
@@ -212,20 +215,20 @@ def stragglers(summary: Summary) -> Table | None:
             f"{steps:,}",
             ((remedy if place == 0 else "") or REMEDIES.get(cause, "")) if several else "",
         )
-        for place, (ranks, cause, seconds, steps) in enumerate(found.named())
+        for place, (ranks, cause, seconds, steps) in enumerate(stragglers.named())
     ]
-    parts = [f"In {found.steps:,} compared steps, {duration(found.seconds)} in all."]
-    if found.slowdown is not None:
-        parts.append(f"A step takes {rate(found.slowdown)} times as long as with healthy ranks and even work.")
+    parts = [f"In {stragglers.steps:,} compared steps, {duration(stragglers.seconds)} in all."]
+    if stragglers.slowdown is not None:
+        parts.append(f"A step takes {rate(stragglers.slowdown)} times as long as with healthy ranks and even work.")
     for what, seconds in (
-        ("Uneven batches", found.uneven_batches_seconds),
-        ("Uneven stages of the pipeline", found.uneven_stages_seconds),
-        ("Chance", found.chance_seconds),
+        ("Uneven batches", stragglers.uneven_batches_seconds),
+        ("Uneven stages of the pipeline", stragglers.uneven_stages_seconds),
+        ("Chance", stragglers.chance_seconds),
     ):
         if seconds:
             parts.append(f"{what} cost {duration(seconds)}.")
-    if found.backward_waiting is not None:
-        parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
+    if stragglers.backward_waiting is not None:
+        parts.append(f"At most {stragglers.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
     title = "Stragglers" if several else "Steps that took unusually long"
     return Table(title, columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
@@ -248,8 +251,10 @@ def stalls(fit: FitHistory) -> Table | None:
 
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
     """By step. Rank 0 also records other ranks' stalls, so drop duplicates."""
-    found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
-    return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
+    distinct = {
+        (stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)
+    }
+    return sorted(distinct.values(), key=lambda stall: (stall.step, stall.rank))
 
 
 def stalled_seconds(fit: FitHistory, stall: Stall) -> float:

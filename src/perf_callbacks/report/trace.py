@@ -65,17 +65,17 @@ def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
         yield _meta("thread_name", rank, STEPS, {"name": "steps"})
         yield _meta("thread_name", rank, SPANS, {"name": "evaluations, checkpoints and profiles"})
         placed = reference if rank == lowest else _placed(fit, rank)
-        for one in placed:
-            _align(one, reference)
-            yield from _steps(rank, one, within)
-            yield from _spans(rank, one, within)
-            yield from _profiles(rank, one, within)
+        for attempt in placed:
+            _align(attempt, reference)
+            yield from _steps(rank, attempt, within)
+            yield from _spans(rank, attempt, within)
+            yield from _profiles(rank, attempt, within)
     yield from _beside(fit, reference, within)
 
 
 def _placed(fit: FitHistory, rank: int) -> list[Placed]:
     """An attempt begins at its wall-clock start time, but not before the end of the previous attempt."""
-    found: list[Placed] = []
+    attempts: list[Placed] = []
     usual = medians(fit, rank).get("step_time", 0.0)
     first = fit.ranks[rank][0].run.started_unix
     over = 0.0
@@ -83,8 +83,8 @@ def _placed(fit: FitHistory, rank: int) -> list[Placed]:
         began = max(over, min(attempt.run.started_unix - first, LATEST))
         ends = _ends(attempt, began, usual)
         over = max([began, *ends[-1:]])
-        found.append(Placed(attempt, began, ends))
-    return found
+        attempts.append(Placed(attempt, began, ends))
+    return attempts
 
 
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
@@ -101,20 +101,20 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
     return ends
 
 
-def _align(one: Placed, reference: list[Placed]) -> None:
+def _align(placed: Placed, reference: list[Placed]) -> None:
     """The clocks of two ranks may differ, but all ranks end a step together."""
-    other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
-    if other is one:
+    other = next((other for other in reference if other.attempt.run.attempt == placed.attempt.run.attempt), placed)
+    if other is placed:
         return
     apart = []
-    for place in range(0, len(one.ends), max(1, len(one.ends) // COMPARED)):
-        twin = bisect_left(other.attempt.step, one.attempt.step[place])
-        if twin < len(other.ends) and other.attempt.step[twin] == one.attempt.step[place]:
-            apart.append(other.ends[twin] - one.ends[place])
+    for place in range(0, len(placed.ends), max(1, len(placed.ends) // COMPARED)):
+        twin = bisect_left(other.attempt.step, placed.attempt.step[place])
+        if twin < len(other.ends) and other.attempt.step[twin] == placed.attempt.step[place]:
+            apart.append(other.ends[twin] - placed.ends[place])
     if apart:
         late = median(apart)
-        one.began += late
-        one.ends = array("d", [end + late for end in one.ends])
+        placed.began += late
+        placed.ends = array("d", [end + late for end in placed.ends])
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
@@ -160,7 +160,9 @@ def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> I
             continue
         rank = event.rank if event.rank in fit.ranks else min(fit.ranks)
         # of several attempts that ran the step, the most recent attempt counts
-        attempt = next((one for one in reversed(reference) if one.attempt.run.step <= event.step), reference[0])
+        attempt = next(
+            (placed for placed in reversed(reference) if placed.attempt.run.step <= event.step), reference[0]
+        )
         place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(attempt.end_of(event.step))}'
         arguments = {"step": event.step, "what": event.text}
         yield f'{{"name":{_json(event.lane)},"ph":"i","s":"p",{place},"args":{_json(arguments)}}}'

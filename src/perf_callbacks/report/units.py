@@ -86,9 +86,9 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    for unit, one in units.items():
-        if abs(value) >= one:
-            return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
+    for unit, size in units.items():
+        if abs(value) >= size:
+            return f"{rate(value / size) if figures is None else format(value / size, f'.{figures}g')} {unit}"
     return None
 
 

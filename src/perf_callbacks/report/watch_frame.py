@@ -59,7 +59,9 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
     slow = losses[0].ranks if losses else ()
-    shown = next((one for one in paces if one.rank in slow and one.stages), paces[0])  # the lowest if no rank is slow
+    shown = next(
+        (pace for pace in paces if pace.rank in slow and pace.stages), paces[0]
+    )  # the lowest if no rank is slow
     stages, events = [*_stages(run, shown, size.columns)], [*_events(run, paces, size.columns)]
     free = None if size.rows is None else max(0, size.rows - len(top) - bool(footer))
     stacks = [*_stacks(run, size, free)]
@@ -114,10 +116,10 @@ def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
     for wishes in ([block.least for block in blocks], most):
         for place, wish in enumerate(wishes):
             gap = 0 if given[place] else 1
-            more = min(wish, most[place], given[place] + free - gap) - given[place]
-            if more > 0:
-                given[place] += more
-                free -= more + gap
+            addition = min(wish, most[place], given[place] + free - gap) - given[place]
+            if addition > 0:
+                given[place] += addition
+                free -= addition + gap
     for block, number in zip(blocks, given, strict=True):
         if number:
             yield ()
@@ -226,16 +228,16 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
 
 def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
     lead = paces[0].rank
-    found = [
+    events = [
         (moment, event)
-        for one in paces
-        for moment, event in one.events
-        if (one.rank == lead or event.lane not in {"evaluation", "checkpoint"})
+        for pace in paces
+        for moment, event in pace.events
+        if (pace.rank == lead or event.lane not in {"evaluation", "checkpoint"})
         and not (event.lane == "stall" and run.hang is not None)  # the table of ranks shows the stall
     ]
-    if found:
+    if events:
         yield styled("  last events", "dim")
-    for moment, event in nlargest(MOST_EVENTS, found, key=lambda one: one[0]):
+    for moment, event in nlargest(MOST_EVENTS, events, key=lambda event: event[0]):
         age = f"{long_duration(max(0.0, finite(run.now - moment) or 0.0))} ago"
         text = clean(event.text, 200)
         step = "" if columns < NARROW else f"  step {event.step:<8,}"
