@@ -45,7 +45,7 @@ def path() -> Path:
 
 def key(run: Run) -> str:
     """The path of the program's file is part of the key."""
-    known = (
+    parts = (
         Identity.of(run).program,
         run.model,
         run.parameters,
@@ -55,7 +55,7 @@ def key(run: Run) -> str:
         run.world_size,
         run.door,
     )
-    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
 def append(line: LedgerLine, file: Path) -> None:
@@ -97,12 +97,12 @@ def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str)
 
     Of a run with several attempts, only the newest attempt counts.
     """
-    found = {
+    newest = {
         line.run.run_id: line
         for line in lines
         if line.key == wanted and line.run.run_id != besides and line.early is not None
     }
-    return [*found.values()][-number:]
+    return [*newest.values()][-number:]
 
 
 def _encoded(line: LedgerLine) -> bytes:

@@ -69,7 +69,7 @@ class BaselineWatch(Observer):
             wanted, run = self._recorder.config.baseline, self._recorder.run
             if wanted == AUTO:
                 lines = ledger.last(ledger.read(self._file), ledger.key(run), RUNS, besides=run.run_id)
-                self._baseline = [one.early for one in lines if one.early is not None]
+                self._baseline = [line.early for line in lines if line.early is not None]
             elif wanted is not None and self._rate is None:
                 self._baseline = recorded_baseline.read(
                     Path(wanted).expanduser(), EARLY_STEPS, EARLY_SECONDS, besides=run.run_id
@@ -112,13 +112,13 @@ class BaselineWatch(Observer):
                 thread.join(CLOSE_SECONDS)
 
     def _compare(self, early: RunFigures) -> None:
-        found = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
-        if found is None:
+        result = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
+        if result is None:
             return
-        text = line(found)
+        text = line(result)
         self._show(text)
-        if found.slower:
-            details = {"text": text, "change": found.change.change, "runs": found.runs}
+        if result.slower:
+            details = {"text": text, "change": result.change.change, "runs": result.runs}
             self._recorder.observers.happened("regression", details)
 
     def _append(self, summary: Summary) -> None:

@@ -50,15 +50,18 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
     """None if chance or the machine's load may explain the difference, or with fewer than two undisturbed runs."""
     if _seconds(run) is None:
         return None
-    known = [one for one in baseline if _seconds(one) is not None and alike(one, run)]
-    kept = [known[place] for place in machine_load.undisturbed([[one.load for one in known], [run.load]])[0]]
+    comparable = [figures for figures in baseline if _seconds(figures) is not None and alike(figures, run)]
+    kept = [
+        comparable[place]
+        for place in machine_load.undisturbed([[figures.load for figures in comparable], [run.load]])[0]
+    ]
     if len(kept) < 2:  # noqa: PLR2004 two runs have a spread
         return None
-    change = change_between_runs([_estimate(one) for one in kept], [_estimate(run)])
+    change = change_between_runs([_estimate(figures) for figures in kept], [_estimate(run)])
     longer = math.log1p(change.change)
     if abs(longer) < math.log1p(LEAST) or change.low <= 0 <= change.high:
         return None
-    effect = machine_load.effect([one.load for one in kept], [run.load])
+    effect = machine_load.effect([figures.load for figures in kept], [run.load])
     if longer * effect > 0 and abs(effect) >= EXPLAINED * abs(longer):
         return None
     return Standing(change=change, runs=len(kept), versions=_versions(run, kept), stages=_stages(run, kept))
@@ -78,38 +81,38 @@ def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
     return Standing(change=Change(longer, longer, longer), runs=0, rate=samples_per_second)
 
 
-def line(found: Standing) -> str:
-    moved = found.change
-    share = f"{100 * abs(moved.change):.1f} % {'slower' if found.slower else 'faster'}"
-    if found.rate is not None:
-        return f"perf_callbacks: {share} than the baseline of {rate(found.rate)} samples/s per device."
+def line(standing: Standing) -> str:
+    moved = standing.change
+    share = f"{100 * abs(moved.change):.1f} % {'slower' if standing.slower else 'faster'}"
+    if standing.rate is not None:
+        return f"perf_callbacks: {share} than the baseline of {rate(standing.rate)} samples/s per device."
     ends = sorted([abs(moved.low), abs(moved.high)])
-    known = f"last {found.runs} undisturbed runs of this program"
-    causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in found.versions.items()]
-    more = len(causes) - MOST_NAMED
-    causes = [*causes[:MOST_NAMED], *([f"{more} other packages"] if more > 0 else [])]
+    runs = f"last {standing.runs} undisturbed runs of this program"
+    causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in standing.versions.items()]
+    others = len(causes) - MOST_NAMED
+    causes = [*causes[:MOST_NAMED], *([f"{others} other packages"] if others > 0 else [])]
     causes += [
         f"{name.removesuffix('_time')} {duration(before)} -> {duration(now)}"
-        for name, (before, now) in found.stages.items()
+        for name, (before, now) in standing.stages.items()
     ]
     why = f": {', '.join(causes)}" if causes else ""
-    return f"perf_callbacks: {share} than the {known} ({100 * ends[0]:.1f} % to {100 * ends[1]:.1f} %){why}."
+    return f"perf_callbacks: {share} than the {runs} ({100 * ends[0]:.1f} % to {100 * ends[1]:.1f} %){why}."
 
 
-def alike(one: RunFigures, other: RunFigures) -> bool:
-    if not same(one, other, ("parameters", "batch", "device", "devices", "world_size")):
+def alike(first: RunFigures, second: RunFigures) -> bool:
+    if not same(first, second, ("parameters", "batch", "device", "devices", "world_size")):
         return False
     for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
-        amounts = [_per_step(getattr(figures, name), figures) for figures in (one, other)]
-        known = [amount for amount in amounts if amount is not None]
-        if len(known) == len(amounts) and max(known) - min(known) > most * max(known):
+        amounts = [_per_step(getattr(figures, name), figures) for figures in (first, second)]
+        counts = [amount for amount in amounts if amount is not None]
+        if len(counts) == len(amounts) and max(counts) - min(counts) > most * max(counts):
             return False
     return True
 
 
-def same(one: object, other: object, fields: Iterable[str]) -> bool:
+def same(first: object, second: object, fields: Iterable[str]) -> bool:
     """Unknown values are ignored."""
-    pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
+    pairs = [(getattr(first, name), getattr(second, name)) for name in fields]
     return all([None in pair or pair[0] == pair[1] for pair in pairs])
 
 
@@ -119,8 +122,8 @@ def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:
 
 
 def _seconds(run: RunFigures) -> float | None:
-    found = run.step_seconds
-    return found if found is not None and SHORTEST <= found <= LONGEST else None
+    seconds = run.step_seconds
+    return seconds if seconds is not None and SHORTEST <= seconds <= LONGEST else None
 
 
 SHORTEST, LONGEST = 1e-9, 1e9
@@ -132,20 +135,20 @@ def _estimate(run: RunFigures) -> Estimate:
 
 
 def _versions(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    versions: dict[str, tuple[str, str]] = {}
     for name, now in run.versions.items():
-        before = [one.versions[name] for one in baseline if name in one.versions]
+        before = [figures.versions[name] for figures in baseline if name in figures.versions]
         if before and now not in before:
-            found[name] = (before[-1], now)
-    return found
+            versions[name] = (before[-1], now)
+    return versions
 
 
 def _stages(run: RunFigures, baseline: Sequence[RunFigures]) -> dict[str, tuple[float, float]]:
-    whole = (run.step_seconds or 0.0) - fmean([one.step_seconds or 0.0 for one in baseline])
-    found: list[tuple[float, str, tuple[float, float]]] = []
+    whole = (run.step_seconds or 0.0) - fmean([figures.step_seconds or 0.0 for figures in baseline])
+    stages: list[tuple[float, str, tuple[float, float]]] = []
     for name, now in run.stage_seconds.items():
-        earlier = [one.stage_seconds[name] for one in baseline if name in one.stage_seconds]
-        known = [seconds for seconds in earlier if 0 <= seconds <= LONGEST]  # a ledger may hold any numbers
-        if known and whole and (now - fmean(known)) / whole >= LARGE_STAGE:
-            found.append(((now - fmean(known)) / whole, name, (fmean(known), now)))
-    return {name: pair for _, name, pair in sorted(found, reverse=True)}
+        earlier = [figures.stage_seconds[name] for figures in baseline if name in figures.stage_seconds]
+        times = [seconds for seconds in earlier if 0 <= seconds <= LONGEST]  # a ledger may hold any numbers
+        if times and whole and (now - fmean(times)) / whole >= LARGE_STAGE:
+            stages.append(((now - fmean(times)) / whole, name, (fmean(times), now)))
+    return {name: pair for _, name, pair in sorted(stages, reverse=True)}

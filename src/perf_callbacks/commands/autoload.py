@@ -46,12 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def state() -> str:
-    found = files()
-    if not found:
+    paths = files()
+    if not paths:
         return "Autoload is off."
     if not works():
-        return f"Autoload has no effect: Python does not import perf_callbacks from {found[0]}."
-    return f"Autoload is on: {found[0]}"
+        return f"Autoload has no effect: Python does not import perf_callbacks from {paths[0]}."
+    return f"Autoload is on: {paths[0]}"
 
 
 def place() -> Path:

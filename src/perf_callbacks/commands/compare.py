@@ -45,15 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     first, second = [[report.last(path) for path in side] for side in _sides(arguments)]
     try:
-        found = comparison.compare(first, second, fail_over=arguments.fail_over / 100)
+        result = comparison.compare(first, second, fail_over=arguments.fail_over / 100)
     except (ArithmeticError, ValueError):
         raise ConfigError("not decided: a journal holds impossible values") from None
     if arguments.format == "json":
-        print(json.dumps(comparison_text.values(found), indent=2))
+        print(json.dumps(comparison_text.values(result), indent=2))
     else:
         markdown = arguments.format == "markdown"
-        print(comparison_text.markdown(found) if markdown else comparison_text.text(found, terminal.columns()))
-    return UNKNOWN if found.decided_by is None else REGRESSION if found.regression else 0
+        print(comparison_text.markdown(result) if markdown else comparison_text.text(result, terminal.columns()))
+    return UNKNOWN if result.decided_by is None else REGRESSION if result.regression else 0
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[list[Path], list[Path]]:

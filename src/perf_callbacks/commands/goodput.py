@@ -54,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         show.to_stderr(f"{printable(str(top))}: the newest of {len(jobs):,} jobs. All runs as one job: --all")
     fits = jobs[-1]
     try:
-        found = job_time.of([attempt for fit in fits for attempt in fit.first])
+        job = job_time.of([attempt for fit in fits for attempt in fit.first])
         if arguments.json:
             title = run_title.title(fits[-1].run)
-            facts = {"schema": JSON_SCHEMA, "title": title, **job_time.facts(found, arguments.price)}
+            facts = {"schema": JSON_SCHEMA, "title": title, **job_time.facts(job, arguments.price)}
             shown = json.dumps(facts, indent=2, allow_nan=False)
         else:
-            shown = _text(found, arguments.price, terminal.columns())
+            shown = _text(job, arguments.price, terminal.columns())
     except (ArithmeticError, ValueError):
         raise ConfigError(f"{top}: the journal holds impossible values") from None
     print(shown)
@@ -71,12 +71,12 @@ def _fits(top: Path) -> list[FitHistory]:
     """The oldest first."""
     journals = [path for folder in journals_below(top, []) for path in folder]
     try:
-        found = gather(map(read, journals), [partial(interim.read, path) for path in journals])
+        fits = gather(map(read, journals), [partial(interim.read, path) for path in journals])
     except OSError as error:
         raise ConfigError(f"{top}: {error.strerror or error}") from error
-    if not found:
+    if not fits:
         raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
-    return found
+    return fits
 
 
 def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
@@ -104,14 +104,14 @@ def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
 
 
 def _ordered(fit: FitHistory) -> list[Attempt]:
-    return [one for _, one in in_order(fit.first)]
+    return [attempt for _, attempt in in_order(fit.first)]
 
 
 def _text(job: JobTime, price: float | None, columns: int) -> str:
     lines = wrapped(text.sentence(job), indent="", width=columns)
     ettr = "unknown" if job.ettr is None else f"{job.ettr:.3f}"
-    kept = sum([one.kept_steps for one in job.attempts])
-    lost = sum([one.rolled_back_steps for one in job.attempts])
+    kept = sum([attempt.kept_steps for attempt in job.attempts])
+    lost = sum([attempt.rolled_back_steps for attempt in job.attempts])
     attempts, least = plural(len(job.attempts), "attempt"), "at least " if job.lower_bound else ""
     lines.append(f"ETTR {ettr} over {attempts}: {kept:,} steps survive, {least}{lost:,} were rolled back.")
     facts = job_time.facts(job, price)

@@ -92,24 +92,24 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if not least <= value <= LARGEST:
             raise ConfigError(f"--{name}: got {value}, wanted a whole number from {least} to {LARGEST:,}.")
-    found = facts(arguments, estimator(arguments))
-    print(json.dumps(found, indent=2, allow_nan=False) if arguments.json else render(found, arguments.path))
+    estimate = facts(arguments, estimator(arguments))
+    print(json.dumps(estimate, indent=2, allow_nan=False) if arguments.json else render(estimate, arguments.path))
     return 0
 
 
-def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
+def facts(arguments: argparse.Namespace, model: Estimator) -> dict[str, Any]:
     """For JSON, with the micro-batch and checkpointing that fit the memory limit."""
     batch, limit = arguments.batch or 1, arguments.limit_gb
-    checkpointed = min(arguments.checkpointing, found.layers)
-    sizes = found.sizes(batch, checkpointed)
+    checkpointed = min(arguments.checkpointing, model.layers)
+    sizes = model.sizes(batch, checkpointed)
     fits = enough = None
     if limit is not None:
-        fits = _fitting(found, limit, checkpointed, batch)
-        unchecked = largest(lambda number: found.sizes(batch, found.layers - number)["peak"], limit, 1, found.layers)
-        if unchecked or found.sizes(batch, found.layers)["peak"] <= limit:
-            enough = found.layers - unchecked
+        fits = _fitting(model, limit, checkpointed, batch)
+        unchecked = largest(lambda number: model.sizes(batch, model.layers - number)["peak"], limit, 1, model.layers)
+        if unchecked or model.sizes(batch, model.layers)["peak"] <= limit:
+            enough = model.layers - unchecked
     return {
-        "parameters": found.parameters,
+        "parameters": model.parameters,
         "micro_batch": batch,
         "seq": arguments.seq,
         "optimizer": arguments.optimizer,
@@ -118,7 +118,7 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
         "sharding": _sharding(arguments),
         "accumulated": arguments.accumulate,
         "checkpointed_layers": checkpointed,
-        "layers": found.layers,
+        "layers": model.layers,
         "gb": sizes,
         "limit_gb": limit,
         "fitting_micro_batch": fits,
@@ -128,53 +128,57 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
     }
 
 
-def _fitting(found: Estimator, limit: float, checkpointed: int, batch: int) -> int:
+def _fitting(model: Estimator, limit: float, checkpointed: int, batch: int) -> int:
     """The search begins at a guess from two simulated micro-batches."""
-    one, other = found.sizes(batch, checkpointed)["peak"], found.sizes(2 * batch, checkpointed)["peak"]
-    per_sample = (other - one) / batch
-    guess = int(batch + (limit - one) / per_sample) if per_sample > 0 else LARGEST
-    return largest(lambda number: found.sizes(number, checkpointed)["peak"], limit, guess, LARGEST)
+    peak, double_peak = model.sizes(batch, checkpointed)["peak"], model.sizes(2 * batch, checkpointed)["peak"]
+    per_sample = (double_peak - peak) / batch
+    guess = int(batch + (limit - peak) / per_sample) if per_sample > 0 else LARGEST
+    return largest(lambda number: model.sizes(number, checkpointed)["peak"], limit, guess, LARGEST)
 
 
 def _sharding(arguments: argparse.Namespace) -> str:
     return str(arguments.sharding or ("ddp" if arguments.ranks > 1 else "none"))
 
 
-def render(found: dict[str, Any], path: Path) -> str:
-    columns, several = terminal.columns(), found["ranks"] > 1
+def render(facts: dict[str, Any], path: Path) -> str:
+    columns, several = terminal.columns(), facts["ranks"] > 1
     title = (
-        f"{path}: {found['parameters']:,} parameters, micro-batch {found['micro_batch']} of {found['seq']} tokens, "
-        f"{found['dtype']}, {found['optimizer']}"
+        f"{path}: {facts['parameters']:,} parameters, micro-batch {facts['micro_batch']} of {facts['seq']} tokens, "
+        f"{facts['dtype']}, {facts['optimizer']}"
     )
-    if found["checkpointed_layers"]:
-        title += f", {found['checkpointed_layers']} of {found['layers']} layers checkpointed"
+    if facts["checkpointed_layers"]:
+        title += f", {facts['checkpointed_layers']} of {facts['layers']} layers checkpointed"
     if several:
-        title += f", each of {found['ranks']} ranks with {found['sharding']}"
-    lines = [title, *memory_table.table(found["gb"], ESTIMATED if several else ESTIMATED[:-2] + ESTIMATED[-1:])]
+        title += f", each of {facts['ranks']} ranks with {facts['sharding']}"
+    lines = [title, *memory_table.table(facts["gb"], ESTIMATED if several else ESTIMATED[:-2] + ESTIMATED[-1:])]
     lines.append("simulated on fake tensors" + (", divided among ranks by formulas" if several else ""))
-    if found["limit_gb"] is not None:
-        lines += _limits(found)
+    if facts["limit_gb"] is not None:
+        lines += _limits(facts)
     factors = (
-        f"micro-batch {found['micro_batch']} x {found['accumulated']} accumulated x {found['ranks']} data-parallel"
+        f"micro-batch {facts['micro_batch']} x {facts['accumulated']} accumulated x {facts['ranks']} data-parallel"
     )
-    lines.append(f"global batch {found['global_batch']:,}: {factors}")
+    lines.append(f"global batch {facts['global_batch']:,}: {factors}")
     return card(lines, columns)
 
 
 ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "exchange", "peak")
 
 
-def _limits(found: dict[str, Any]) -> list[str]:
-    fits, enough, limit = found["fitting_micro_batch"], found["layers_to_checkpoint"], f"{found['limit_gb']:g} GB"
+def _limits(facts: dict[str, Any]) -> list[str]:
+    fits, enough, limit = (
+        facts["fitting_micro_batch"],
+        facts["layers_to_checkpoint"],
+        f"{facts['limit_gb']:g} GB",
+    )
     lines = [f"micro-batch {fits} would fit in {limit}" if fits else f"no micro-batch fits in {limit}"]
     if fits:
-        lines[0] += f", global batch {found['largest_global_batch']:,}"
+        lines[0] += f", global batch {facts['largest_global_batch']:,}"
     if enough is None:
-        lines.append(f"micro-batch {found['micro_batch']} doesn't fit, even with all layers checkpointed")
+        lines.append(f"micro-batch {facts['micro_batch']} doesn't fit, even with all layers checkpointed")
     elif enough:
         lines.append(
-            f"for micro-batch {found['micro_batch']}, checkpointing {enough} of {found['layers']} layers is enough"
+            f"for micro-batch {facts['micro_batch']}, checkpointing {enough} of {facts['layers']} layers is enough"
         )
     else:
-        lines.append(f"micro-batch {found['micro_batch']} fits without checkpointing")
+        lines.append(f"micro-batch {facts['micro_batch']} fits without checkpointing")
     return lines

@@ -37,19 +37,20 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         profiles = {
             fit.run.rank: [
-                (one, module_times.of_run(one, fit, module_times.peak(fit, fits))) for one in fit.of(Profile)
+                (profile, module_times.of_run(profile, fit, module_times.peak(fit, fits)))
+                for profile in fit.of(Profile)
             ]
             for fit in fits
         }
         if arguments.json:
             facts = [
-                one
+                profile_facts
                 | {
                     "profiles": [
                         _plain(profile) | {"modules": [*map(asdict, modules)]} for profile, modules in profiled
                     ]
                 }
-                for one, profiled in zip(module_table.facts(fits), profiles.values(), strict=True)
+                for profile_facts, profiled in zip(module_table.facts(fits), profiles.values(), strict=True)
             ]
             text = json.dumps(facts, indent=2, allow_nan=False)
         else:

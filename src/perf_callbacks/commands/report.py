@@ -65,7 +65,7 @@ def steps(text: str | None) -> range | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d{1,15})\s*[-:]\s*(\d{1,15})\s*", text)
-    if found is None or int(found[1]) > int(found[2]):
+    match = re.fullmatch(r"\s*(\d{1,15})\s*[-:]\s*(\d{1,15})\s*", text)
+    if match is None or int(match[1]) > int(match[2]):
         raise ConfigError(f"steps: got {text!r}, wanted the first and the last one, such as 200-400.")
-    return range(int(found[1]), int(found[2]) + 1)
+    return range(int(match[1]), int(match[2]) + 1)

@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     runs, baseline = [[report.last(path) for path in side] for side in (arguments.runs, arguments.baseline)]
     try:
-        found = curve(runs, baseline)
+        result = curve(runs, baseline)
         if arguments.json:
-            shown = json.dumps(text.values(found), indent=2, allow_nan=False)
+            shown = json.dumps(text.values(result), indent=2, allow_nan=False)
         else:
-            shown = text.render(found, terminal.columns())
+            shown = text.render(result, terminal.columns())
     except (ArithmeticError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

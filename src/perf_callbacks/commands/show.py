@@ -53,22 +53,22 @@ def run(arguments: argparse.Namespace) -> int:
         if len(runs) > 1:
             to_stderr(f"{printable(str(top))}: the newest of {len(runs):,} runs. All: perf-callbacks runs")
         runs = runs[:1]
-    found = [reader.whole(one) for one in runs] if top.is_dir() else runs
+    whole = [reader.whole(run) for run in runs] if top.is_dir() else runs
     if arguments.json:
-        facts = [_facts(one) for one in found]
+        facts = [_facts(run) for run in whole]
         print(json.dumps(facts if arguments.all else facts[0], indent=2, allow_nan=False))
     else:
         columns = terminal.columns()
-        print("\n\n".join([run_card.render(one, columns) for one in found]))
+        print("\n\n".join([run_card.render(run, columns) for run in whole]))
     return 0
 
 
-def _facts(found: RecordedRun) -> dict[str, Any]:
-    summary = found.summary
+def _facts(run: RecordedRun) -> dict[str, Any]:
+    summary = run.summary
     return {
         "schema": JSON_SCHEMA,
-        **run_card.facts(found),
-        "notes": [*run_card.notes(found)],
-        "run": json.loads(pack(found.lead.run)),
+        **run_card.facts(run),
+        "notes": [*run_card.notes(run)],
+        "run": json.loads(pack(run.lead.run)),
         "summary": None if summary is None else json.loads(pack(summary)),
     }

@@ -55,7 +55,7 @@ def settings_lines(settings: Settings) -> list[str]:
 
 def no_effect() -> str | None:
     """Why PERF_CALLBACKS=1 has no effect on programs that start here."""
-    if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
+    if not autoload.asked() or any(state.startswith("measured") for _, state in _rows()):
         return None
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
 

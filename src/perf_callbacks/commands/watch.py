@@ -83,10 +83,10 @@ def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float],
     """Write the file for Prometheus until the watched run ends. A run that ended earlier doesn't count."""
     went_on = False
     while True:
-        found = watched.look()
-        if found is not None:
-            write(path, found, paces)
-            goes_on = found.state in UNENDED
+        run = watched.look()
+        if run is not None:
+            write(path, run, paces)
+            goes_on = run.state in UNENDED
             if went_on and not goes_on:
                 return 0
             went_on = goes_on
@@ -105,12 +105,12 @@ def write(path: Path, run: RecordedRun, paces: Paces) -> None:
 def live(watched: WatchedRun, paces: Paces, screen: "Screen", place: str) -> int:
     drawn: tuple[TerminalSize, list[Line]] | None = None
     while True:
-        found, size = watched.look(), screen.size()
+        run, size = watched.look(), screen.size()
         footer = keys(watched.count)
-        if found is None:
+        if run is None:
             lines = watch_frame.waiting(place, size, footer)
         else:
-            lines = watch_frame.frame(found, paces.of(found), size, footer)
+            lines = watch_frame.frame(run, paces.of(run), size, footer)
         if (size, lines) != drawn:
             screen.draw(lines)
             drawn = size, lines
@@ -125,11 +125,11 @@ def keys(runs: int) -> str:
 
 
 def _found(watched: WatchedRun, arguments: argparse.Namespace) -> RecordedRun:
-    found = watched.look()
-    if found is None:
+    run = watched.look()
+    if run is None:
         which = f"no run whose id begins with {arguments.run!r}" if arguments.run else "no run"
         raise ConfigError(f"{arguments.directory}: {which} in or below this directory.")
-    return found
+    return run
 
 
 def _prom(path: Path) -> Path:

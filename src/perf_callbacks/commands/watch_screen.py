@@ -42,11 +42,11 @@ TERMINATED = 143
 
 def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:
     """With `ends`, a newline follows the bottom line."""
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for line in lines:
-        found += [Segment(span.text, STYLES[span.style]) for span in line]
-        found.append(Segment.line())
-    return Segments(found if ends else found[:-1])
+        segments += [Segment(span.text, STYLES[span.style]) for span in line]
+        segments.append(Segment.line())
+    return Segments(segments if ends else segments[:-1])
 
 
 def print_lines(lines: Sequence[Line]) -> None:
@@ -118,10 +118,10 @@ class Screen:
             return ""
         if not select.select([self._input], [], [], seconds)[0]:
             return ""
-        found = os.read(self._input, 1024)
-        if not found:
+        pressed = os.read(self._input, 1024)
+        if not pressed:
             return "q"
-        return "" if found.startswith(b"\x1b") else found.decode(errors="replace").lower()
+        return "" if pressed.startswith(b"\x1b") else pressed.decode(errors="replace").lower()
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

@@ -47,7 +47,7 @@ class WatchedRun:
         """Move in the list, to newer runs if negative. After the newest is chosen, it stays the newest."""
         if self._shown is None or not self._runs:
             return
-        names = [one.lead.run.run_id for one in self._runs]
+        names = [run.lead.run.run_id for run in self._runs]
         place = max(0, min(len(names) - 1, names.index(self._shown.lead.run.run_id) + places))
         self._wanted = names[place] if place else ""
         self._next_search = float("-inf")
@@ -57,8 +57,8 @@ class WatchedRun:
             self._runs = self._reader.nearest(self._top)
         except ConfigError:
             self._runs = []
-        found = next((one for one in self._runs if one.lead.run.run_id.startswith(self._wanted)), None)
+        run = next((other for other in self._runs if other.lead.run.run_id.startswith(self._wanted)), None)
         try:
-            return self._reader.whole(found) if found is not None and self._top.is_dir() else found
+            return self._reader.whole(run) if run is not None and self._top.is_dir() else run
         except OSError:  # the directory was just removed
             return None

@@ -75,7 +75,7 @@ class JobTime:
     @property
     def device_seconds(self) -> dict[str, float]:
         """Seconds of each attempt times its number of devices."""
-        return _sums(self.attempts, lambda one: one.devices)
+        return _sums(self.attempts, lambda attempt: attempt.devices)
 
     @property
     def all_seconds(self) -> float:
@@ -99,92 +99,96 @@ class JobTime:
     @property
     def lower_bound(self) -> bool:
         """True if more steps may have been rolled back, because the journal of an earlier attempt lacks steps."""
-        return any([one.lacks_steps for one in self.attempts[:-1]])
+        return any([attempt.lacks_steps for attempt in self.attempts[:-1]])
 
     @property
     def tokens(self) -> float | None:
         """Of all ranks in the surviving steps."""
-        return _known_sum([one.tokens for one in self.attempts])
+        return _known_sum([attempt.tokens for attempt in self.attempts])
 
     @property
     def joules(self) -> float | None:
         """Of the device of the journal's rank, over all attempts with a measured energy."""
-        return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
+        return _known_sum([attempt.joules for attempt in self.attempts if attempt.joules is not None] or [None])
 
     @property
     def joules_per_token(self) -> float | None:
         """Of the journal's rank, over the attempts with known energy and tokens."""
-        known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
-        tokens = sum([one.rank_tokens or 0.0 for one in known])
-        return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
+        metered = [
+            attempt for attempt in self.attempts if attempt.joules is not None and attempt.rank_tokens is not None
+        ]
+        tokens = sum([attempt.rank_tokens or 0.0 for attempt in metered])
+        return sum([attempt.joules or 0.0 for attempt in metered]) / tokens if tokens else None
 
 
 def of(attempts: Iterable[Attempt]) -> JobTime:
     """Raise `ValueError` if there are no attempts, or if a journal holds impossible times."""
     timed = in_order(attempts)
-    ordered = [one for _, one in timed]
+    ordered = [attempt for _, attempt in timed]
     kept, origins = survivors(ordered), parents(ordered)
     first = covered = 0.0
-    found: list[AttemptTime] = []
-    for place, (begin, one) in enumerate(timed):
-        seconds = time_kinds.lasted(one)
+    times: list[AttemptTime] = []
+    for place, (begin, attempt) in enumerate(timed):
+        seconds = time_kinds.lasted(attempt)
         if place + 1 < len(timed):
-            seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
-        restore = max(0.0, one.run.restore_seconds or 0.0)
-        known = max(restore, one.run.process_seconds or 0.0)  # a later fit of a process doesn't know its startup
+            seconds = max(attempt.seconds, min(seconds, timed[place + 1][0] - begin))
+        restore = max(0.0, attempt.run.restore_seconds or 0.0)
+        startup = max(restore, attempt.run.process_seconds or 0.0)  # a later fit of a process doesn't know its startup
         if not place:
-            first = covered = begin - known
+            first = covered = begin - startup
         gap = max(0.0, begin - covered)
-        known, restore = min(known, gap), min(restore, gap)
+        startup, restore = min(startup, gap), min(restore, gap)
         before = {
-            time_kinds.STARTUP: known - restore,
+            time_kinds.STARTUP: startup - restore,
             time_kinds.RESTORE: restore,
-            time_kinds.DOWNTIME: gap - known,
+            time_kinds.DOWNTIME: gap - startup,
         }
         covered = max(covered, begin + seconds)
-        parts = time_kinds.by_kind(one, kept[place], seconds)
+        parts = time_kinds.by_kind(attempt, kept[place], seconds)
         parts |= {kind: part for kind, part in before.items() if kind in parts}
-        found.append(_attempt(one, kept[place], origins[place], parts, begin - known - first))
-    whole = sum([one.all_seconds for one in found])
-    job = JobTime(attempts=tuple(found), overlap_seconds=max(0.0, whole - (covered - first)))
-    if not found or not isfinite(job.device_hours + job.overlap_seconds):
+        times.append(_attempt(attempt, kept[place], origins[place], parts, begin - startup - first))
+    whole = sum([attempt.all_seconds for attempt in times])
+    job = JobTime(attempts=tuple(times), overlap_seconds=max(0.0, whole - (covered - first)))
+    if not times or not isfinite(job.device_hours + job.overlap_seconds):
         raise ValueError("no attempt, or impossible times")
     return job
 
 
-def _attempt(one: Attempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float) -> AttemptTime:
-    end = one.last(Summary)
-    rank_tokens, job_tokens = _tokens(one, kept)
+def _attempt(attempt: Attempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float) -> AttemptTime:
+    end = attempt.last(Summary)
+    rank_tokens, job_tokens = _tokens(attempt, kept)
     return AttemptTime(
-        run=one.run,
+        run=attempt.run,
         origin=origin,
         began_seconds=began,
         seconds={kind: parts[kind] for kind in time_kinds.KINDS if kind in parts},
-        steps=len(one.step),
+        steps=len(attempt.step),
         kept_steps=kept,
-        unseen_steps=one.unseen_steps,
+        unseen_steps=attempt.unseen_steps,
         ended=None if end is None else end.failure is None,
         failure=None if end is None else end.failure,
         tokens=job_tokens,
         rank_tokens=rank_tokens,
-        joules=_joules(one),
+        joules=_joules(attempt),
     )
 
 
-def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
+def _tokens(attempt: Attempt, kept: int) -> tuple[float | None, float | None]:
     """Return the tokens of one rank and of all ranks in the surviving steps.
 
     The `Window` records of the journal show how many tokens all ranks have for each token of one rank.
     """
-    column = one.columns["tokens"]
+    column = attempt.columns["tokens"]
     own = _known_sum([None if isnan(value) else value for value in column[:kept]])
-    if not own or one.run.world_size == 1:
+    if not own or attempt.run.world_size == 1:
         return own, own
     shared = of_job = 0.0
-    for window in time_kinds.records(one, Window):
-        begin, end = bisect_left(one.step, window.first_step), bisect_right(one.step, window.last_step)
+    for window in time_kinds.records(attempt, Window):
+        begin, end = bisect_left(attempt.step, window.first_step), bisect_right(attempt.step, window.last_step)
         covered = [
-            place for place in range(begin, end) if one.excluded.get(one.step[place], "recounted") == "recounted"
+            place
+            for place in range(begin, end)
+            if attempt.excluded.get(attempt.step[place], "recounted") == "recounted"
         ]
         tokens = sum([column[place] for place in covered])
         if window.tokens is not None and not window.missing and len(covered) == window.steps and not isnan(tokens):
@@ -193,9 +197,9 @@ def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
     return own, own * of_job / shared if shared > 0 else None
 
 
-def _joules(one: Attempt) -> float | None:
+def _joules(attempt: Attempt) -> float | None:
     """None also if processes share the device."""
-    uses = [use for use in time_kinds.records(one, Use) if use.energy_joules is not None]
+    uses = [use for use in time_kinds.records(attempt, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None
     return sum([use.energy_joules or 0.0 for use in uses])
@@ -203,9 +207,9 @@ def _joules(one: Attempt) -> float | None:
 
 def _sums(attempts: Iterable[AttemptTime], weight: Callable[[AttemptTime], int]) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for one in attempts:
-        for kind, seconds in one.seconds.items():
-            sums[kind] = sums.get(kind, 0.0) + seconds * weight(one)
+    for attempt in attempts:
+        for kind, seconds in attempt.seconds.items():
+            sums[kind] = sums.get(kind, 0.0) + seconds * weight(attempt)
     return {kind: sums[kind] for kind in time_kinds.KINDS if kind in sums}
 
 
@@ -215,9 +219,9 @@ def _share(kinds: Iterable[str], seconds: Mapping[str, float]) -> float | None:
 
 
 def _known_sum(values: Iterable[float | None]) -> float | None:
-    found = [*values]
-    known = [value for value in found if value is not None]
-    return sum(known) if len(known) == len(found) else None
+    every = [*values]
+    summands = [value for value in every if value is not None]
+    return sum(summands) if len(summands) == len(every) else None
 
 
 def facts(job: JobTime, price: float | None) -> dict[str, Any]:
@@ -231,8 +235,8 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
         "all_seconds": job.all_seconds,
         "overlap_seconds": job.overlap_seconds,
         "device_hours": job.device_hours,
-        "kept_steps": sum([one.kept_steps for one in job.attempts]),
-        "rolled_back_steps": sum([one.rolled_back_steps for one in job.attempts]),
+        "kept_steps": sum([attempt.kept_steps for attempt in job.attempts]),
+        "rolled_back_steps": sum([attempt.rolled_back_steps for attempt in job.attempts]),
         "rolled_back_is_lower_bound": job.lower_bound,
         "money": money,
         "money_by_kind": None
@@ -245,19 +249,19 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
         "run_id": last.run.run_id,
         "attempts": [
             {
-                "run_id": one.run.run_id,
-                "attempt": one.run.attempt,
-                "resumed_from": one.origin,
-                "from_step": one.run.step,
-                "began_seconds": one.began_seconds,
-                "seconds": {kind: one.seconds.get(kind) for kind in time_kinds.KINDS},
-                "devices": one.devices,
-                "steps": one.steps,
-                "rolled_back_steps": one.rolled_back_steps,
-                "ended": one.ended,
-                "failure": one.failure,
-                "joules_of_one_device": one.joules,
+                "run_id": attempt.run.run_id,
+                "attempt": attempt.run.attempt,
+                "resumed_from": attempt.origin,
+                "from_step": attempt.run.step,
+                "began_seconds": attempt.began_seconds,
+                "seconds": {kind: attempt.seconds.get(kind) for kind in time_kinds.KINDS},
+                "devices": attempt.devices,
+                "steps": attempt.steps,
+                "rolled_back_steps": attempt.rolled_back_steps,
+                "ended": attempt.ended,
+                "failure": attempt.failure,
+                "joules_of_one_device": attempt.joules,
             }
-            for one in job.attempts
+            for attempt in job.attempts
         ],
     }

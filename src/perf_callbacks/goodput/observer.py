@@ -11,8 +11,8 @@ from perf_callbacks.kernel.fit.setup import Training
 
 def begin(recorder: Recorder, _training: Training) -> "GoodputWatch | None":
     """None if the run is not resumed or its checkpoint has no times."""
-    known = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
-    return GoodputWatch(recorder) if known else None
+    timed = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
+    return GoodputWatch(recorder) if timed else None
 
 
 class GoodputWatch(Observer):

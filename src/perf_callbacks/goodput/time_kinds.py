@@ -32,26 +32,26 @@ COPIED_SECONDS = 120.0
 
 def lasted(attempt: Attempt) -> float:
     """Seconds to the last sign of life: of a hung attempt, the last write to its journal."""
-    known = max(0.0, attempt.seconds)
+    recorded = max(0.0, attempt.seconds)
     if attempt.written_unix is None or attempt.last(Summary) is not None:
-        return known
+        return recorded
     written = attempt.written_unix - attempt.run.started_unix
-    copied = written - known > COPIED_SECONDS and hanging_since(attempt) is None
-    return known if copied or not isfinite(written) else max(known, written)
+    copied = written - recorded > COPIED_SECONDS and hanging_since(attempt) is None
+    return recorded if copied or not isfinite(written) else max(recorded, written)
 
 
 def hanging_since(attempt: Attempt) -> float | None:
-    done, found = last_step(attempt), None
+    done, since = last_step(attempt), None
     end = attempt.last(Summary)
     if end is not None and end.failure is None:
         return None
     for entry in attempt.entries:
         record = entry.record
         if isinstance(record, Stall) and record.rank == attempt.run.rank and record.step >= done:
-            found = max(0.0, entry.t - record.since_seconds)
+            since = max(0.0, entry.t - record.since_seconds)
         elif isinstance(record, Span) and record.step >= done:  # a span is written when it ends
-            found = None
-    return found
+            since = None
+    return since
 
 
 def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
@@ -65,11 +65,11 @@ def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
     _move_stragglers(parts, attempt, kept)
     for span in records(attempt, Span):
         parts[span.kind if span.kind in {EVALUATION, CHECKPOINT} else OTHER] += max(0.0, span.seconds)
-    known = sum(parts.values())
-    if known > seconds:  # the clock of a device may exceed the clock of the host by a little
-        return {kind: value * (seconds / known) for kind, value in parts.items()}
+    measured = sum(parts.values())
+    if measured > seconds:  # the clock of a device may exceed the clock of the host by a little
+        return {kind: value * (seconds / measured) for kind, value in parts.items()}
     since = hanging_since(attempt)
-    rest = seconds - known
+    rest = seconds - measured
     hung = 0.0 if since is None else min(rest, max(0.0, seconds - since))
     parts[STALLS] += hung
     parts[OTHER] += rest - hung
@@ -77,15 +77,15 @@ def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
 
 
 def _unknown(attempt: Attempt) -> set[str]:
-    found = set()
+    kinds = set()
     for kind, name in ((DATA, "data_time"), (COMMUNICATION, "communication_time")):
         if all(map(isnan, attempt.columns[name])):
-            found.add(kind)
+            kinds.add(kind)
     if attempt.run.world_size == 1 or attempt.run.config.get("stragglers") == "off":
-        found.add(STRAGGLERS)
+        kinds.add(STRAGGLERS)
     if attempt.run.restore_seconds is None:
-        found.add(RESTORE)
-    return found
+        kinds.add(RESTORE)
+    return kinds
 
 
 def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
@@ -99,7 +99,7 @@ def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
         if excluded.get(step) not in _EXCESS and not isnan(time)
     ]
     usual = median(ordinary) if ordinary else None
-    stalled = {one.step + 1 for one in records(attempt, Stall) if one.rank == attempt.run.rank}
+    stalled = {stall.step + 1 for stall in records(attempt, Stall) if stall.rank == attempt.run.rank}
     for place, (step, time) in enumerate(zip(attempt.step, times, strict=True)):
         if isnan(time) or time <= 0:
             continue
@@ -125,7 +125,9 @@ def _move_stragglers(parts: dict[str, float], attempt: Attempt, kept: int) -> No
     if STRAGGLERS not in parts:
         return
     last = attempt.step[kept - 1] if kept else attempt.run.step
-    lost = sum([max(0.0, one.seconds_lost) for one in records(attempt, Straggler) if one.step <= last])
+    lost = sum(
+        [max(0.0, straggler.seconds_lost) for straggler in records(attempt, Straggler) if straggler.step <= last]
+    )
     for kind in (COMMUNICATION, PRODUCTIVE):
         moved = min(lost, parts.get(kind, 0.0))
         if moved > 0:
@@ -140,4 +142,4 @@ def records(attempt: Attempt, kind: type[T]) -> list[T]:
     for entry in attempt.entries:
         if isinstance(entry.record, kind) and entry.record not in by_time.setdefault(entry.t, []):
             by_time[entry.t].append(entry.record)
-    return [record for found in by_time.values() for record in found]
+    return [record for same_time in by_time.values() for record in same_time]

@@ -91,15 +91,15 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    known = parse(config.entries)
+    values_now = parse(config.entries)
     for name in unset:
-        if name not in known:
+        if name not in values_now:
             raise ConfigError(f"{config.path} doesn't set {name}.")
-    wanted = {name: value for name, value in known.items() if name not in unset} | {**values}
+    wanted = {name: value for name, value in values_now.items() if name not in unset} | {**values}
     if config.root is not None and config.root.flow_style:
         line = f'"{KEY}": {json.dumps(wanted)}'
         raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
-    if wanted == known:
+    if wanted == values_now:
         return config.text
     text = _with_section(config, wanted)
     try:
@@ -119,9 +119,9 @@ def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str
         block = yaml.safe_dump({KEY: {**values}}, sort_keys=False, allow_unicode=True, width=float("inf"))
     if "\r\n" in config.text:
         block = block.replace("\n", "\r\n")
-    found = None if config.key is None else _SECTION.search(config.text)
-    if found is not None:
-        return config.text[: found.start()] + block + config.text[found.end() :]
+    section = None if config.key is None else _SECTION.search(config.text)
+    if section is not None:
+        return config.text[: section.start()] + block + config.text[section.end() :]
     end = len(config.text) if config.root is None else config.root.end_mark.index  # YAML's end line "..." may follow
     before = config.text[:end]
     return before + ("\n" if before and not before.endswith("\n") else "") + block + config.text[end:]

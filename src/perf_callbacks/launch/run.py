@@ -137,13 +137,13 @@ def _is_this_python(command: str) -> bool:
 
 def isolating(command: Sequence[str]) -> str | None:
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
-    return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
+    return next((flag for flag in flags if re.fullmatch("-[^XW]*[IES].*", flag)), None)
 
 
 def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool = True) -> dict[str, str]:
     """With `reports`, the program prints a message at its exit if nothing was measured."""
-    found = environ.get("PYTHONPATH")  # an empty entry is the working directory
-    others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
+    pythonpath = environ.get("PYTHONPATH")  # an empty entry is the working directory
+    others = [path for path in pythonpath.split(os.pathsep) if path != str(SITE)] if pythonpath else []
     return {
         **environ,
         SWITCH: environ.get(SWITCH, "").strip() or "1",
@@ -163,11 +163,11 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    found = sys.path
-    sys.path = [str(Path.cwd()), *found]
+    search_path = sys.path
+    sys.path = [str(Path.cwd()), *search_path]
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False
     finally:
-        sys.path = found
+        sys.path = search_path

@@ -26,15 +26,15 @@ Action = Callable[[ModuleType], None]
 
 
 def join(actions: dict[str, Action]) -> None:
-    found = turn.of_process()
-    if found is None:
+    trial = turn.of_process()
+    if trial is None:
         return
     with suppress(OSError):  # if memory runs out, the kernel stops the trial, and no other program
         Path("/proc/self/oom_score_adj").write_text("1000")
-    own = changes.actions(found)
-    own["torch"] = _both(own["torch"], PlainLoop(found).watch)
+    own = changes.actions(trial)
+    own["torch"] = _both(own["torch"], PlainLoop(trial).watch)
     for name, act in own.items():
-        actions[name] = _checked(found, act if name not in actions else _both(act, actions[name]))
+        actions[name] = _checked(trial, act if name not in actions else _both(act, actions[name]))
 
 
 def _both(first: Action, second: Action) -> Action:
@@ -111,7 +111,7 @@ class PlainLoop:
     def _enters(self, module: Any, _arguments: object) -> None:
         if self._compiling():  # the compiler would trace the rest into the compiled model
             return
-        if not self._depth and module.training and all(module is not one for one in self._called):
+        if not self._depth and module.training and all(module is not other for other in self._called):
             self._called.append(module)
         self._depth += 1
 
@@ -123,7 +123,7 @@ class PlainLoop:
     def _first_step(self, optimizer: Any, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = _holding(self._called, trained)
         self._called = []
         if self._trial.recorder() is not None or not self._trial.mine:
@@ -139,7 +139,7 @@ class PlainLoop:
             def _setup(self) -> "Setup":
                 return replace(super()._setup(), loaders=() if loader is None else (loader,))
 
-        model = max(models, key=lambda one: sum([parameter.numel() for parameter in one.parameters()]))
+        model = max(models, key=lambda candidate: sum([parameter.numel() for parameter in candidate.parameters()]))
         try:
             self._measurement = WithLoader(model, optimizer, None, None, None).__enter__()
         except Exception as error:  # noqa: BLE001 the trial still measures its steps
@@ -149,13 +149,13 @@ class PlainLoop:
 
 
 def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
-    return [module for module in modules if any(id(one) in trained for one in module.parameters())]
+    return [module for module in modules if any(id(parameter) in trained for parameter in module.parameters())]
 
 
 def _modules() -> Iterable[Any]:
     from torch import nn  # noqa: PLC0415 the program has imported it
 
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
 
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:

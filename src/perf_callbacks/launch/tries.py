@@ -100,11 +100,11 @@ class Tries:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
         self.result.short = outcome.short
-        found = self.result.candidates = candidates(outcome, self.only, self.cpus)
-        if found:
-            runs = self.rounds * (len(found) + 1 + (len(found) > 1))
+        remedies = self.result.candidates = candidates(outcome, self.only, self.cpus)
+        if remedies:
+            runs = self.rounds * (len(remedies) + 1 + (len(remedies) > 1))
             minutes = max(1, round(runs * self._longest / 60))
-            names = ", ".join([one.title for one in found])
+            names = ", ".join([candidate.title for candidate in remedies])
             self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, number: int) -> None:
@@ -112,7 +112,11 @@ class Tries:
         result.partial = {}
         plans: dict[str, Changes] = {
             BASE: {},
-            **{one.title: {one.remedy.name: one.value} for one in result.candidates if one.title not in result.failed},
+            **{
+                candidate.title: {candidate.remedy.name: candidate.value}
+                for candidate in result.candidates
+                if candidate.title not in result.failed
+            },
         }
         if number and result.together and TOGETHER not in result.failed:
             plans[TOGETHER] = self._together()
@@ -127,8 +131,8 @@ class Tries:
             if result.together:
                 self._setting(TOGETHER, self._together())
         for name in result.failed:  # a setting that failed in this round has failed in all rounds
-            for one in (*result.rounds, result.partial):
-                one.pop(name, None)
+            for outcomes in (*result.rounds, result.partial):
+                outcomes.pop(name, None)
         result.rounds.append(result.partial)
         result.partial = {}
 
@@ -151,14 +155,18 @@ class Tries:
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
         base = first[BASE].step_seconds or 0.0
         titles = [
-            one.title
-            for one in self.result.candidates
-            if one.title in first and (first[one.title].step_seconds or 0.0) <= base
+            candidate.title
+            for candidate in self.result.candidates
+            if candidate.title in first and (first[candidate.title].step_seconds or 0.0) <= base
         ]
         self.result.together = tuple(titles) if len(titles) > 1 else ()
 
     def _together(self) -> Changes:
-        return {one.remedy.name: one.value for one in self.result.candidates if one.title in self.result.together}
+        return {
+            candidate.remedy.name: candidate.value
+            for candidate in self.result.candidates
+            if candidate.title in self.result.together
+        }
 
     def _trial(self, changes: Changes, *, probe: bool = False) -> TrialOutcome:
         self.result.launches += not probe
@@ -186,7 +194,7 @@ class Tries:
     def _environment(self, path: Path, own: Path, changes: Changes, *, probe: bool) -> dict[str, str]:
         checklist = settings(changes, own_callback=self._own_callback)
         if probe:  # the checklist applies its items except gc; applied items become remedies to try
-            checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}
+            checklist = {name: value for name, value in checklist.items() if name.endswith("_GC")}
         return {
             **run.environment(os.environ, reports=False),
             **TRACKERS,

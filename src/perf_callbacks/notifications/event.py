@@ -71,12 +71,12 @@ class Origin:
             "steps": summary.steps,
             "step_seconds": summary.step_time,
             "verdict": verdict or None,
-            "findings": [_finding(found) for found in summary.findings[:MOST_FINDINGS]],
+            "findings": [_finding(finding) for finding in summary.findings[:MOST_FINDINGS]],
         }
         return self.event(END, f"{sentence} {verdict}".strip(), details, step=summary.step, now=now)
 
-    def drift(self, found: Finding, *, step: int, now: float) -> dict[str, Any]:
-        return self.event(DRIFT, f"{found.evidence}; try {found.remedy}.", _finding(found), step=step, now=now)
+    def drift(self, finding: Finding, *, step: int, now: float) -> dict[str, Any]:
+        return self.event(DRIFT, f"{finding.evidence}; try {finding.remedy}.", _finding(finding), step=step, now=now)
 
     def lost(self, *, step: int, now: float) -> dict[str, Any]:
         reason = "its process ended without a word: it was killed, or ended in C code"
@@ -94,8 +94,8 @@ def _encoded(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-def _finding(found: Finding) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in ("cause", "share", "low", "evidence", "remedy")}
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in ("cause", "share", "low", "evidence", "remedy")}
 
 
 def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
@@ -105,18 +105,18 @@ def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
     True
     """
     if isinstance(value, Mapping):
-        return {str(name): _bounded(one, most) for name, one in value.items()}
+        return {str(name): _bounded(item, most) for name, item in value.items()}
     if isinstance(value, str):
         text = printable(value)
         return text if len(text) <= most else text[: most - 1] + "…"
     if isinstance(value, float):
         return float(f"{value:.12g}") if math.isfinite(value) else None
     if isinstance(value, Sequence):
-        return [_bounded(one, most) for one in value[:MOST_ITEMS]]
+        return [_bounded(item, most) for item in value[:MOST_ITEMS]]
     return value if value is None or isinstance(value, bool | int) else str(value)[:most]
 
 
 def _without_lists(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _without_lists(one) for name, one in value.items() if not isinstance(one, list)}
+        return {name: _without_lists(item) for name, item in value.items() if not isinstance(item, list)}
     return value

@@ -82,9 +82,9 @@ class Notifications(Observer):
         if isinstance(record, Summary) and self._recorder.run.rank == 0 and not self._ended:
             self._ended = True
             with guard(logs(log.warning, NO_MORE)):
-                for found in record.findings:
-                    if found.cause == drift.CAUSE:
-                        self._send(self._origin.drift(found, step=record.step, now=unix_time()))
+                for finding in record.findings:
+                    if finding.cause == drift.CAUSE:
+                        self._send(self._origin.drift(finding, step=record.step, now=unix_time()))
                 self._send(self._origin.end(record, now=unix_time()), last=True)
 
     def tick(self, now: float) -> bool:
@@ -106,12 +106,12 @@ class Notifications(Observer):
             weakref.finalize(self, self._sender.dismiss).atexit = False  # for a fit that nobody ends
         return self._sender
 
-    def _send(self, found: dict[str, Any], *, limited: bool = False, last: bool = False) -> None:
+    def _send(self, message: dict[str, Any], *, limited: bool = False, last: bool = False) -> None:
         """If the limit is reached, or the side process can't keep up, only count the event."""
         if not limited or self._may():
             if self._dropped:
-                found = {**found, "dropped": self._dropped}
-            if self._reach().send(event.line(found), last=last):
+                message = {**message, "dropped": self._dropped}
+            if self._reach().send(event.line(message), last=last):
                 self._dropped = 0
                 return
         self._dropped += 1

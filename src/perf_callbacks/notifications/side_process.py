@@ -90,10 +90,10 @@ def _stay(_number: int, _frame: object) -> None:
 def _parsed(line: bytes) -> dict[str, Any]:
     """An incomplete line is an empty dictionary."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _answer(trouble: str | None) -> None:

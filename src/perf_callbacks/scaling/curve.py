@@ -72,7 +72,7 @@ class Point:
     def grown(self) -> PartGrowth | None:
         """The part that grows most; None if that is not certain, or less than 1 % of the step."""
         least = SMALL * self.per_step / self.per_device
-        return next((one for one in self.growth[:1] if one.low > 0 and one.seconds >= least), None)
+        return next((part for part in self.growth[:1] if part.low > 0 and part.seconds >= least), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
         efficiency=1 + changed.change,
         interval=None if itself else (1 + changed.low, 1 + changed.high),
         growth=() if itself else tuple(_growth(side, baseline, unit, changed)),
-        slowest=max([run.slowest for run in side], key=lambda one: one[1]),
+        slowest=max([run.slowest for run in side], key=lambda share: share[1]),
         loads=tuple([run.compared.load for run in every]),
     )
 
@@ -151,28 +151,28 @@ def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, chang
     work = _per_step(baseline, unit)
     before = work / (mean_of_runs([_rate(run, unit) for run in baseline]) or 1.0)
     lost = before / (1 + changed.change) - before
-    found = []
+    growth = []
     for part in STAGES:
         costs = [[run.cost(part, unit) for run in runs] for runs in (baseline, side)]
-        known = [[cost for cost in some if cost is not None] for some in costs]
-        if list(map(len, known)) != list(map(len, costs)):
+        costs_known = [[cost for cost in some if cost is not None] for some in costs]
+        if list(map(len, costs_known)) != list(map(len, costs)):
             return []
-        seconds, low, high = [work * one for one in difference_between_runs(known[0], known[1])]
+        seconds, low, high = [work * end for end in difference_between_runs(costs_known[0], costs_known[1])]
         excess = [
             fmean([run.excess[part] * work / (run.per_step(unit) or 1.0) for run in runs]) for runs in (baseline, side)
         ]
         share = min(1.0, max(0.0, seconds / lost)) if lost > 0 else None
-        found.append(
+        growth.append(
             PartGrowth(part=part, seconds=seconds, low=low, high=high, share=share, excess=excess[1] - excess[0])
         )
-    return sorted(found, key=lambda one: one.seconds, reverse=True)
+    return sorted(growth, key=lambda row: row.seconds, reverse=True)
 
 
 def _rate(run: JobRun, unit: str) -> Estimate:
-    found = run.rate(unit)
-    if found is None:
+    rate = run.rate(unit)
+    if rate is None:
         raise ConfigError(FEW_STEPS)
-    return found
+    return rate
 
 
 def _per_step(runs: Sequence[JobRun], unit: str) -> float:
@@ -180,7 +180,7 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
+    differences = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
     lengths = [
         [
             tokens / samples
@@ -191,5 +191,5 @@ def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
     ]
     every = [length for side in lengths for length in side]
     if all(lengths) and max(every) - min(every) > SAME_LENGTH * max(every):
-        found["tokens per sample"] = (fmean(lengths[0]), fmean(lengths[1]))
-    return found
+        differences["tokens per sample"] = (fmean(lengths[0]), fmean(lengths[1]))
+    return differences

@@ -75,8 +75,8 @@ class JobRun:
         )
 
     def per_step(self, unit: str) -> float | None:
-        known = [amount for amount in self.work[unit] if not isnan(amount)]
-        return fmean(known) if known else None
+        amounts = [amount for amount in self.work[unit] if not isnan(amount)]
+        return fmean(amounts) if amounts else None
 
     def rate(self, unit: str) -> Estimate | None:
         """Work of one device per second. None also with too few steps."""
@@ -87,6 +87,6 @@ class JobRun:
         column = self.parts.get(part)
         return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
 
-    def _known(self, one: Sequence[float], other: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
+    def _known(self, first: Sequence[float], second: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
         places = [place for place, amount in enumerate(self.work[unit]) if not isnan(amount)]
-        return [one[place] for place in places], [other[place] for place in places]
+        return [first[place] for place in places], [second[place] for place in places]

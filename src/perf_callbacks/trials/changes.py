@@ -87,7 +87,7 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
 
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
     _numbers(turn, torch)
-    optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
+    optimizers.register_optimizer_step_post_hook(untraced(lambda optimizer, _args, _kwargs: turn.step_ended(optimizer)))
     inner = torch.Tensor.backward
 
     def store(loss: object) -> None:
@@ -117,7 +117,9 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
 
         def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             turn.applied.add("checkpointing")
-            return function(*args, **{name: one for name, one in kwargs.items() if name not in CHECKPOINT_ARGUMENTS})
+            return function(
+                *args, **{name: value for name, value in kwargs.items() if name not in CHECKPOINT_ARGUMENTS}
+            )
 
         checkpointing.checkpoint = checkpoint
 
@@ -224,7 +226,9 @@ def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
         given["default_root_dir"] = turn.plan.scratch
         given["enable_checkpointing"] = False
         callbacks = given.get("callbacks")
-        given["callbacks"] = [one for one in _several(callbacks) if not isinstance(one, module.Checkpoint)]
+        given["callbacks"] = [
+            callback for callback in _several(callbacks) if not isinstance(callback, module.Checkpoint)
+        ]
         for logger in _several(given.get("logger")):
             if hasattr(logger, "_root_dir"):
                 logger._root_dir = turn.plan.scratch  # noqa: SLF001 TensorBoard's and CSV's loggers have no setter

@@ -14,14 +14,14 @@ from perf_callbacks.trials.turn import Turn
 
 
 def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
-    found = turn.of_process()
-    if found is None:
+    trial = turn.of_process()
+    if trial is None:
         return None
-    found.own_callback = not training.armed
-    observer = TrialFit(recorder, found)
+    trial.own_callback = not training.armed
+    observer = TrialFit(recorder, trial)
     for row in training.checklist:
         observer.record_written(row)
-    changes.at_begin(found, training.setup().called or training.model)
+    changes.at_begin(trial, training.setup().called or training.model)
     return observer
 
 

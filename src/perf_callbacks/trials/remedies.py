@@ -129,22 +129,22 @@ def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Ca
 
     If `only` names no group, all remedies that don't need `--only` are allowed.
     """
-    called_for = [one for one in map(of_finding, probe.findings) if one is not None]
-    found = []
+    called_for = [candidate for candidate in map(of_finding, probe.findings) if candidate is not None]
+    results = []
     for remedy in REMEDIES:
         name, chosen = remedy.name, remedy.group in only
         if not chosen and (only or remedy.asked):
             continue
         if probe.own_callback and name in {"gc", "affinity", "pinning"}:
             continue
-        candidate = next((one for one in called_for if one.remedy is remedy), None)  # the first is the largest
+        candidate = next((wanted for wanted in called_for if wanted.remedy is remedy), None)  # the first is the largest
         if candidate is None and (name in probe.applied or (chosen and name in DEFAULTS)):
             number = max(1, cpus - 1) if name in NUMBERED else None
             line = remedy.line.format(number)
             candidate = Candidate(remedy=remedy, value=number, line=line, called_for=name in probe.applied)
         if candidate is not None:
-            found.append(candidate)
-    return found
+            results.append(candidate)
+    return results
 
 
 NUMBERED = frozenset({"workers", "threads"})

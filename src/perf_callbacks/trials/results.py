@@ -29,11 +29,11 @@ def _key(candidate: Candidate) -> str:
 
 def store(result: TrialResults) -> None:
     """If the file can't be written, nothing is stored."""
-    found = result.gains()
+    measured = result.gains()
     gains = {
-        _key(one): (gain.low, gain.factor, gain.high)
-        for one in result.candidates
-        if (gain := found.get(one.title)) is not None and gain.low is not None and gain.high is not None
+        _key(candidate): (gain.low, gain.factor, gain.high)
+        for candidate in result.candidates
+        if (gain := measured.get(candidate.title)) is not None and gain.low is not None and gain.high is not None
     }
     if not gains or result.identity is None:
         return
@@ -51,7 +51,9 @@ def of_run(run: Run) -> dict[str, GainInterval]:
 
 
 def with_gains(findings: Sequence[Finding], gains: Mapping[str, GainInterval]) -> tuple[Finding, ...]:
-    return tuple([replace(one, measured=_gain(one, gains)) for one in findings]) if gains else tuple(findings)
+    return (
+        tuple([replace(finding, measured=_gain(finding, gains)) for finding in findings]) if gains else tuple(findings)
+    )
 
 
 def _gain(finding: Finding, gains: Mapping[str, GainInterval]) -> GainInterval | None:

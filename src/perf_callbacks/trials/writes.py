@@ -92,17 +92,17 @@ class Writes:
         if event == "open":
             path, mode, flags = arguments
             writes = any(letter in mode for letter in "wax+") if mode else bool(flags & _WRITING)
-            found = [path] if writes else []
+            paths = [path] if writes else []
         elif event == "os.mkdir":
             path = _joined(arguments[0], arguments[2])
-            found = [] if os.path.lexists(path) else [path]  # programs make directories that are there already
+            paths = [] if os.path.lexists(path) else [path]  # programs make directories that are there already
         elif event == "sqlite3.connect":
-            found = _database(arguments[0])
+            paths = _database(arguments[0])
         elif event in _CHANGING:
-            found = [_joined(arguments[place], None if of is None else arguments[of]) for place, of in _CHANGING[event]]
+            paths = [_joined(arguments[place], None if of is None else arguments[of]) for place, of in _CHANGING[event]]
         else:
             return
-        for path in found:
+        for path in paths:
             if self.outside(path):
                 self.leave(path)
 
@@ -128,11 +128,11 @@ class Writes:
         @wraps(inner)
         def save(*args: Any, **kwargs: Any) -> Any:
             paths = [*args[place : place + 1], *kwargs.values()]
-            found = [path for path in paths if isinstance(path, str | os.PathLike) and self.outside(path)]
-            if not found:
+            written = [path for path in paths if isinstance(path, str | os.PathLike) and self.outside(path)]
+            if not written:
                 return inner(*args, **kwargs)
             if not self._turn.plan.yes:
-                self.leave(found[0])
+                self.leave(written[0])
             return None
 
         setattr(owner, name, save)
@@ -149,7 +149,7 @@ class Writes:
         def upload(*words: Any, **kwargs: Any) -> Any:
             if not self._turn.plan.yes:
                 self._turn.leave(SAVES, f"to a hub, at {program_line()}")
-            name = next((one for one in [kwargs.get("repo_id"), *words] if isinstance(one, str)), "")
+            name = next((word for word in [kwargs.get("repo_id"), *words] if isinstance(word, str)), "")
             return module.RepoUrl(f"{module.ENDPOINT}/{name}") if inner.__name__ == "create_repo" else None
 
         return upload

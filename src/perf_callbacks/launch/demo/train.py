@@ -35,8 +35,8 @@ class Snippets(Dataset[Batch]):
         self._text = "".join([file.read_text(encoding="utf-8") for file in files])
         starts = range(0, len(self._text), max(1, len(self._text) // 50_000))
         pieces = Counter([self._text[start : start + size] for size in range(2, 9) for start in starts])
-        known = [*sorted({*self._text}), *[piece for piece, _ in pieces.most_common(VOCABULARY)]]
-        self._ids = {piece: number for number, piece in enumerate(dict.fromkeys(known[:VOCABULARY]))}
+        tokens = [*sorted({*self._text}), *[piece for piece, _ in pieces.most_common(VOCABULARY)]]
+        self._ids = {piece: number for number, piece in enumerate(dict.fromkeys(tokens[:VOCABULARY]))}
 
     def __len__(self) -> int:
         return SNIPPETS

@@ -117,7 +117,7 @@ class TwoRuns:
         return self.runs[-1]
 
     def write_report(self) -> Path:
-        first, second = [report_file.fits(one.directory) for one in self.runs]
+        first, second = [report_file.fits(run.directory) for run in self.runs]
         path = self.report = self.directory / report_file.NAME
         report_file.write(first, 0, path, None, second[-1])
         return path
@@ -126,7 +126,7 @@ class TwoRuns:
         gain, finding = self.gain, self.finding
         if gain is None or finding is None:
             return
-        before, after = [one.step_seconds for one in self.runs]
+        before, after = [run.step_seconds for run in self.runs]
         yield (
             f"A step took {duration(before)}, and {duration(after)} with the remedy: {gain:.2f}x faster. "
             f"Promised: {cards.promised(finding).lower()}."
@@ -134,7 +134,7 @@ class TwoRuns:
         yield f"The fault: {self.fault}"
         if not self.runs[1].summary.long_enough:
             yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
-        busiest = max(one.no_cpu_share for one in self.runs)
+        busiest = max(run.no_cpu_share for run in self.runs)
         if busiest >= BUSY:
             users = "loader workers, ranks or other programs"
             yield f"The training had no CPU for up to {busiest:.0%} of its time: {users} used the CPUs."
@@ -143,8 +143,10 @@ class TwoRuns:
 def about_fault(summary: Summary, ranks: int) -> Finding | None:
     """Prefer a finding whose remedy the demo can apply. With several ranks, its cause is "data" or "straggler"."""
     causes = {"data"} if ranks == 1 else {"data", "straggler"}
-    found = [one for one in summary.findings if one.cause in causes and one.share is not None]
-    return next((one for one in found if options_of(one.remedy, ranks)), found[0] if found else None)
+    findings = [finding for finding in summary.findings if finding.cause in causes and finding.share is not None]
+    return next(
+        (finding for finding in findings if options_of(finding.remedy, ranks)), findings[0] if findings else None
+    )
 
 
 def options_of(remedy: str, ranks: int) -> list[str]:
@@ -206,5 +208,5 @@ def _summary(directory: Path) -> Summary | None:
     with suppress(OSError):
         for journal in files(directory)[:1]:
             records = [entry.record for entry in read(journal)]
-            return next((one for one in reversed(records) if isinstance(one, Summary)), None)
+            return next((record for record in reversed(records) if isinstance(record, Summary)), None)
     return None
