@@ -181,7 +181,7 @@ def table(runs: dict[str, list[Attempt]]) -> None:
     """Print the runs by kind and load."""
     kinds: dict[str, list[ComparedRun]] = {}
     for name, run in runs.items():
-        kinds.setdefault(name.rpartition("-")[0], []).append(ComparedRun.of(run))
+        kinds.setdefault(name.rpartition("-")[0], []).append(ComparedRun.from_ranks(run))
     print(
         "| runs | number | mean step, ms | quick step, ms | no CPU | CPUs of other programs |",
         "|---|---|---|---|---|---|",

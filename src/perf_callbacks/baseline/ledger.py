@@ -46,7 +46,7 @@ def path() -> Path:
 def key(run: Run) -> str:
     """The path of the program's file is part of the key."""
     parts = (
-        Identity.of(run).program,
+        Identity.from_run(run).program,
         run.model,
         run.parameters,
         run.batch,

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from perf_callbacks.baseline import ledger, recorded_baseline
 from perf_callbacks.baseline.ledger import LedgerLine
-from perf_callbacks.baseline.standing import against_rate, line, standing
+from perf_callbacks.baseline.standing import against_rate, against_runs, line
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -20,7 +20,7 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 from perf_callbacks.report import run_figures
 from perf_callbacks.report.run_figures import RunFigures
-from perf_callbacks.trials import turn
+from perf_callbacks.trials import process
 
 EARLY_STEPS = 100
 
@@ -36,7 +36,7 @@ AUTO = "auto"
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
     """None if the fit is not compared: on other ranks than 0, in a trial, or without a journal."""
-    if recorder.run.rank != 0 or not recorder.config.journal or turn.of_process() is not None:
+    if recorder.run.rank != 0 or not recorder.config.journal or process.current_trial() is not None:
         return None
     watch = BaselineWatch(recorder, training.show)
     with suppress(RuntimeError):  # no thread available: no line, neither on the console nor in the ledger
@@ -96,7 +96,7 @@ class BaselineWatch(Observer):
         summary = recorder.engine.interim_summary(recorder.clock())
         if summary is None or summary.included_steps < EARLY_STEPS:
             return None
-        figures = run_figures.of(recorder.run, summary)
+        figures = run_figures.from_records(recorder.run, summary)
         long = (figures.step_seconds or 0.0) * figures.steps >= EARLY_SECONDS
         return figures if long else None
 
@@ -112,7 +112,7 @@ class BaselineWatch(Observer):
                 thread.join(CLOSE_SECONDS)
 
     def _compare(self, early: RunFigures) -> None:
-        result = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
+        result = against_rate(early, self._rate) if self._rate else against_runs(early, self._baseline)
         if result is None:
             return
         text = line(result)
@@ -126,7 +126,7 @@ class BaselineWatch(Observer):
             run, journal = self._recorder.run, self._recorder.journal_path
             directory = None if journal is None else str(journal.parent.parent.absolute())
             state = "ended" if summary.failure is None else "failed"
-            figures = run_figures.of(run, summary, directory=directory, state=state)
+            figures = run_figures.from_records(run, summary, directory=directory, state=state)
             ledger.append(LedgerLine(key=ledger.key(run), run=figures, early=self._early), self._file)
 
 

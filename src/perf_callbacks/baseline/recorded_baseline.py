@@ -85,7 +85,7 @@ def _figures(attempt: Attempt, places: Sequence[int], path: Path) -> RunFigures 
     beside = interim.read(path, attempt.run)
     summary = beside.record if beside is not None and isinstance(beside.record, Summary) else None
     return replace(
-        run_figures.of(attempt.run, summary),  # the load of the whole run
+        run_figures.from_records(attempt.run, summary),  # the load of the whole run
         steps=len(places),
         step_seconds=per(seconds, len(places)),
         stage_seconds={name: spent / len(places) for name in STAGES if (spent := total(name)) is not None},

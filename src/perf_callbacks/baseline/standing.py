@@ -7,8 +7,8 @@ from statistics import fmean
 
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change, Estimate, change_between_runs
+from perf_callbacks.report.comparability import SAME_AMOUNT, SAME_LENGTH
 from perf_callbacks.report.layout import clean
-from perf_callbacks.report.likeness import SAME_AMOUNT, SAME_LENGTH
 from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.units import duration, rate
 
@@ -24,7 +24,7 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class BaselineResult:
     """Result for a run that is surely slower or faster than its baseline."""
 
     change: Change
@@ -46,7 +46,7 @@ class Standing:
         return self.change.change > 0
 
 
-def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None:
+def against_runs(run: RunFigures, baseline: Sequence[RunFigures]) -> BaselineResult | None:
     """None if chance or the machine's load may explain the difference, or with fewer than two undisturbed runs."""
     if _seconds(run) is None:
         return None
@@ -64,10 +64,10 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
     effect = machine_load.effect([figures.load for figures in kept], [run.load])
     if longer * effect > 0 and abs(effect) >= EXPLAINED * abs(longer):
         return None
-    return Standing(change=change, runs=len(kept), versions=_versions(run, kept), stages=_stages(run, kept))
+    return BaselineResult(change=change, runs=len(kept), versions=_versions(run, kept), stages=_stages(run, kept))
 
 
-def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
+def against_rate(run: RunFigures, samples_per_second: float) -> BaselineResult | None:
     """Compare the first steps of a run with a number of samples per second and device.
 
     None means that the run is about as fast as this rate, or that its own rate is unknown.
@@ -78,22 +78,22 @@ def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
     longer = samples_per_second / now - 1
     if not math.isfinite(longer) or abs(math.log1p(longer)) < math.log1p(LEAST):
         return None
-    return Standing(change=Change(longer, longer, longer), runs=0, rate=samples_per_second)
+    return BaselineResult(change=Change(longer, longer, longer), runs=0, rate=samples_per_second)
 
 
-def line(standing: Standing) -> str:
-    moved = standing.change
-    share = f"{100 * abs(moved.change):.1f} % {'slower' if standing.slower else 'faster'}"
-    if standing.rate is not None:
-        return f"perf_callbacks: {share} than the baseline of {rate(standing.rate)} samples/s per device."
+def line(result: BaselineResult) -> str:
+    moved = result.change
+    share = f"{100 * abs(moved.change):.1f} % {'slower' if result.slower else 'faster'}"
+    if result.rate is not None:
+        return f"perf_callbacks: {share} than the baseline of {rate(result.rate)} samples/s per device."
     ends = sorted([abs(moved.low), abs(moved.high)])
-    runs = f"last {standing.runs} undisturbed runs of this program"
-    causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in standing.versions.items()]
+    runs = f"last {result.runs} undisturbed runs of this program"
+    causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in result.versions.items()]
     others = len(causes) - MOST_NAMED
     causes = [*causes[:MOST_NAMED], *([f"{others} other packages"] if others > 0 else [])]
     causes += [
         f"{name.removesuffix('_time')} {duration(before)} -> {duration(now)}"
-        for name, (before, now) in standing.stages.items()
+        for name, (before, now) in result.stages.items()
     ]
     why = f": {', '.join(causes)}" if causes else ""
     return f"perf_callbacks: {share} than the {runs} ({100 * ends[0]:.1f} % to {100 * ends[1]:.1f} %){why}."

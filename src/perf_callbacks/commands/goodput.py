@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         show.to_stderr(f"{printable(str(top))}: the newest of {len(jobs):,} jobs. All runs as one job: --all")
     fits = jobs[-1]
     try:
-        job = job_time.of([attempt for fit in fits for attempt in fit.first])
+        job = job_time.from_attempts([attempt for fit in fits for attempt in fit.first])
         if arguments.json:
             title = run_title.title(fits[-1].run)
             facts = {"schema": JSON_SCHEMA, "title": title, **job_time.facts(job, arguments.price)}

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         profiles = {
             fit.run.rank: [
                 (profile, module_times.of_run(profile, fit, module_times.peak(fit, fits)))
-                for profile in fit.of(Profile)
+                for profile in fit.records(Profile)
             ]
             for fit in fits
         }

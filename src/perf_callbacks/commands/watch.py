@@ -95,7 +95,7 @@ def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float],
 
 def write(path: Path, run: RecordedRun, paces: Paces) -> None:
     """Raise `ConfigError` if the file can't be written."""
-    text = prometheus.render(run, paces.of(run))
+    text = prometheus.render(run, paces.current(run))
     try:
         atomic_file.replace(path, text.encode(errors="replace"), READABLE)
     except OSError as error:
@@ -110,7 +110,7 @@ def live(watched: WatchedRun, paces: Paces, screen: "Screen", place: str) -> int
         if run is None:
             lines = watch_frame.waiting(place, size, footer)
         else:
-            lines = watch_frame.frame(run, paces.of(run), size, footer)
+            lines = watch_frame.frame(run, paces.current(run), size, footer)
         if (size, lines) != drawn:
             screen.draw(lines)
             drawn = size, lines
@@ -149,7 +149,7 @@ def _redraws() -> bool:
 
 
 def _print(run: RecordedRun, paces: Paces) -> None:
-    lines = watch_frame.frame(run, paces.of(run), TerminalSize(columns=shutil.get_terminal_size().columns))
+    lines = watch_frame.frame(run, paces.current(run), TerminalSize(columns=shutil.get_terminal_size().columns))
     if not sys.stdout.isatty():
         print("\n".join(map(plain, encodable(lines, sys.stdout.encoding or "utf-8"))))
         return

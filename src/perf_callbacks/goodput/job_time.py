@@ -121,7 +121,7 @@ class JobTime:
         return sum([attempt.joules or 0.0 for attempt in metered]) / tokens if tokens else None
 
 
-def of(attempts: Iterable[Attempt]) -> JobTime:
+def from_attempts(attempts: Iterable[Attempt]) -> JobTime:
     """Raise `ValueError` if there are no attempts, or if a journal holds impossible times."""
     timed = in_order(attempts)
     ordered = [attempt for _, attempt in timed]

@@ -91,15 +91,15 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    values_now = parse(config.entries)
+    settings = parse(config.entries)
     for name in unset:
-        if name not in values_now:
+        if name not in settings:
             raise ConfigError(f"{config.path} doesn't set {name}.")
-    wanted = {name: value for name, value in values_now.items() if name not in unset} | {**values}
+    wanted = {name: value for name, value in settings.items() if name not in unset} | {**values}
     if config.root is not None and config.root.flow_style:
         line = f'"{KEY}": {json.dumps(wanted)}'
         raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
-    if wanted == values_now:
+    if wanted == settings:
         return config.text
     text = _with_section(config, wanted)
     try:

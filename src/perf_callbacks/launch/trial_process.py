@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.trials import changes, turn
+from perf_callbacks.trials import changes, process
 from perf_callbacks.trials.plan import FAILED
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials.process import TrialProcess
 
 if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.setup import Setup
@@ -26,7 +26,7 @@ Action = Callable[[ModuleType], None]
 
 
 def join(actions: dict[str, Action]) -> None:
-    trial = turn.of_process()
+    trial = process.current_trial()
     if trial is None:
         return
     with suppress(OSError):  # if memory runs out, the kernel stops the trial, and no other program
@@ -45,7 +45,7 @@ def _both(first: Action, second: Action) -> Action:
     return act
 
 
-def _checked(trial: Turn, act: Action) -> Action:
+def _checked(trial: TrialProcess, act: Action) -> Action:
     """An error ends the trial: without its changes, it would measure the wrong thing."""
 
     def checked(module: ModuleType) -> None:
@@ -65,7 +65,7 @@ class PlainLoop:
     module may hide its calls. If no such module was called, those count that are part of no other such module.
     """
 
-    def __init__(self, trial: Turn) -> None:
+    def __init__(self, trial: TrialProcess) -> None:
         self._trial = trial
         self._depth = 0
         self._called: list[Any] = []

@@ -67,7 +67,7 @@ def attempts(fit: FitHistory) -> dict[str, Any] | None:
     """A bar for all attempts, and one for each; None: there is one attempt, or no time passed."""
     if len(fit.first) == 1:
         return None
-    job = job_time.of(fit.first)
+    job = job_time.from_attempts(fit.first)
     numbered = [*enumerate(job.attempts, 1)][-MOST_ATTEMPTS:]
     longest = max(attempt.all_seconds for _, attempt in numbered)
     if longest <= 0:
@@ -100,7 +100,7 @@ def memory(memory: Memory | None) -> dict[str, Any] | None:
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
-    uses = sorted([use for attempt in fit.first for use in attempt.of(Use)], key=lambda use: use.step)
+    uses = sorted([use for attempt in fit.first for use in attempt.records(Use)], key=lambda use: use.step)
     shown = uses[:: max(1, len(uses) // POINTS)]
     charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]
     return [chart for chart in charts if chart is not None]

@@ -33,20 +33,20 @@ class ComparedRun:
     """As recorded by the rank that waited longest for a CPU."""
 
     @classmethod
-    def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
+    def from_ranks(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
         """The records of the first rank describe the run."""
         first = ranks[0]
         parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
-        uses = [use.resident_gb for rank in ranks for use in rank.of(Use)]
+        uses = [use.resident_gb for rank in ranks for use in rank.records(Use)]
         used = [size for size in uses if size is not None and possible(size)]
         memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
-        loads = [Load.of(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
+        loads = [Load.from_summary(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
         return cls(
             columns=_columns(ranks),
             run=first.run,
             summary=first.last(Summary),
-            checklist={record.item: record.status for record in first.of(Checklist)},
+            checklist={record.item: record.status for record in first.records(Checklist)},
             memory=memory,
             load=max(loads, key=lambda load: -1.0 if load.no_cpu is None else load.no_cpu),
         )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from perf_callbacks.report import likeness, machine_load
+from perf_callbacks.report import comparability, machine_load
 from perf_callbacks.report.batch_means import Change, Estimate, change_between_runs, mean_of_runs
+from perf_callbacks.report.comparability import Values, distinct, listed
 from perf_callbacks.report.compared_run import ESTIMATORS, QUICK, ComparedRun
 from perf_callbacks.report.history import Attempt
-from perf_callbacks.report.likeness import Values, distinct, listed
 from perf_callbacks.report.machine_load import Load
 from perf_callbacks.report.units import speed
 
@@ -74,7 +74,7 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
 
     Raise `ArithmeticError` or `ValueError` if a figure can't be computed from a journal's values, or isn't finite.
     """
-    every = [[ComparedRun.of(ranks) for ranks in side] for side in (first, second)]
+    every = [[ComparedRun.from_ranks(ranks) for ranks in side] for side in (first, second)]
     loads = ([run.load for run in every[0]], [run.load for run in every[1]])
     chosen = machine_load.undisturbed(loads)
     a, b = [[side[place] for place in places] for side, places in zip(every, chosen, strict=True)]
@@ -90,7 +90,7 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
     _check(shown)
     by_name = {metric.name: metric for metric in shown if metric.verdict is not None}
     decided_by = _decider([by_name[name] for name in (*DECIDING, QUICK) if name in by_name])
-    unlike = likeness.unlike(a, b)
+    unlike = comparability.differences(a, b)
     effect = machine_load.effect([run.load for run in a], [run.load for run in b])
     busier = None
     if decided_by is not None and not unlike and _explained(decided_by, effect, fail_over):
@@ -179,7 +179,7 @@ def _is_cost(name: str) -> bool:
 
 def _incomparable(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str | None:
     if name.endswith("_time"):
-        others = [what for what in ("samples", "tokens") if likeness.per_step(what, a, b) is not None]
+        others = [what for what in ("samples", "tokens") if comparability.per_step(what, a, b) is not None]
         if others:
             return f"steps have different numbers of {others[0]} in A and in B"
     pairs = [*((a[0], other) for other in b), *((other, b[0]) for other in a[1:])]
@@ -227,7 +227,7 @@ def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable
                 sides = [[values.get(name) for values in side] for side in (before, after)]
                 yield from _differ(prefix + name, sides)
     for name in ("samples", "tokens"):
-        sizes = likeness.per_step(name, a, b)
+        sizes = comparability.per_step(name, a, b)
         if sizes is not None:
             yield f"{name} per step", sizes
 

@@ -6,9 +6,9 @@ from typing import Any
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change
+from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import BETTER, DECIDING, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, clean, wrapped
-from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
@@ -97,7 +97,7 @@ def _steps(comparison: Comparison, side: int) -> str:
 
 
 def _load(comparison: Comparison, columns: int) -> list[str]:
-    loads = [machine_load.said(side) for side in comparison.loads]
+    loads = [machine_load.described(side) for side in comparison.loads]
     if not any(loads):
         return []
     lines = [f"{name}: {load or 'unknown'}" for name, load in zip("AB", loads, strict=True)]

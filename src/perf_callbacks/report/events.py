@@ -61,15 +61,15 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
         text = f"attempt {attempt.run.attempt} from step {attempt.run.step:,}{again}"
         yield JournalEvent(attempt.run.step, "restart", text, lowest, 0.0)
     for attempt in fit.first:
-        for span in attempt.of(Span):
+        for span in attempt.records(Span):
             yield of_span(span, lowest)
         for step, reason in attempt.excluded.items():
             if reason in {"counted", "recounted"}:
                 yield JournalEvent(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
-        yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]
-        yield from map(of_straggler, attempt.of(Straggler))
-        for profile in attempt.of(Profile):
+        yield from [of_collection(pause, rank) for pause in attempt.records(Gc)]
+        yield from map(of_straggler, attempt.records(Straggler))
+        for profile in attempt.records(Profile):
             if profile.first_step is not None:
                 trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
                 text = f"profile of {profile_text.title(rank, profile)}{trace}"

@@ -130,7 +130,7 @@ class FigureInputs:
             yield "peak", "" if memory.peak_gb is None else size(memory.peak_gb)
 
     def _use(self) -> Iterator[Value]:
-        uses: list[Use] = [use for attempt in self.fit.first for use in attempt.of(Use)]
+        uses: list[Use] = [use for attempt in self.fit.first for use in attempt.records(Use)]
         if uses:
             yield "records", f"{len(uses):,}, from step {uses[0].step:,} to {uses[-1].step:,}"
 
@@ -157,7 +157,7 @@ class FigureInputs:
                 yield clean(cause), duration(seconds)
 
     def _stalls(self) -> Iterator[Value]:
-        number = sum(len(attempt.of(Stall)) for _, attempt in self.fit.attempts)
+        number = sum(len(attempt.records(Stall)) for _, attempt in self.fit.attempts)
         yield "records", f"{number:,} of {len(self.fit.ranks):,} ranks"
         yield "stall_after", clean(self.fit.run.config.get("stall_after"))
 

@@ -119,7 +119,7 @@ class Attempt:
             reasons = zip(record.step, record.excluded, new, strict=True)
             self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
 
-    def of(self, kind: type) -> list[Any]:
+    def records(self, kind: type) -> list[Any]:
         return [entry.record for entry in self.entries if type(entry.record) is kind]
 
     def last(self, kind: type) -> Any:

@@ -44,7 +44,7 @@ class Load(NamedTuple):
     load_average: float | None = None
 
     @classmethod
-    def of(cls, part: CpuSummary | None) -> "Load":
+    def from_summary(cls, part: CpuSummary | None) -> "Load":
         """Values that no machine can have count as unknown."""
         if part is None:
             return cls()
@@ -87,7 +87,7 @@ def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
     return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
 
 
-def said(loads: Sequence[Load]) -> str | None:
+def described(loads: Sequence[Load]) -> str | None:
     parts = []
     waited = [load.no_cpu for load in loads if load.no_cpu is not None]
     if waited:

@@ -57,7 +57,7 @@ def table(fit: Attempt) -> Table | None:
 
 def last_count(fit: Attempt) -> Flops | None:
     """The latest count with modules, rather of a whole step than of a part."""
-    counts = [count for count in fit.of(Flops) if count.modules]
+    counts = [count for count in fit.records(Flops) if count.modules]
     whole = [count for count in counts if count.whole_step]
     return next(iter((whole or counts)[-1:]), None)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.report import comparison_text, run_title
+from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import Comparison, compare
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
-from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.series import Axis, series, short
 from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, Table
 from perf_callbacks.report.tiles import tiles
@@ -42,7 +42,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
     drawn = series(other, axis)
     beside = {  # the name of a tile that shows TFLOPS is the unit
         tile["key"]: f"{tile['value']} {tile['name']}" if tile["key"] == "tflops" else tile["value"]
-        for tile in tiles(other, drawn, WorkRate.of(other, drawn))
+        for tile in tiles(other, drawn, WorkRate.from_fit(other, drawn))
     }
     for tile in content["figures"] or ():
         tile["other"] = beside.get(tile["key"])

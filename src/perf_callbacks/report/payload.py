@@ -54,7 +54,7 @@ def payload(
     drawn = series(fit, axis)
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
-    work = WorkRate.of(fit, drawn)
+    work = WorkRate.from_fit(fit, drawn)
     names = PointNames(len(fit.ranks), axis.width)
     count, summary = work.count, fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [

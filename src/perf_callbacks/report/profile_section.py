@@ -25,7 +25,7 @@ LONGEST = 200
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
     """With rank and attempt. Of more than `MOST_PROFILES`, leave out the first ones."""
-    return [(rank, attempt, profile) for rank, attempt in fit.attempts for profile in attempt.of(Profile)][
+    return [(rank, attempt, profile) for rank, attempt in fit.attempts for profile in attempt.records(Profile)][
         -MOST_PROFILES:
     ]
 

@@ -58,16 +58,16 @@ class Paces:
     """Computes a rank's pace again only if it has new records."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
+        self._cached: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
 
-    def of(self, run: RecordedRun) -> list[RankPace]:
+    def current(self, run: RecordedRun) -> list[RankPace]:
         paces = {}
         for ends in run.ranks:
             key = (ends.journal, ends.run.rank)
-            cached = self._known.get(key)
+            cached = self._cached.get(key)
             same = cached is not None and cached[0].latest is ends.latest and cached[0].interim is ends.interim
             paces[key] = cached if cached is not None and same else (ends, pace(ends))
-        self._known = paces
+        self._cached = paces
         return [pace for _, pace in paces.values()]
 
 

@@ -59,7 +59,9 @@ class RunFigures:
         return Load(self.no_cpu_share, self.others_share, self.idle_share, None, self.load_average)
 
 
-def of(run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None) -> RunFigures:
+def from_records(
+    run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None
+) -> RunFigures:
     """Values that no run can have count as unknown."""
     figures = RunFigures(
         run_id=run.run_id,
@@ -83,7 +85,7 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
     )
     if summary is None:
         return figures
-    load = Load.of(summary.cpu)
+    load = Load.from_summary(summary.cpu)
     seconds, steps = finite(summary.included_seconds), summary.included_steps
     per_step = {name: per(finite(amount), steps) for name, amount in summary.stage_seconds.items() if name in STAGES}
     sharing = summary.memory.data_parallel if summary.memory is not None else run.data_parallel

@@ -43,7 +43,7 @@ class Table:
 
 def findings(fit: FitHistory) -> Table | None:
     summary = fit.hang or fit.summary
-    causes: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
+    causes: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].records(Finding)
     rows = [
         (finding.cause, DASH if finding.share is None else f"{finding.share:.0%}", finding.evidence, finding.remedy)
         for finding in causes
@@ -102,7 +102,9 @@ def _slow_step(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[st
             continue
         excess = {name: attempt.columns[name][place] - usual[rank].get(name, 0.0) for name in STAGES}
         excesses += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
-        gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.of(Gc) if pause.step == slowest.step]))
+        gc_seconds = max(
+            gc_seconds, sum([pause.seconds for pause in attempt.records(Gc) if pause.step == slowest.step])
+        )
     stages = STAGES if len(fit.ranks) == 1 else OWN
     cause = max((part for part in excesses if part[2] in stages), default=None)
     waited = max((part for part in excesses if part[2] in WAITING), default=None)
@@ -178,7 +180,7 @@ def phases(count: Flops) -> Table | None:
 
 def checklist(fit: FitHistory) -> Table | None:
     """The last record of each item counts."""
-    last = {item.item: item for item in fit.first[-1].of(Checklist)}
+    last = {item.item: item for item in fit.first[-1].records(Checklist)}
     proofs = {} if fit.summary is None else fit.summary.proofs
     rows = [
         (
@@ -252,7 +254,7 @@ def stalls(fit: FitHistory) -> Table | None:
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
     """By step. Rank 0 also records other ranks' stalls, so drop duplicates."""
     distinct = {
-        (stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)
+        (stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.records(Stall)
     }
     return sorted(distinct.values(), key=lambda stall: (stall.step, stall.rank))
 
@@ -267,7 +269,7 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
         noticed = [entry.t for entry in attempt.entries if entry.record == stall]
         if not noticed:
             continue
-        for span in attempt.of(Span):
+        for span in attempt.records(Span):
             if (span.kind, span.step) == (stall.stage, stall.step):
                 return float(span.seconds)
         if attempt.step and attempt.step[-1] > stall.step:

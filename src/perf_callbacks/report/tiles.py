@@ -64,7 +64,7 @@ def _work(work: WorkRate) -> Iterator[Tile]:
 
 def _rates(fit: FitHistory) -> Iterator[Tile]:
     """Of the whole job, or of a single rank if there is no `window` record."""
-    windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
+    windows: list[Window] = [window for attempt in fit.first for window in attempt.records(Window)]
     for name in ("tokens", "samples"):
         rates = [(getattr(window, name), window.seconds, window) for window in windows]
         rates = [row for row in rates if row[0] and possible(row[0]) and row[1] > 0 and possible(row[1])]

@@ -90,7 +90,7 @@ def _placed(fit: FitHistory, rank: int) -> list[Placed]:
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
     """Add up the times of steps, evaluations and checkpoints. An unknown step takes `usual` seconds."""
     ends = array("d")
-    spans = sorted(attempt.of(Span), key=lambda span: span.step)
+    spans = sorted(attempt.records(Span), key=lambda span: span.step)
     place = 0
     for step, seconds in zip(attempt.step, attempt.columns["step_time"], strict=True):
         while place < len(spans) and spans[place].step < step:
@@ -135,14 +135,14 @@ def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    for span in placed.attempt.of(Span):
+    for span in placed.attempt.records(Span):
         if within is None or span.step in within:
             start = placed.began + max(0.0, span.start)
             yield _slice(span.kind, (rank, SPANS), start, start + max(0.0, span.seconds), {"after step": span.step})
 
 
 def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    for profile in placed.attempt.of(Profile):
+    for profile in placed.attempt.records(Profile):
         first, steps = profile.first_step, profile.steps
         if first is None or not steps:
             continue

@@ -28,9 +28,9 @@ class WorkRate:
     summary: FlopsSummary
 
     @classmethod
-    def of(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
+    def from_fit(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
         summary = fit.summary
-        counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
+        counts: list[Flops] = [count for attempt in fit.first for count in attempt.records(Flops)]
         return cls(
             drawn=drawn,
             devices=max(1, fit.run.devices),

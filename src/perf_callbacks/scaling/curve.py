@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report import comparison_text, likeness, machine_load
+from perf_callbacks.report import comparability, comparison_text, machine_load
 from perf_callbacks.report.batch_means import (
     Change,
     Estimate,
@@ -13,8 +13,8 @@ from perf_callbacks.report.batch_means import (
     difference_between_runs,
     mean_of_runs,
 )
+from perf_callbacks.report.comparability import SAME_AMOUNT, SAME_LENGTH, Values
 from perf_callbacks.report.history import Attempt
-from perf_callbacks.report.likeness import SAME_AMOUNT, SAME_LENGTH, Values
 from perf_callbacks.report.machine_load import Load
 from perf_callbacks.report.series import STAGES
 from perf_callbacks.scaling.job_run import UNITS, JobRun
@@ -102,7 +102,7 @@ def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt
         groups.setdefault(run.devices, []).append(run)
     if not baseline and len(groups) < 2:  # noqa: PLR2004 two points make a curve
         raise ConfigError("all runs have the same number of devices, wanted several numbers, or --baseline DIR.")
-    sides = [[JobRun.of(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
+    sides = [[JobRun.from_ranks(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
     # the job itself may cause waits for a CPU
     loads = [[run.compared.load._replace(no_cpu=None) for run in side] for side in sides]
     kept = [
@@ -154,10 +154,10 @@ def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, chang
     growth = []
     for part in STAGES:
         costs = [[run.cost(part, unit) for run in runs] for runs in (baseline, side)]
-        costs_known = [[cost for cost in some if cost is not None] for some in costs]
-        if list(map(len, costs_known)) != list(map(len, costs)):
+        known_costs = [[cost for cost in some if cost is not None] for some in costs]
+        if list(map(len, known_costs)) != list(map(len, costs)):
             return []
-        seconds, low, high = [work * end for end in difference_between_runs(costs_known[0], costs_known[1])]
+        seconds, low, high = [work * end for end in difference_between_runs(known_costs[0], known_costs[1])]
         excess = [
             fmean([run.excess[part] * work / (run.per_step(unit) or 1.0) for run in runs]) for runs in (baseline, side)
         ]
@@ -180,7 +180,9 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    differences = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
+    differences = comparability.different_fields(
+        [run.compared for run in first], [run.compared for run in second], FIELDS
+    )
     lengths = [
         [
             tokens / samples

@@ -39,7 +39,7 @@ class JobRun:
     slowest: tuple[int, float]
 
     @classmethod
-    def of(cls, ranks: Sequence[Attempt]) -> "JobRun":
+    def from_ranks(cls, ranks: Sequence[Attempt]) -> "JobRun":
         common, run = common_steps(ranks), ranks[0].run
         numbers = range(len(ranks))
 
@@ -65,7 +65,7 @@ class JobRun:
         excess = {name: fmean(parts[name]) - fmean(map(fmean, stages[name])) for name in STAGES} if timed else {}
         [(slowest, number)] = Counter(critical).most_common(1) or [(0, 0)]
         return cls(
-            compared=ComparedRun.of(ranks),
+            compared=ComparedRun.from_ranks(ranks),
             devices=devices,
             times=times,
             work=work,
@@ -80,13 +80,15 @@ class JobRun:
 
     def rate(self, unit: str) -> Estimate | None:
         """Work of one device per second. None also with too few steps."""
-        return ratio(*self._known(self.work[unit], self.times, unit))
+        return ratio(*self._with_known_work(self.work[unit], self.times, unit))
 
     def cost(self, part: str, unit: str) -> Estimate | None:
         """Seconds of a stage per unit of work. None also with too few steps."""
         column = self.parts.get(part)
-        return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
+        return None if column is None else ratio_from_zero(*self._with_known_work(column, self.work[unit], unit))
 
-    def _known(self, first: Sequence[float], second: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
+    def _with_known_work(
+        self, first: Sequence[float], second: Sequence[float], unit: str
+    ) -> tuple[list[float], list[float]]:
         places = [place for place, amount in enumerate(self.work[unit]) if not isnan(amount)]
         return [first[place] for place in places], [second[place] for place in places]

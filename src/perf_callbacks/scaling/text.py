@@ -36,7 +36,7 @@ def render(curve: Curve, columns: int) -> str:
     rows = [_row(point) for point in curve.points]
     lines += [f"  {line}" for line in aligned([heads, *rows], right=range(4))]
     lines += ["efficiency", *_bars(curve)]
-    loads = [(point.devices, machine_load.said(point.loads)) for point in curve.points]
+    loads = [(point.devices, machine_load.described(point.loads)) for point in curve.points]
     if any(load for _, load in loads):
         lines.append("load of the machine")
         lines += [

@@ -9,12 +9,12 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Record
-from perf_callbacks.trials import changes, turn
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials import changes, process
+from perf_callbacks.trials.process import TrialProcess
 
 
 def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
-    trial = turn.of_process()
+    trial = process.current_trial()
     if trial is None:
         return None
     trial.own_callback = not training.armed
@@ -32,14 +32,14 @@ ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
 class TrialFit(Observer):
     """Observer of the fit that runs in a trial."""
 
-    def __init__(self, recorder: Recorder, turn: Turn) -> None:
-        self._turn, self._recorder = turn, recorder
-        turn.recorder = weakref.ref(recorder)
+    def __init__(self, recorder: Recorder, trial: TrialProcess) -> None:
+        self._trial, self._recorder = trial, recorder
+        trial.recorder = weakref.ref(recorder)
 
     @override
     def record_written(self, record: Record) -> None:
         if isinstance(record, Checklist) and record.item in ITEMS:
-            (self._turn.applied.add if record.status == APPLIED else self._turn.applied.discard)(ITEMS[record.item])
+            (self._trial.applied.add if record.status == APPLIED else self._trial.applied.discard)(ITEMS[record.item])
 
     @override
     def closed(self) -> None:
@@ -50,4 +50,4 @@ class TrialFit(Observer):
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # the latter at the interpreter's exit
         crashed = self._recorder.failure is not None and error is not None
         if not self._recorder.failed and not crashed:
-            self._turn.ended()
+            self._trial.ended()

@@ -43,7 +43,7 @@ class Identity:
     world_size: int
 
     @classmethod
-    def of(cls, run: Run) -> "Identity":
+    def from_run(cls, run: Run) -> "Identity":
         """Bytes of a path that are not valid UTF-8 are escaped, because JSON needs UTF-8."""
         return cls(
             program=printable(str(Path(run.directory or "", run.program or ""))),

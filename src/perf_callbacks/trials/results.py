@@ -46,7 +46,7 @@ def store(result: TrialResults) -> None:
 def of_run(run: Run) -> dict[str, GainInterval]:
     """By change; may be empty."""
     with suppress(OSError, ValueError, msgspec.DecodeError):
-        return msgspec.json.decode(_path(Identity.of(run)).read_bytes(), type=dict[str, GainInterval])
+        return msgspec.json.decode(_path(Identity.from_run(run)).read_bytes(), type=dict[str, GainInterval])
     return {}
 
 

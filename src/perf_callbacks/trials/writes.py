@@ -15,7 +15,7 @@ from typing import Any
 
 from perf_callbacks.kernel.process.stacks import callers
 from perf_callbacks.trials.plan import RESUMES, SAVES
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials.process import TrialProcess
 
 TRACKERS = {
     "WANDB_MODE": "disabled",
@@ -76,16 +76,16 @@ STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib
 class Writes:
     """Watches a trial's process for writes outside of the scratch directory."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        home = Path("~").expanduser() if os.environ.get("HOME") else Path(turn.plan.scratch)
+    def __init__(self, trial: TrialProcess) -> None:
+        self._trial = trial
+        home = Path("~").expanduser() if os.environ.get("HOME") else Path(trial.plan.scratch)
         homes = [home / ".cache", home / ".config", home / ".triton"]
         named = [os.environ[name] for name in CACHES if os.environ.get(name)]
-        places = [turn.plan.scratch, str(turn.path.parent), *map(str, homes), *named, *SYSTEM]
+        places = [trial.plan.scratch, str(trial.path.parent), *map(str, homes), *named, *SYSTEM]
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
-        if not self._turn.plan.yes:
+        if not self._trial.plan.yes:
             sys.addaudithook(self._on_event)
 
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -115,7 +115,7 @@ class Writes:
     def leave(self, path: object) -> None:
         """End the process, and report the path and the program's line that writes to it."""
         name = os.fsdecode(path) if isinstance(path, bytes | os.PathLike) else str(path)
-        self._turn.leave(SAVES, f"{name}, at {program_line()}")
+        self._trial.leave(SAVES, f"{name}, at {program_line()}")
 
     def keep(self, owner: Any, name: str, place: int) -> None:
         """Replace a function that saves files, so that it doesn't write outside of the scratch directory.
@@ -131,7 +131,7 @@ class Writes:
             written = [path for path in paths if isinstance(path, str | os.PathLike) and self.outside(path)]
             if not written:
                 return inner(*args, **kwargs)
-            if not self._turn.plan.yes:
+            if not self._trial.plan.yes:
                 self.leave(written[0])
             return None
 
@@ -147,16 +147,16 @@ class Writes:
     def _uploading(self, module: ModuleType, inner: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(inner)
         def upload(*words: Any, **kwargs: Any) -> Any:
-            if not self._turn.plan.yes:
-                self._turn.leave(SAVES, f"to a hub, at {program_line()}")
+            if not self._trial.plan.yes:
+                self._trial.leave(SAVES, f"to a hub, at {program_line()}")
             name = next((word for word in [kwargs.get("repo_id"), *words] if isinstance(word, str)), "")
             return module.RepoUrl(f"{module.ENDPOINT}/{name}") if inner.__name__ == "create_repo" else None
 
         return upload
 
     def resumes(self) -> None:
-        if not self._turn.plan.yes and self._turn.mine and not self._turn.trains:
-            self._turn.leave(RESUMES, program_line())
+        if not self._trial.plan.yes and self._trial.mine and not self._trial.trains:
+            self._trial.leave(RESUMES, program_line())
 
 
 def _database(name: Any) -> list[Any]:

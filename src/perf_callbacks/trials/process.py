@@ -1,4 +1,4 @@
-"""Part of a trial in the program's process: `Turn` counts optimizer steps, collects losses, and ends the process.
+"""Part of a trial in the program's process: it counts optimizer steps, collects losses, and ends the process.
 
 It counts with torch's own hook for optimizers, so it needs no trainer and no callback.
 """
@@ -38,7 +38,7 @@ PROBE_AGAIN_SECONDS = 1.0
 """A probe whose steps are too few for a verdict goes on for this much longer."""
 
 
-class Turn:
+class TrialProcess:
     """Measures a trial, from the steps of the first optimizer that makes a step."""
 
     def __init__(self, plan: Plan, path: Path) -> None:
@@ -156,18 +156,18 @@ class Turn:
             findings=summary.findings if summary is not None else (),
             short=(summary.included_steps, summary.wall_seconds.get("steps", 0.0)) if summary and short else None,
             own_callback=self.own_callback,
-            identity=Identity.of(recorder.run) if recorder is not None else None,
+            identity=Identity.from_run(recorder.run) if recorder is not None else None,
         )
 
 
-def of_process() -> Turn | None:
-    if not _TURNS:
-        turn = None
+def current_trial() -> TrialProcess | None:
+    if not _PROCESSES:
+        trial = None
         if path := os.environ.get(TRIAL):
-            turn = Turn(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
-            atexit.register(turn.at_exit)
-        _TURNS.append(turn)
-    return _TURNS[0]
+            trial = TrialProcess(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
+            atexit.register(trial.at_exit)
+        _PROCESSES.append(trial)
+    return _PROCESSES[0]
 
 
-_TURNS: list[Turn | None] = []
+_PROCESSES: list[TrialProcess | None] = []

@@ -20,27 +20,27 @@ Values = Mapping[str, tuple[Any, Any]]
 """Values of both sides by name. Different values of a side are a text that lists them."""
 
 
-def unlike(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
-    differences = unlike_fields(first, second, FIELDS)
+def differences(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
+    by_name = different_fields(first, second, FIELDS)
     for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)
         if amounts is not None:
-            differences[f"{name} per step"] = amounts
-    return differences
+            by_name[f"{name} per step"] = amounts
+    return by_name
 
 
-def unlike_fields(
+def different_fields(
     first: Sequence[ComparedRun], second: Sequence[ComparedRun], fields: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
     """If a run's number of parameters is unknown, the model class must agree too."""
-    differences: dict[str, tuple[Any, Any]] = {}
+    by_name: dict[str, tuple[Any, Any]] = {}
     all_counted = all(run.run.parameters is not None for run in [*first, *second])
     for name in fields if all_counted else ("model", *fields):
         values = [[getattr(run.run, name) for run in side] for side in (first, second)]
         sides = [distinct(value for value in side if value is not None) for side in values]
         if len({*sides[0], *sides[1]}) > 1:
-            differences[name] = (listed(sides[0]), listed(sides[1]))
-    return differences
+            by_name[name] = (listed(sides[0]), listed(sides[1]))
+    return by_name
 
 
 def per_step(
