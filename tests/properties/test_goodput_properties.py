@@ -88,9 +88,7 @@ def test_kinds_sum_to_the_whole_and_order_of_reading_does_not_matter(plans, chan
     assert sum(job.seconds.values()) == pytest.approx(job.all_seconds)
     assert job.ettr is None or 0 <= job.ettr <= 1
     together = [entry for journal in journals for entry in journal]
-    assert (
-        job_time.from_attempts(attempts_of(together)).all_seconds >= job.all_seconds - 1e-6
-    )  # a file knows a little more
+    assert job_time.from_attempts(attempts_of(together)).all_seconds >= job.all_seconds - 1e-6  # a file knows more
     mixed = [*journals]
     chance.shuffle(mixed)
     assert exact(job_time.from_attempts(attempts_of(*mixed))) == exact(job)

@@ -98,7 +98,7 @@ def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt
     Without a `baseline`, the runs on the fewest devices are the baseline.
     """
     groups: dict[int, list[JobRun]] = {}
-    for run in sorted(map(JobRun.of, runs), key=lambda run: run.devices):
+    for run in sorted(map(JobRun.from_ranks, runs), key=lambda run: run.devices):
         groups.setdefault(run.devices, []).append(run)
     if not baseline and len(groups) < 2:  # noqa: PLR2004 two points make a curve
         raise ConfigError("all runs have the same number of devices, wanted several numbers, or --baseline DIR.")
