@@ -118,46 +118,38 @@ def by_recipe(_topology: Topology, rank: Rank, _root: Path) -> None:
     os.sched_setaffinity(0, [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1])
 
 
-def by_torch(mode: AffinityMode) -> Bind:
-    def bind(_topology: Topology, rank: Rank, _root: Path) -> None:
-        options = NumaOptions(affinity_mode=mode)
-        _maybe_apply_numa_binding_to_current_process(gpu_index=rank.place, numa_options=options)
-
-    return bind
+def by_torch(_topology: Topology, rank: Rank, _root: Path) -> None:
+    options = NumaOptions(affinity_mode=AffinityMode.NODE)
+    _maybe_apply_numa_binding_to_current_process(gpu_index=rank.place, numa_options=options)
 
 
 class LeftAlone(Exception):  # noqa: N818 it is no error
     """Nothing was done, and the reason was said."""
 
 
-def by_us(mode: str) -> Bind:
-    def bind(topology: Topology, rank: Rank, root: Path) -> None:
-        facts = cpu_facts.read(
-            mode,
-            "cuda",
-            lambda: properties(topology, rank.gpu, rank.instance),
-            root=root,
-            environ=rank.environ(topology),
-        )
-        cpus = choose(mode, facts).cpus
-        if not cpus:
-            raise LeftAlone
-        os.sched_setaffinity(0, cpus)
-
-    return bind
+def by_us(topology: Topology, rank: Rank, root: Path) -> None:
+    facts = cpu_facts.read(
+        "auto",
+        "cuda",
+        lambda: properties(topology, rank.gpu, rank.instance),
+        root=root,
+        environ=rank.environ(topology),
+    )
+    cpus = choose("auto", facts).cpus
+    if not cpus:
+        raise LeftAlone
+    os.sched_setaffinity(0, cpus)
 
 
 WAYS: dict[str, Bind] = {
     "accelerate `set_numa_affinity`": by_accelerate,
     "recipe by local rank": by_recipe,
-    "torch `node`": by_torch(AffinityMode.NODE),
-    "torch `exclusive`": by_torch(AffinityMode.EXCLUSIVE),
-    "perf_callbacks `auto`": by_us("auto"),
-    "perf_callbacks `exclusive`": by_us("exclusive"),
+    "torch `node`": by_torch,
+    "perf_callbacks `auto`": by_us,
 }
 
 
-def found_by(job: Job, rank: Rank, way: Bind, root: Path) -> tuple[str, CPUs]:
+def found_by(job: Job, rank: Rank, way: Bind, root: Path) -> str:
     """Bind one rank on its machine, and judge the mask that it has then."""
     kernel, topology = Kernel(job), job.topology
 
@@ -185,30 +177,25 @@ def found_by(job: Job, rank: Rank, way: Bind, root: Path) -> tuple[str, CPUs]:
         try:
             way(topology, rank, root)
         except LeftAlone:
-            return "left alone", frozenset()
+            return "left alone"
         except Exception as error:  # noqa: BLE001 it is what is asked
-            return f"{type(error).__name__}", frozenset()
+            return type(error).__name__
     node = topology.gpus[rank.gpu]
     near = parse(topology.nodes.get(node, ""))
     if not kernel.mask <= topology.allowed:
-        return "wider than allowed", kernel.mask
+        return "wider than allowed"
     if near and kernel.mask <= near:
-        return "right", kernel.mask
+        return "right"
     if kernel.mask == topology.allowed:
-        return "unchanged", frozenset()
-    return ("another node" if near else "guessed"), kernel.mask
+        return "unchanged"
+    return "another node" if near else "guessed"
 
 
-def cell(job: Job, label: str, way: Bind, root: Path) -> str:
-    outcomes = [found_by(job, rank, way, root) for rank in job.ranks]
-    counts = Counter(outcome for outcome, _ in outcomes)
-    masks = [mask for _, mask in outcomes if mask]
-    shared = "exclusive" in label and sum(map(len, masks)) > len(frozenset().union(*masks))
+def cell(job: Job, way: Bind, root: Path) -> str:
+    counts = Counter(found_by(job, rank, way, root) for rank in job.ranks)
     if len(counts) == 1:
-        text = next(iter(counts))
-    else:
-        text = ", ".join(f"{outcome}: {number} of {len(job.ranks)}" for outcome, number in counts.items())
-    return text + (", CPUs shared" if shared else "")
+        return next(iter(counts))
+    return ", ".join(f"{outcome}: {number} of {len(job.ranks)}" for outcome, number in counts.items())
 
 
 def main() -> None:
@@ -219,7 +206,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for number, job in enumerate(jobs()):
             root = job.topology.lay(Path(directory) / str(number))
-            print(f"| {job.name} | {' | '.join(cell(job, label, way, root) for label, way in WAYS.items())} |")
+            print(f"| {job.name} | {' | '.join(cell(job, way, root) for way in WAYS.values())} |")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from perf_callbacks.ranks.rounds import Follower
 PER_NODE = 8
 LENGTH = 50
 SIGNALS = ("compute", "gc", "data", "delay", "host", "step")
-ASKS = {"gc_interval": 100, "keep gc": 0, "keep loaders": 0, "keep affinity": 0}
+ASKS = {"gc_interval": 100, "profile": 10**12}
 CPU_BUDGET, SLICE_BUDGET = 0.050, 0.002
 
 

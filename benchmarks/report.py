@@ -44,7 +44,6 @@ CHECKLIST = (
         before="automatic, thresholds 700/10/10",
         after="every 100 steps, full every 1,000",
         why="all ranks collect at the same step",
-        saved_seconds=(0.0011, 0.0009, 0.0013),
     ),
     Checklist(item="affinity", status="applied", before="CPUs 0-127", after="CPUs 0-15", why="near GPU 0"),
     Checklist(item="loaders", status="already so", before="pinned"),

@@ -14,7 +14,7 @@ PART = Part(
     samples=400,
     tokens=51_200,
     useful_tokens=None,
-    asks={"gc_interval": 50, "keep gc": 1},
+    asks={"gc_interval": 50, "profile": 1},
 )
 """Part of rank 0 in a window of two ranks."""
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit import environment, trial
+from perf_callbacks.kernel.fit import environment
 
 LENGTHS = (16, 5, 9, 12, 3)
 
@@ -52,8 +52,6 @@ class Plan:
     """Of ours: what they are otherwise."""
     meets: bool = False
     """Ranks meet in each forward, rank 0 first: a collective that a stopwatch times."""
-    finds: bool | None = None
-    """What a trial on this rank finds, whatever it sees."""
 
 
 class Facts:
@@ -260,16 +258,12 @@ def accelerate(plan, net, facts):
 
 
 def change(plan):
-    """Have limits and findings of ours be what they are to be."""
+    """Have limits of ours be what they are to be."""
     for name, value in plan.limits.items():
         module, _, limit = name.rpartition(".")
         setattr(importlib.import_module(f"perf_callbacks.{module}"), limit, value)
     if plan.root is not None:
         environment.read = functools.partial(environment.read, root=Path(plan.root))
-    if plan.finds is not None:
-        trial.Trial.outcome = lambda _: trial.Outcome(
-            *((0.3, 0.2, 0.4) if plan.finds else (0.0, -0.1, 0.1)), left=1.0, pairs=16
-        )
 
 
 def main(plan):

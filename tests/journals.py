@@ -124,7 +124,6 @@ def a_fit(rank=0, *, summary=True, **run):
             status="applied",
             before="automatic",
             after="every 100 steps",
-            saved_seconds=(0.001, 0.002, 0.003),
         ),
         COUNT,
         steps(1, 10, excluded=("first", "counted", *[None] * 8)),

@@ -43,19 +43,12 @@ class Upkeep:
     def span_ended(self):
         self.tell("span_ended")
 
-    def steps_measured(self, steps, pauses):
-        self.tell("steps_measured", *steps, *pauses)
-
     @property
     def asks(self):
         return {}
 
     def agreed(self, asked, step):
         self.tell("agreed", asked, step)
-
-    @property
-    def turns(self):
-        return False
 
     def news(self):
         return []
@@ -100,15 +93,12 @@ def test_only_what_is_to_be_applied_is_and_all_is_told():
     assert (other.upkeep.told, checklist.due) == ([], NEVER)
 
 
-@pytest.mark.parametrize(
-    "point", ["decide", "apply", "steps_measured", "agreed", "step_ended", "span_began", "span_ended"]
-)
+@pytest.mark.parametrize("point", ["decide", "apply", "agreed", "step_ended", "span_began", "span_ended"])
 def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
     rows = []
     checklist = Startup(fit(), (one, other), write=rows.append)
     checklist.announce()
-    checklist.steps_measured(["step"], [])
     checklist.agreed({"less": 1}, 2)
     checklist.span_began("evaluation", 1)
     checklist.span_ended()
@@ -118,7 +108,6 @@ def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, ca
     assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
     assert one.upkeep.told[-1:] == ([("closed",)] if point not in {"decide", "apply"} else [])
     assert [what for what, *_ in other.upkeep.told] == [
-        "steps_measured",
         "agreed",
         "span_began",
         "span_ended",
@@ -193,42 +182,6 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert fake.automatic
 
 
-@pytest.mark.parametrize(("ranks", "exchanging"), [(1, False), (2, True)])
-def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypatch, ranks, exchanging):
-    fake = put(monkeypatch, FakeGc())
-    recorder, journal = a_recorder()
-    recorder.run, recorder.exchanging = SimpleNamespace(step=100, world_size=ranks), exchanging
-    rows = checklist.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
-    assert [(row.item, row.status) for row in rows] == [
-        ("gc", "on trial"),
-        ("loaders", "not applicable"),
-        ("affinity", "not applicable"),
-    ]
-    assert (journal, recorder.observers.due) == (list(rows), 102)
-    assert rows[0].why == "on and off in turns of 32 steps until step 1,126, to measure what it saves"
-    recorder.observers.step_ended(102)
-    recorder.observers.step_began()
-    assert (fake.automatic, recorder.observers.due) == (True, 134)
-    recorder.observers.step_ended(134)
-    assert not fake.automatic
-    recorder.patches.restore()
-    assert fake.automatic
-
-
-def test_without_an_exchange_items_are_applied_untried_and_say_so(monkeypatch, caplog):
-    fake = put(monkeypatch, FakeGc())
-    recorder, _ = a_recorder()
-    recorder.run, recorder.exchanging = SimpleNamespace(step=0, world_size=2), False
-    rows = checklist.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
-    assert [row.status for row in rows] == ["applied", "not applicable", "not applicable"]
-    assert [record.message for record in caplog.records] == [
-        "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
-    ]
-    recorder.observers.step_ended(2)
-    assert not fake.automatic
-    recorder.patches.restore()
-
-
 @pytest.mark.parametrize(("active", "config"), [(False, {}), (True, {"checklist": "off"})])
 def test_without_a_checklist_nothing_is_done(active, config):
     recorder, journal = a_recorder(active=active)
@@ -253,36 +206,3 @@ def test_an_error_after_the_items_were_applied_does_not_hide_their_rows(monkeypa
     with pytest.raises(KeyError):  # it ends the fit, which undoes the items
         checklist.start(recorder, resolve(PerfConfig(), {}), CPU)
     assert "no checklist" not in caplog.text
-
-
-def a_row(status, why=None, **more):
-    return Checklist(item="gc", status=status, why=why, **more)
-
-
-TRIED = a_row("on trial", "on and off in turns")
-KEPT = a_row("applied", "it saves 2 ms", saved_seconds=(0.001, 0.002, 0.003))
-LATER = a_row("applied", "every 50 steps from step 400 on: a rank requested it")
-ENDED = a_row("skipped", "somebody turned automatic collection on before step 90, and it stays on")
-
-
-@pytest.mark.parametrize(
-    ("rows", "proofs"),
-    [
-        ((a_row("applied"),), {}),
-        ((a_row("failed", "OSError: gone"),), {}),
-        ((TRIED,), {"gc": "on trial"}),
-        ((TRIED, LATER), {"gc": "on trial"}),
-        ((TRIED, KEPT), {"gc": KEPT.why}),
-        ((TRIED, KEPT, LATER), {"gc": KEPT.why}),
-        ((TRIED, KEPT, ENDED), {"gc": ENDED.why}),
-        ((TRIED, ENDED), {"gc": ENDED.why}),
-        ((TRIED, a_row("failed", "OSError: gone")), {"gc": "OSError: gone"}),
-        ((TRIED, a_row("skipped", "it was not kept: too few")), {"gc": "it was not kept: too few"}),
-    ],
-)
-def test_what_came_of_a_trial_is_the_last_that_was_said_of_it(rows, proofs):
-    journal = []
-    checklist = Startup(fit(), (), write=journal.append)
-    for row in rows:
-        checklist._hear([row])
-    assert (checklist.summary(), journal) == ({"proofs": proofs}, [*rows])

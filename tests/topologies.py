@@ -23,10 +23,6 @@ class Topology:
     """CPUs by NUMA node; "" for a node without CPUs."""
     gpus: tuple[int, ...]
     """NUMA node of each GPU, in the order of PCI ids, which is NVML's."""
-    sockets: tuple[tuple[int, ...], ...] = ()
-    """NUMA nodes by socket. Empty: each node is one."""
-    second_thread: int = 0
-    """Distance from a core's first hardware thread to its second. 0: it has one."""
     mask: str | None = None
     """CPUs that the process may run on. None: all."""
     instances: dict[int, int] | None = None
@@ -49,23 +45,11 @@ class Topology:
     def instance(self, gpu: int, place: int) -> str:
         return f"{gpu + 10:04x}{place:04x}-1111-4000-8000-{gpu:012x}"
 
-    def core(self, cpu: int) -> frozenset[int]:
-        if not self.second_thread:
-            return frozenset({cpu})
-        first = cpu % self.second_thread
-        return frozenset({first, first + self.second_thread})
-
     def lay(self, root: Path) -> Path:
         """Write `/sys` as this machine shows it."""
         files = {"devices/system/node/possible": f"0-{max(self.nodes)}", "devices/system/cpu/online": "unused"}
-        sockets = self.sockets or tuple((node,) for node in self.nodes)
         for node, cpus in self.nodes.items():
             files[f"devices/system/node/node{node}/cpulist"] = cpus
-            package = next(place for place, nodes in enumerate(sockets) if node in nodes)
-            for cpu in parse(cpus):
-                topology = f"devices/system/cpu/cpu{cpu}/topology"
-                files[f"{topology}/physical_package_id"] = str(package)
-                files[f"{topology}/thread_siblings_list"] = ",".join(map(str, sorted(self.core(cpu))))
         for gpu, node in enumerate(self.gpus):
             files[f"bus/pci/devices/{self.pci(gpu)}/numa_node"] = str(node)
         for name, text in files.items():
@@ -80,50 +64,42 @@ TOPOLOGIES = (
         name="DGX A100, NPS4",
         source="GPUs 0 and 1: dask-cuda#1358; others from memory",
         nodes={node: f"{16 * node}-{16 * node + 15},{16 * node + 128}-{16 * node + 143}" for node in range(8)},
-        sockets=((0, 1, 2, 3), (4, 5, 6, 7)),
-        second_thread=128,
         gpus=(3, 3, 1, 1, 7, 7, 5, 5),
     ),
     Topology(
         name="DGX H100",
         source="vllm#13855",
         nodes={0: "0-55,112-167", 1: "56-111,168-223"},
-        second_thread=112,
         gpus=(0, 0, 0, 0, 1, 1, 1, 1),
     ),
     Topology(
         name="208 CPUs",
         source="nodes and GPUs as users report them; from memory",
         nodes={0: "0-51,104-155", 1: "52-103,156-207"},
-        second_thread=104,
         gpus=(0, 0, 0, 0, 1, 1, 1, 1),
     ),
     Topology(
         name="p5.48xlarge",
         source="from memory",
         nodes={0: "0-47,96-143", 1: "48-95,144-191"},
-        second_thread=96,
         gpus=(0, 0, 0, 0, 1, 1, 1, 1),
     ),
     Topology(
         name="GB200 board",
         source="srt-slurm#164",
         nodes={0: "0-71", 1: "72-143", **dict.fromkeys((2, 10, 18, 26), "")},
-        sockets=((0, 2, 10), (1, 18, 26)),
         gpus=(0, 0, 1, 1),
     ),
     Topology(
         name="GH200",
         source="xpu-perf#129",
         nodes={0: "0-71", **dict.fromkeys(range(1, 9), "")},
-        sockets=(tuple(range(9)),),
         gpus=(0,),
     ),
     Topology(
         name="desktop, crossed nodes",
         source="club-3090#46",
         nodes={0: "0-7,16-23", 1: "8-15,24-31"},
-        second_thread=16,
         gpus=(1, 0),
     ),
     Topology(
@@ -136,7 +112,6 @@ TOPOLOGIES = (
         name="cpuset of 8 of 96",
         source="made up",
         nodes={0: "0-23,48-71", 1: "24-47,72-95"},
-        second_thread=48,
         gpus=(0, 1),
         mask="20-27",
     ),
@@ -144,7 +119,6 @@ TOPOLOGIES = (
         name="MIG, 2 GPUs of 3 and 2",
         source="made up",
         nodes={0: "0-11,24-35", 1: "12-23,36-47"},
-        second_thread=24,
         gpus=(0, 1),
         instances={0: 3, 1: 2},
     ),

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -15,19 +15,17 @@ from typing_extensions import override
 
 from perf_callbacks.affinity import item as affinity
 from perf_callbacks.garbage import item as garbage
-from perf_callbacks.garbage.item import ASKED, BEGIN_AFTER
+from perf_callbacks.garbage.item import ASKED
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.steps import NEVER, Step
+from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, ActiveItem, Batches, Fit, Item
-from perf_callbacks.kernel.fit.proving import SLOT, Proving, asked, plan
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device, resident_memory
-from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Gc
-from perf_callbacks.kernel.settings.config import PerfConfig
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.loaders import item as loaders
 
@@ -41,7 +39,7 @@ ITEMS = (garbage.ITEM, *EARLY)
 
 NO_BATCHES = Batches()
 
-NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
+NO_WISH = {ASKED: NEVER}
 """Values that a rank proposes to all ranks if a checklist item isn't applied on the rank."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
@@ -64,12 +62,9 @@ class Startup(Observer):
     ) -> None:
         self._applied: dict[str, ActiveItem] = {} if earlier is None else earlier.hand_over()
         self._write = write
-        self._proofs: dict[str, str] = {}
-        self._trials: dict[str, Proving] = {}
         self._due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
-        rows = [done.get(item.slug) or self._start(item, fit) for item in items]
-        self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
+        self.rows: tuple[Checklist, ...] = tuple([done.get(item.slug) or self._start(item, fit) for item in items])
         """One checklist row per item, with the decision made when the fit began."""
         self._look_ahead()
 
@@ -81,45 +76,21 @@ class Startup(Observer):
             return row
         return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
 
-    def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
-        """Plan a trial for each item that allows one. The trials run one after another."""
-        for place, row in enumerate(rows):
-            item = self._applied.get(row.item)
-            if item is not None and item.turns:
-                begin = after + place * SLOT  # the same on all ranks
-                self._applied[row.item] = self._trials[row.item] = Proving(item, begin)
-                yield dataclasses.replace(row, status=TRIED, why=plan(begin))
-            else:
-                yield row
-
     @property
     @override
     def due(self) -> int:
         return self._due
 
-    @property
-    @override
-    def watching(self) -> bool:
-        return any([trial.watching for trial in self._trials.values()])
-
     def announce(self) -> None:
         """Write the checklist rows that were decided at the beginning of the fit."""
         for row in self.rows:
-            self._note(row)
-
-    @override
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        self._each(lambda item: item.steps_measured(steps, pauses))
+            self._write(row)
 
     @property
     @override
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank proposes to all ranks, by name.
-
-        If an item failed on this rank, or isn't on trial, this rank proposes that all ranks drop the item.
-        """
-        undecided = {asked(slug) for slug in self._trials if slug in self._applied}
-        asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
+        """Values that this rank proposes to all ranks, by name."""
+        asks = dict(NO_WISH)
         for item in self._applied.values():
             asks.update(item.asks)
         return asks
@@ -139,10 +110,6 @@ class Startup(Observer):
     @override
     def span_ended(self) -> None:
         self._each(lambda item: item.span_ended())
-
-    @override
-    def summary(self) -> dict[str, dict[str, str]]:
-        return {"proofs": dict(self._proofs)}
 
     @override
     def closed(self) -> None:
@@ -170,15 +137,7 @@ class Startup(Observer):
     def _hear(self, news: list[Checklist]) -> None:
         for row in news:
             log.warning("perf_callbacks: %s: %s: %s.", row.item, row.status, row.why)
-            self._note(row)
-
-    def _note(self, row: Checklist) -> None:
-        """Write a checklist row, and keep the latest result of a trial for the summary."""
-        if row.status == TRIED:
-            self._proofs[row.item] = TRIED
-        elif row.item in self._proofs and (row.status != APPLIED or row.saved_seconds is not None):
-            self._proofs[row.item] = row.why or row.status
-        self._write(row)
+            self._write(row)
 
     def _look_ahead(self) -> None:
         self._due = min((item.due for item in self._applied.values()), default=NEVER)
@@ -201,7 +160,6 @@ def start(
             step=recorder.run.step,
             aside=functools.partial(_aside, weakref.ref(recorder)),
             progress=recorder.progress_of,
-            proving=_proving(recorder, settings.config),
         )
         startup = Startup(fit, ITEMS, earlier, write=recorder.write)
     if startup is None:
@@ -228,19 +186,6 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Check
     rows = [_decide(item, fit) for item in ITEMS]
     foreseen = [dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows]
     return tuple(foreseen), fit.environment
-
-
-def _proving(recorder: Recorder, config: PerfConfig) -> bool:
-    """Return True if the checklist items are tried before they are kept.
-
-    Ranks decide together, so items are tried only if the ranks can exchange data.
-    """
-    if config.checklist != "prove":
-        return False
-    if recorder.run.world_size == 1 or recorder.exchanging:
-        return True
-    log.warning("perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree.")
-    return False
 
 
 def _decide(item: Item, fit: Fit) -> Checklist:

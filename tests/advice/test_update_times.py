@@ -43,7 +43,7 @@ def part(times, seconds=1.0):
     assert times.watching
     stages = [0.0] * len(STAGES)
     stages[STAGES.index(Stage.OPTIMIZER)] = seconds
-    times.steps_measured([step(0, stages), step(0, None)], [])
+    times.steps_measured([step(0, stages), step(0, None)])
     return times.facts()["update_part"]
 
 
@@ -85,7 +85,7 @@ def test_only_steps_with_timed_calls_count(fit):
     for number in range(100):
         stages = [0.0] * len(STAGES)
         stages[STAGES.index(Stage.OPTIMIZER)] = 0.5 if number < SKIPPED + TIMED else 1.0
-        times.steps_measured([step(number, stages), step(number, [9.0] * len(STAGES), "counted")], [])
+        times.steps_measured([step(number, stages), step(number, [9.0] * len(STAGES), "counted")])
     assert times.facts() == {"update_part": 0.5}
     assert times.watching
     recorder.step += 2 * WATCHED_BLOCK

@@ -19,7 +19,7 @@ from perf_callbacks.kernel.fit.item import Fit
 from perf_callbacks.kernel.process.cpu_masks import Affinity
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, parse
 
-GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(1, 2))
+GPU = Gpu(pci="0000:1b:00.0", node=1)
 FACTS = CpuFacts(mask=parse("0-7"), machine=Machine(nodes={0: parse("0-3"), 1: parse("4-7")}), gpu=GPU)
 ON_NODE_1 = "GPU 0000:1b:00.0 is on NUMA node 1"
 
@@ -35,7 +35,6 @@ def decided(affinity="auto", **changes):
     [
         ("auto", {}, ("applied", "CPUs 0-7", "CPUs 4-7", ON_NODE_1)),
         ("off", {}, ("skipped", "CPUs 0-7", None, "affinity=off")),
-        ("exclusive", {}, ("applied", "CPUs 0-7", "CPUs 6-7", "4 cores of NUMA node 1 divided among 2 GPUs")),
         ("node", {"mask": parse("4,6")}, ("already so", "CPUs 4,6", None, ON_NODE_1)),
         (
             "auto",
@@ -163,7 +162,7 @@ EXITS = """
     thread = OneThread()
     item.AFFINITY = Affinity(thread)
     machine = Machine(nodes={0: parse("0-1"), 1: parse("2-3")})
-    facts = CpuFacts(mask=thread.mask, machine=machine, gpu=Gpu(pci="0000:1b:00.0", node=1, slot=(1, 2)))
+    facts = CpuFacts(mask=thread.mask, machine=machine, gpu=Gpu(pci="0000:1b:00.0", node=1))
     found = dataclasses.replace(environment.read(), cpu_facts=facts)
     bound = item.ITEM.apply(Fit(config=PerfConfig(affinity="node"), environment=found, step=0, memory=dict))
     print(sorted(thread.mask))

@@ -84,7 +84,7 @@ def test_json_holds_items_and_peak(check):
         ("loaders", "not applicable"),
         ("affinity", "not applicable"),
     ]
-    assert {*found["items"][0]} == {"item", "status", "before", "after", "why", "saved_seconds"}
+    assert {*found["items"][0]} == {"item", "status", "before", "after", "why"}
     assert found["settings"] == {"peak_tflops": {"value": "bf16=989.5,fp32=67", "origin": "PERF_CALLBACKS_PEAK_TFLOPS"}}
     assert found["peak"] == {
         "tflops": {"bfloat16": 989.5, "float32": 67.0},

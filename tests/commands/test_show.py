@@ -255,7 +255,7 @@ EVIL = "a\x1b[2J\x1b]0;x\x07\u202eb\nended 1 s ago"
 @pytest.mark.parametrize("ended", [True, False])
 def test_no_control_character_of_a_record_is_printed(tmp_path, capsys, ended):
     finding = Finding(cause="data", share=0.5, evidence=EVIL, remedy=EVIL)
-    summary = a_summary(findings=(finding,), failure=EVIL, stage_seconds={EVIL: 1.0}, proofs={EVIL: EVIL}, run_id=EVIL)
+    summary = a_summary(findings=(finding,), failure=EVIL, stage_seconds={EVIL: 1.0}, run_id=EVIL)
     evil = dict.fromkeys(("program", "model", "host", "job_id", "device", "run_id"), EVIL)
     a_recorded(tmp_path, ended=False, so_far=None if ended else summary, **evil)
     if ended:

@@ -161,7 +161,7 @@ def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begi
     upkeep.agreed({"gc_interval": 50}, 130)
     upkeep.agreed({}, 135)
     go(upkeep, fake, 140, first=111)
-    upkeep.agreed({"keep gc": 1}, 145)
+    upkeep.agreed({"profile": 1}, 145)
     assert go(upkeep, fake, 250, first=141) == [(150, YOUNG), (200, YOUNG), (250, YOUNG)]
     assert len(upkeep.news()) == 1
 

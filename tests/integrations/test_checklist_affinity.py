@@ -1,7 +1,6 @@
 """The CPUs of this process through every door: narrowed while a fit lasts, and as they were found afterwards."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,23 +13,25 @@ from torch.utils.data import DataLoader, Dataset
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import topology
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
-from perf_callbacks.kernel.process.cpu_sets import part, ranges
+from perf_callbacks.kernel.process.cpu_sets import Machine, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.loop import measure
 
 ALL = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-CORES = sorted([core & ALL for core in topology.machine(Path("/"), cores=True).cores if core & ALL], key=min)
+NODES = [frozenset(sorted(ALL)[: len(ALL) // 2]), frozenset(sorted(ALL)[len(ALL) // 2 :])]
+OWN = NODES[1]
 
 pytestmark = [
-    pytest.mark.usefixtures("accelerate_state", "two_ranks"),
-    pytest.mark.skipif(len(CORES) < 2, reason="there is one core, so there is nothing to choose"),
+    pytest.mark.usefixtures("accelerate_state", "two_nodes"),
+    pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU, so there is nothing to choose"),
 ]
 every_door = pytest.mark.parametrize("through", DOORS.values(), ids=DOORS)
 
 
 @pytest.fixture
-def two_ranks(monkeypatch):
-    """This is the second of two ranks, as an MPI says it; nobody here takes that for a job."""
+def two_nodes(monkeypatch):
+    """The machine has two nodes. This is the second of two ranks, as an MPI says it; nobody takes that for a job."""
+    monkeypatch.setattr(topology, "machine", lambda _: Machine(nodes=dict(enumerate(NODES))))
     monkeypatch.setenv("MPI_LOCALRANKID", "1")
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
 
@@ -39,19 +40,15 @@ def masks():
     return {mask for _, mask in AFFINITY.now}
 
 
-def own():
-    return part(CORES, 1, 2) if CORES else ALL
-
-
 @every_door
-def test_a_rank_runs_on_cores_of_its_own_while_a_fit_lasts(tmp_path, through):
+def test_a_rank_runs_on_its_node_while_a_fit_lasts(tmp_path, through):
     seen = []
-    summary = through(tmp_path, lambda _: seen.append(masks()), affinity="exclusive").summary
-    assert seen == [{own()}] * STEPS
+    summary = through(tmp_path, lambda _: seen.append(masks()), affinity="node").summary
+    assert seen == [{OWN}] * STEPS
     assert masks() == {ALL}
     (row,) = [row for row in records(tmp_path, Checklist) if row.item == "affinity"]
-    assert (row.status, row.after.split()[1]) == ("applied", ranges(own()))
-    assert row.why.startswith(f"{len(CORES)} cores divided among 2 ranks")
+    assert (row.status, row.after.split()[1]) == ("applied", ranges(OWN))
+    assert row.why.startswith("2 NUMA nodes divided among 2 ranks")
     assert summary.failure is None
 
 
@@ -59,11 +56,11 @@ def test_a_rank_runs_on_cores_of_its_own_while_a_fit_lasts(tmp_path, through):
 def test_however_it_ends_the_masks_are_back(tmp_path, through, error):
     def after_step(step):
         if step == 3:
-            assert masks() == {own()}
+            assert masks() == {OWN}
             raise error
 
     with pytest.raises((type(error), SystemExit)):  # Lightning exits after an interrupt
-        through(tmp_path, after_step, affinity="exclusive")
+        through(tmp_path, after_step, affinity="node")
     assert masks() == {ALL}
 
 
@@ -74,10 +71,10 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     def after_step(step):
         seen.append(masks())
         if step == 4:
-            other(tmp_path / "inner", lambda _: seen.append(masks()), affinity="exclusive")
+            other(tmp_path / "inner", lambda _: seen.append(masks()), affinity="node")
 
-    through(tmp_path, after_step, affinity="exclusive")
-    assert seen == [{own()}] * 2 * STEPS
+    through(tmp_path, after_step, affinity="node")
+    assert seen == [{OWN}] * 2 * STEPS
     assert masks() == {ALL}
 
 
@@ -87,7 +84,7 @@ SWITCHES = [{"checklist": "off"}, {"skip": "affinity"}, {"affinity": "off"}, {"e
 @pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCHES))
 def test_each_switch_leaves_the_masks_alone(tmp_path, through, config):
     seen = []
-    through(tmp_path, lambda _: seen.append(masks()), **{"affinity": "exclusive", **config})
+    through(tmp_path, lambda _: seen.append(masks()), **{"affinity": "node", **config})
     assert seen in ([{ALL}] * STEPS, [])
 
 
@@ -104,7 +101,7 @@ class Masks(Dataset):
 def test_loader_workers_run_on_these_cores_too_and_fits_may_overlap(tmp_path):
     model = torch.nn.Linear(len(ALL), 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = PerfConfig(output_dir=str(tmp_path), affinity="exclusive")
+    config = PerfConfig(output_dir=str(tmp_path), affinity="node")
 
     def fit():
         return measure(
@@ -115,18 +112,8 @@ def test_loader_workers_run_on_these_cores_too_and_fits_may_overlap(tmp_path):
     one.__enter__()
     other.__enter__()
     for batch in other.loader:
-        assert batch.tolist() == [[float(cpu in own()) for cpu in sorted(ALL)]] * 4
+        assert batch.tolist() == [[float(cpu in OWN) for cpu in sorted(ALL)]] * 4
     one.__exit__(None, None, None)
-    assert masks() == {own()}
+    assert masks() == {OWN}
     other.__exit__(None, None, None)
     assert masks() == {ALL}
-
-
-@every_door
-def test_the_threads_are_bound_without_a_trial(tmp_path, through):
-    seen = []
-    through(tmp_path, lambda _: seen.append(masks()), checklist="prove", skip="gc", affinity="exclusive")
-    assert seen == [{own()}] * STEPS
-    assert masks() == {ALL}
-    rows = [row.status for row in records(tmp_path, Checklist) if row.item == "affinity"]
-    assert rows == ["applied"]

@@ -10,6 +10,9 @@ import tiny
 import tiny_lightning
 import torch
 from accelerated import an_accelerator, prepared, rows_of_tokens, train
+from faults import ERRORS
+from sampling import sampled
+from short_trainings import DOORS
 from tiny import Tokens, llama, records
 from torch.utils.data import DataLoader
 
@@ -20,6 +23,9 @@ from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.loaders.item import PinnedLoading
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
+
+COPYING = ("transformers", "accelerate")
+"""Integrations whose trainer waits for copies, unless the callback changes this."""
 
 pytestmark = pytest.mark.usefixtures("accelerate_state", "_as_found")
 
@@ -119,6 +125,30 @@ def test_lightning_pins_from_the_first_batch_on(tmp_path, copies, of):
     assert not any(one.pin_memory for one in (loader, *made))
     assert "process_dataloader" not in vars(trainer.strategy)
     assert statuses(tmp_path) == ["applied"]
+
+
+@pytest.mark.parametrize(("through", "error"), sampled({name: DOORS[name] for name in COPYING}, ERRORS))
+def test_however_it_ends_copies_are_as_found(tmp_path, monkeypatch, copies, through, error):
+    send, arguments = accelerate.data_loader.send_to_device, tiny.training_arguments
+
+    def pinning(*args, **options):
+        pinned = arguments(*args, **options)
+        pinned.dataloader_pin_memory = True  # on a CPU, transformers says False
+        return pinned
+
+    def after_step(step):
+        if step == 3:
+            assert accelerate.data_loader.send_to_device is not send
+            assert set(copies) == {True}
+            raise error
+
+    monkeypatch.setattr(tiny, "training_arguments", pinning)
+    with pytest.raises(type(error)):
+        through(tmp_path / "ours", after_step)
+    assert accelerate.data_loader.send_to_device is send
+    copies.clear()
+    through(tmp_path / "off", lambda _: None, checklist="off")
+    assert set(copies) <= {False}
 
 
 def test_a_fit_that_never_begins_leaves_loaders_as_found(tmp_path, copies):

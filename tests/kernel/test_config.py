@@ -6,6 +6,7 @@ import pytest
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
+from perf_callbacks.kernel.settings.gone import GONE
 
 PEAK = 'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None'
 COUNT = "a whole number from 1 on"
@@ -22,7 +23,7 @@ FIELDS = {
         PEAK,
     ),
     "measure_peak": (["auto", "on", "off"], ["always", True], "one of auto, on, off"),
-    "checklist": (["on", "prove", "off"], ["apply", False], "one of on, prove, off"),
+    "checklist": (["on", "off"], ["apply", False], "one of on, off"),
     "skip": (
         ["", "gc", "gc, affinity,", " loaders "],
         [None, "gc;affinity", ["gc"], "gcc", "gc affinity", "gcaffinity", "tf32"],
@@ -30,11 +31,7 @@ FIELDS = {
     ),
     "gc": (["sync", "freeze", "observe", "off"], ["sinc", "SYNC", False], "one of sync, freeze, observe, off"),
     "gc_interval": ([1, 100], [0, -1, 1.5, "100", True, None], COUNT),
-    "affinity": (
-        ["auto", "node", "socket", "exclusive", "off"],
-        ["numa", None],
-        "one of auto, node, socket, exclusive, off",
-    ),
+    "affinity": (["auto", "node", "off"], ["numa", None], "one of auto, node, off"),
     "loaders": (["apply", "advise", "off"], ["on", None], "one of apply, advise, off"),
     "exchange": (["on", "off"], [True, "auto"], "one of on, off"),
     "stragglers": (["on", "off"], [True, "auto"], "one of on, off"),
@@ -96,6 +93,14 @@ def test_a_bad_value_is_refused_in_words(name, value, wanted):
     with pytest.raises(ConfigError) as error:
         PerfConfig(**{name: value})
     assert str(error.value) == f"{name}: got {value!r}, wanted {wanted}."
+
+
+def test_a_value_that_is_gone_says_what_to_do_instead():
+    for setting, instead in GONE.items():
+        name, _, value = setting.partition("=")
+        with pytest.raises(ConfigError) as error:
+            PerfConfig(**{name: value})
+        assert str(error.value) == f"{name}: {value!r} is gone: {instead}."
 
 
 def test_a_config_error_is_a_value_error():

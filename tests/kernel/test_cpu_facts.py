@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from topologies import BY_NAME, TOPOLOGIES, devices, name, nvml, properties
 
-from perf_callbacks.kernel.process import cpu_facts, topology
+from perf_callbacks.kernel.process import cpu_facts
 from perf_callbacks.kernel.process.cpu_sets import choose, parse, ranges
 from perf_callbacks.kernel.process.nvml import Inventory, inventory
 
@@ -29,29 +29,6 @@ NODE = {
     "MIG, 2 GPUs of 3 and 2": [*["0-11,24-35"] * 3, *["12-23,36-47"] * 2],
     "GPU on a node without CPUs": [None],
 }
-SOCKET = NODE | {"DGX A100, NPS4": [*["0-63,128-191"] * 4, *["64-127,192-255"] * 4]}
-EXCLUSIVE = NODE | {
-    "DGX A100, NPS4": [
-        *["48-55,176-183", "56-63,184-191", "16-23,144-151", "24-31,152-159"],
-        *["112-119,240-247", "120-127,248-255", "80-87,208-215", "88-95,216-223"],
-    ],
-    "DGX H100": [
-        *["0-13,112-125", "14-27,126-139", "28-41,140-153", "42-55,154-167"],
-        *["56-69,168-181", "70-83,182-195", "84-97,196-209", "98-111,210-223"],
-    ],
-    "208 CPUs": [
-        *["0-12,104-116", "13-25,117-129", "26-38,130-142", "39-51,143-155"],
-        *["52-64,156-168", "65-77,169-181", "78-90,182-194", "91-103,195-207"],
-    ],
-    "p5.48xlarge": [
-        *["0-11,96-107", "12-23,108-119", "24-35,120-131", "36-47,132-143"],
-        *["48-59,144-155", "60-71,156-167", "72-83,168-179", "84-95,180-191"],
-    ],
-    "GB200 board": ["0-35", "36-71", "72-107", "108-143"],
-    "GH200": ["0-71"],
-    "MIG, 2 GPUs of 3 and 2": ["0-1,24-25", "2-3,26-27", "4-6,28-30", "19-20,43-44", "21-23,45-47"],
-}
-MODES = {"node": NODE, "auto": NODE, "socket": SOCKET, "exclusive": EXCLUSIVE}
 
 
 @pytest.fixture
@@ -79,7 +56,7 @@ def chosen(facts, mode):
     return None if cpus is None else ranges(cpus)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["auto", "node"])
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
 def test_each_rank_runs_near_its_gpu(on, topology, mode):
     found = []
@@ -95,10 +72,7 @@ def test_each_rank_runs_near_its_gpu(on, topology, mode):
             CUDA_VISIBLE_DEVICES=name(topology, gpu, place) if topology.instances else "",
         )
         found.append(chosen(facts, mode))
-    assert found == MODES[mode][topology.name]
-    if mode == "exclusive":
-        cpus = [parse(cpus) for cpus in found if cpus]
-        assert sum(map(len, cpus)) == len(frozenset().union(*cpus))
+    assert found == NODE[topology.name]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
@@ -107,9 +81,8 @@ def test_a_gpu_that_tells_its_uuid_alone_is_found_by_nvml(on, topology):
     assert found == ([None] * len(found) if topology.instances else NODE[topology.name])
 
 
-@pytest.mark.parametrize("mode", ["node", "exclusive"])
 @pytest.mark.parametrize("pci", [True, False])
-def test_which_devices_cuda_shows_and_in_which_order_does_not_matter(on, mode, pci):
+def test_which_devices_cuda_shows_and_in_which_order_does_not_matter(on, pci):
     """Each rank's first device is another one of the machine, by index, UUID or the prefix of one."""
     topology = BY_NAME["208 CPUs"]
     found = []
@@ -119,7 +92,7 @@ def test_which_devices_cuda_shows_and_in_which_order_does_not_matter(on, mode, p
         order = ["PCI_BUS_ID", "FASTEST_FIRST"][rank % 2]
         facts = on(
             topology,
-            mode,
+            "node",
             gpu,
             None,
             pci=pci,
@@ -128,14 +101,8 @@ def test_which_devices_cuda_shows_and_in_which_order_does_not_matter(on, mode, p
             CUDA_VISIBLE_DEVICES=visible,
             CUDA_DEVICE_ORDER=order,
         )
-        found.append((gpu, chosen(facts, mode)))
-    assert [cpus for _, cpus in sorted(found)] == MODES[mode]["208 CPUs"]
-
-
-def test_more_ranks_than_devices_divide_the_cores_by_rank(on):
-    topology = BY_NAME["desktop, crossed nodes"]
-    found = [on(topology, "exclusive", rank % 2, None, rank=rank, size=4) for rank in range(4)]
-    assert [chosen(facts, "exclusive") for facts in found] == ["8-9,24-25", "2-3,18-19", "12-13,28-29", "6-7,22-23"]
+        found.append((gpu, chosen(facts, "node")))
+    assert [cpus for _, cpus in sorted(found)] == NODE["208 CPUs"]
 
 
 def test_a_device_is_asked_where_it_is_only_if_it_may_know(tmp_path, monkeypatch):
@@ -279,11 +246,3 @@ def test_a_gpu_that_nvml_lost_is_left_out(monkeypatch):
 def test_the_installed_nvml_has_the_names_of_the_faked_one():
     faked = {name for name in vars(nvml(BY_NAME["GH200"])) if name.startswith(("nvml", "NVML"))}
     assert faked <= {*dir(importlib.import_module("pynvml"))}
-
-
-def test_each_core_is_read_from_one_file(tmp_path, monkeypatch):
-    root, read, inner = BY_NAME["DGX H100"].lay(tmp_path), [], topology._cpus
-    monkeypatch.setattr(topology, "_cpus", lambda path: read.append(path) or inner(path))
-    cores = topology.machine(root, cores=True).cores
-    assert len(cores) == len([path for path in read if path.name == "thread_siblings_list"]) == 112
-    assert cores[1] == parse("1,113")

@@ -4,14 +4,10 @@ import dataclasses
 
 import pytest
 
-from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Gpu, Machine, choose, parse, part, ranges
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, choose, parse, part, ranges
 
-MACHINE = Machine(
-    nodes={0: parse("0-3,8-11"), 1: parse("4-7,12-15")},
-    sockets=(parse("0-3,8-11"), parse("4-7,12-15")),
-    cores=tuple(frozenset({cpu, cpu + 8}) for cpu in range(8)),
-)
-GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(0, 2))
+MACHINE = Machine(nodes={0: parse("0-3,8-11"), 1: parse("4-7,12-15")})
+GPU = Gpu(pci="0000:1b:00.0", node=1)
 
 
 ALONE = "without LOCAL_RANK and LOCAL_WORLD_SIZE this rank counts as the machine's only one"
@@ -37,18 +33,6 @@ def chosen(mode, **changes):
         ("auto", {}, "4-7,12-15", "GPU 0000:1b:00.0 is on NUMA node 1"),
         ("node", {"mask": parse("0-5")}, "4-5", "GPU 0000:1b:00.0 is on NUMA node 1"),
         ("node", {"mask": parse("0-3")}, "", "GPU 0000:1b:00.0 is on NUMA node 1, whose CPUs are 4-7,12-15"),
-        ("socket", {}, "4-7,12-15", "GPU 0000:1b:00.0 is on the socket of NUMA node 1"),
-        ("exclusive", {}, "4-5,12-13", "4 cores of NUMA node 1 divided among 2 GPUs"),
-        ("exclusive", {"mask": parse("4-6")}, "4", "3 cores of NUMA node 1 divided among 2 GPUs"),
-        ("exclusive", {"mask": parse("4")}, None, "1 core of NUMA node 1 can't be divided among 2 GPUs"),
-        ("exclusive", {"mask": parse("0-3")}, "", "GPU 0000:1b:00.0 is on NUMA node 1, whose CPUs are 4-7,12-15"),
-        (
-            "exclusive",
-            {"gpu": dataclasses.replace(GPU, slot=None), "local_rank": 5, "local_world_size": 8},  # ranks share GPUs
-            None,
-            "4 cores of NUMA node 1 can't be divided among 8 ranks",
-        ),
-        ("exclusive", {"bound": True}, "0-15", "the launcher gave this rank only a part of its own CPUs"),
         ("auto", {"gpu": None}, None, "training runs on the CPU; affinity=node divides 2 NUMA nodes among the ranks"),
         ("node", {"gpu": None}, None, "one rank uses all 2 NUMA nodes"),
         (
@@ -64,23 +48,10 @@ def chosen(mode, **changes):
             "2 NUMA nodes divided among 4 ranks",
         ),
         (
-            "socket",
-            {"gpu": None, "local_rank": 1, "local_world_size": 2},
-            "4-7,12-15",
-            "2 sockets divided among 2 ranks",
-        ),
-        (
             "node",
             {"gpu": None, "local_world_size": 2, "mask": parse("0-3")},
             None,
             "the process may run on one of 2 NUMA nodes only",
-        ),
-        ("exclusive", {"gpu": None}, "0-15", "8 cores divided among 1 rank"),
-        (
-            "exclusive",
-            {"gpu": None, "local_rank": 2, "local_world_size": 3},
-            "5-7,13-15",
-            "8 cores divided among 3 ranks",
         ),
         ("node", {"gpu": None, "gpu_unknown": "no NVML"}, None, "no NVML"),
         (
@@ -90,7 +61,7 @@ def chosen(mode, **changes):
             "GPU 0000:1b:00.0 is on NUMA node 7, which has no CPUs",
         ),
         (
-            "exclusive",
+            "node",
             {"gpu": dataclasses.replace(GPU, node=None)},
             None,
             "the firmware does not report the NUMA node of GPU 0000:1b:00.0",
@@ -101,14 +72,6 @@ def chosen(mode, **changes):
 )
 def test_cpus_and_the_reason_for_them(mode, changes, cpus, why):
     assert chosen(mode, **changes) == (cpus, why)
-
-
-def test_one_node_is_divided_wherever_its_gpus_are():
-    machine = Machine(nodes={0: parse("0-7")})
-    unknown = facts(
-        machine=machine, mask=parse("0-7"), gpu=None, gpu_unknown="no NVML", local_rank=1, local_world_size=2
-    )
-    assert choose("exclusive", unknown) == Choice(parse("4-7"), "8 cores divided among 2 ranks")
 
 
 def test_fewer_items_than_parts_are_shared_by_neighbours():

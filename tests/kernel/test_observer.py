@@ -26,5 +26,5 @@ def test_an_event_reaches_those_alone_that_override_it_and_that_are_due():
     observers.span_ended()
     observers.loader_left(exhausted=False)
     observers.agreed({"gc_interval": 1}, 4)
-    observers.steps_measured([], [])
+    observers.steps_measured([])
     assert (late.told, observers.asks, observers.watching) == ((3, 4), {}, False)

@@ -1,9 +1,12 @@
 """What the environment says wins, and what means nothing is said."""
 
+import re
+
 import pytest
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
+from perf_callbacks.kernel.settings.gone import GONE
 from perf_callbacks.kernel.settings.in_force import FileEntry, resolve
 
 # for each field what the environment says, what that means, and what it can't mean
@@ -153,6 +156,16 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
 )
 def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sentence):
     assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
+
+
+def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
+    for setting, instead in GONE.items():
+        name, _, value = setting.partition("=")
+        settings = resolve(PerfConfig(**{name: "off"}), {variable(name): f" {value} "})
+        assert settings.remarks == (f"{variable(name)}: {value!r} is gone: {instead}.",)
+        assert (getattr(settings.config, name), settings.from_env, settings.origins) == ("off", (), {})
+        with pytest.raises(ConfigError, match=f"^perf.yaml, line 2: {name}: {value!r} is gone: {re.escape(instead)}.$"):
+            resolve(None, {}, [FileEntry(name, value, "perf.yaml, line 2")])
 
 
 @pytest.mark.parametrize("name", sorted(rules()))

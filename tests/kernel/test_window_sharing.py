@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from fakes import Fit, a_run
 
-from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.steps import WATCHED_BLOCK
 from perf_callbacks.kernel.records.fit_records import Window
@@ -33,11 +32,9 @@ class Asking(Observer):
 
     def __init__(self, **asks):
         self.asks, self.heard, self.seen, self.watching = asks, [], [], True
-        self.pauses = []
 
-    def steps_measured(self, steps, pauses):
+    def steps_measured(self, steps):
         self.seen += [step.number for step in steps]
-        self.pauses += pauses
 
     def agreed(self, least, step):
         self.heard.append((dict(least), step))
@@ -98,18 +95,6 @@ def test_all_steps_are_seen_once_and_in_order():
     steps(fit, 2 * WATCHED_BLOCK)
     fit.engine.stop(fit.now)
     assert asking.seen == [*range(1, 2 * WATCHED_BLOCK + 11)]
-
-
-def test_collections_are_told_of_with_the_steps_they_fell_in():
-    asking = Asking()
-    fit = Fit(observers=observed_by(asking))
-    steps(fit, 3)
-    fit.engine.pause(Pause(2, fit.now, 0.25, 7, automatic=True, here=True))
-    steps(fit, 5)
-    fit.engine.row(8)
-    (pause,) = asking.pauses
-    assert (pause.step, pause.generation, pause.seconds, pause.automatic) == (4, 2, 0.25, True)
-    assert asking.seen == [*range(1, 9)]
 
 
 def test_who_wants_to_see_nothing_is_shown_nothing():

@@ -171,7 +171,7 @@ def test_ranks_out_of_order_or_twice_are_no_bundle():
 
 def test_ranks_that_counted_alike_are_one_bundle_and_others_are_not():
     parts = [replace(FULL, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
-    parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "keep data": 1})
+    parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "other": 1})
     bundles = unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in parts]), FIT), FIT)
     assert [([*one.ranks], one.steps, one.seconds, one.amounts[0], one.asks) for one in bundles] == [
         ([0, 2, 3], 49, 15.0, 5, {"gc_interval": 40}),

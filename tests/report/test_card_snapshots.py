@@ -61,7 +61,6 @@ WHOLE = {
     "backward_waiting": 0.25,
     "stalls": 1,
     "stall_seconds": 61.0,
-    "proofs": {"gc": "it saves 2.09 of 3.11 ms a step (67.1%; 99.9 % interval 1.63 to 2.27 ms, 16 pairs of turns)"},
     "memory_gb": {"weights": 2.0, "gradients": 1.0, "activations": 5.0, "peak": 8.0},
     "failure": "OSError: No space left on device",
 }

@@ -23,7 +23,7 @@ EVIL = "</pre><script>alert(1)</script>\x1b[2J\u202e&\nsecond line"
 
 def test_texts_of_a_foreign_summary_are_shown_and_never_run():
     found = Finding(cause="data", share=0.5, evidence=EVIL, remedy=EVIL)
-    shown = a_summary(findings=(found,), failure=EVIL, stage_seconds={EVIL: 1.0}, proofs={EVIL: EVIL})._repr_html_()
+    shown = a_summary(findings=(found,), failure=EVIL, stage_seconds={EVIL: 1.0})._repr_html_()
     assert {*re.findall(r"<(/?\w+)", shown)} == {"div", "b", "/b", "pre", "/pre", "/div"}
     assert "&lt;script&gt;alert(1)&lt;/script&gt;?[2J?&amp; second line" in shown
     assert [one for one in shown if not one.isprintable() and one not in "\n\N{NO-BREAK SPACE}"] == []

@@ -15,7 +15,6 @@ from perf_callbacks.kernel.engine.steps import NEVER, WATCHED_BLOCK, Step
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.patches import Patches
-from perf_callbacks.kernel.records.fit_records import Gc
 
 SKIPPED, TIMED = 2, 20
 """Number of updates that are skipped at first, and number of updates that are then timed.
@@ -50,7 +49,7 @@ class UpdateTimes(Observer):
         return self._first != NEVER and self._recorder.step <= self._last + 2 * WATCHED_BLOCK
 
     @override
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step]) -> None:
         self._stages += [
             step.seconds[OPTIMIZER]
             for step in steps

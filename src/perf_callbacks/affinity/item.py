@@ -64,10 +64,7 @@ class Claim:
 
 
 class Bound(ActiveItem):
-    """Binds all threads of the process to CPUs, until `closed` is called.
-
-    No trial is possible, because memory stays on the NUMA node that first touched it, even if threads move.
-    """
+    """Binds all threads of the process to CPUs, until `closed` is called."""
 
     slug = SLUG
 

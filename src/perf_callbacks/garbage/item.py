@@ -16,7 +16,6 @@ from perf_callbacks.garbage.growth import Growth
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import ALREADY, SKIPPED, ActiveItem, Fit, Item
-from perf_callbacks.kernel.fit.trial import TURN
 from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN, Lease
 from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -54,7 +53,6 @@ def decide(environment: Environment, config: PerfConfig) -> Checklist:
 
 
 OTHERS = "automatic collection is off: the program has its own plan"
-ELSEWHERE = "another fit has the collector, so nothing can be compared"
 WHY = "no collection interrupts a step, and all ranks collect at the same step"
 
 
@@ -78,14 +76,9 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 
 
 class ScheduledCollection(ActiveItem):
-    """Collects garbage at planned steps, and at once if garbage grows too fast.
+    """Collects garbage at planned steps, and at once if garbage grows too fast."""
 
-    A trial consists of phases of 32 steps, called turns. The schedule is on in one turn and off in the next. While the
-    schedule is on, each turn ends with a young collection, so that the turn includes the cost of its garbage. During a
-    trial, no objects are frozen. Full collections run between two turns of a trial, in time that belongs to no step.
-    """
-
-    slug, collects = SLUG, True
+    slug = SLUG
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
@@ -104,8 +97,6 @@ class ScheduledCollection(ActiveItem):
         self._due = self._first
         if self._level != "sync":  # at the first multiple of the interval
             self._due += -self._first % self._interval
-        self._trying = False  # in a turn with the schedule on
-        self._fresh = True
         self._agreed: tuple[int, int] | None = None
 
     @property
@@ -118,11 +109,6 @@ class ScheduledCollection(ActiveItem):
         while self._spans:
             self.span_ended()
         if step < self._due:
-            return
-        if self._trying:
-            if step % self._interval == 0:
-                self._lease.collect_now(self._young)
-            self._look(step)
             return
         if self._level == "freeze":
             self._freeze(step)
@@ -171,50 +157,9 @@ class ScheduledCollection(ActiveItem):
             if self._due != NEVER:  # without this line, the next check may come after that step
                 self._due = min(self._due, step)
 
-    @property
-    def turns(self) -> bool:
-        """Return True if a trial is possible. The interval must be at least 32 steps, the length of a trial's turn."""
-        return self._level == "sync" and self._let_go.alive and self._interval >= TURN
-
-    def hold(self) -> None:
-        """Do nothing until the trial begins."""
-        self._due, self._fresh = NEVER, False
-
-    def turn(self, step: int, *, done: bool) -> None:
-        """End a turn of the trial after step `step`. `done` tells whether the schedule is on in the next turn."""
-        while self._spans:
-            self.span_ended()
-        if due_between(self._last, step, self._interval) == FULL or not self._fresh:
-            with self._aside_of_steps():  # so that no garbage piles up and causes a collection in the first turns
-                self._lease.collect_now(FULL)
-        if not self._fresh:
-            self._fresh = True
-            self._growth.begin()
-        self._last = step
-        tried = self._trying
-        if tried:
-            if self._overruled(step):
-                return
-            self._lease.collect_now(self._young)
-        if done and not (tried and self._lease.off):
-            self._try(step)
-        elif tried and not done:
-            self._due, self._trying = NEVER, False
-            self._lease.turn_on()
-
-    def keep(self, step: int) -> None:
-        """Keep the schedule for good, because it saved time in the trial."""
-        self._begin(step)
-
-    def leave(self, step: int) -> None:
-        """Drop the schedule, because it saved too little time in the trial, and collect all garbage."""
-        super().leave(step)
-        with self._aside_of_steps():
-            self._lease.collect_now(FULL)
-
     @override
     def closed(self) -> None:
-        self._due, self._trying = NEVER, False
+        self._due = NEVER
         self._spans.clear()
         self._let_go()
 
@@ -234,14 +179,6 @@ class ScheduledCollection(ActiveItem):
             self._lease.freeze()
         self._frozen, self._last_full = True, step
         self._growth.begin()
-
-    def _try(self, step: int) -> None:
-        if not self._lease.alone:
-            self._give_up(SKIPPED, ELSEWHERE)
-        elif not self._lease.turn_off():
-            self._give_up(ALREADY, OTHERS)
-        else:
-            self._trying, self._first, self._due = True, step, step + 1
 
     def _overruled(self, step: int) -> bool:
         if overruled := self._lease.overruled:
@@ -278,7 +215,7 @@ class ScheduledCollection(ActiveItem):
 
     def _collect_aside(self) -> None:
         """Run a full collection in time that belongs to no step, unless the last full collection is recent."""
-        if self._frozen and self._due != NEVER and not self._trying and self._aside - self._last_full >= self._apart:
+        if self._frozen and self._due != NEVER and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside
 

@@ -12,7 +12,6 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Step
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.records.fit_records import Gc
 
 
 class EpochWaits(Observer):
@@ -40,7 +39,7 @@ class EpochWaits(Observer):
         self._last.add(self._recorder.step)
 
     @override
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
                 self._epochs += 1

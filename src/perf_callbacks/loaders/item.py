@@ -64,18 +64,8 @@ def _line(environment: Environment) -> str:
     return ", ".join(part for part in (pin, copies) if part)
 
 
-class CopySwitch:
-    """Switch that turns asynchronous copies of pinned batches on and off."""
-
-    def __init__(self) -> None:
-        self.go_on = True
-
-
 class PinnedLoading(ActiveItem):
-    """Pins batches and copies them asynchronously, until `closed` is called.
-
-    A trial turns only the asynchronous copies on and off, because running loaders keep pinning.
-    """
+    """Pins batches and copies them asynchronously, until `closed` is called."""
 
     slug = SLUG
 
@@ -88,8 +78,6 @@ class PinnedLoading(ActiveItem):
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
-        self._copies = CopySwitch()
-        self._copied = fit.batches.copy is not None and not fit.environment.copies_go_on
         self._held: list[int] = []
         self._due, self._patience = 0, 1
         batches = fit.batches
@@ -104,7 +92,7 @@ class PinnedLoading(ActiveItem):
         if batches.first is not None:
             self._seams.replace(*batches.first, functools.partial(_seeing, self._first))
         if batches.copy is not None:
-            self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
+            self._patches.replace(*batches.copy, functools.partial(_copying, self._first))
 
     @override
     def step_ended(self, step: int) -> None:
@@ -124,23 +112,6 @@ class PinnedLoading(ActiveItem):
                 SKIPPED,
                 f"pinned batches would take {needed / 1e6:,.0f} MB, more than the {self._room / 1e6:,.0f} MB allowed",
             )
-
-    @property
-    def turns(self) -> bool:
-        """Return True if a trial can turn asynchronous copies on and off."""
-        return self._copied and self._undo.alive
-
-    def hold(self) -> None:
-        """Make copies synchronous until the trial begins."""
-        self._copies.go_on = False
-
-    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
-        """Begin a turn of the trial: copies are asynchronous if `done` is True, and synchronous if `done` is False."""
-        self._copies.go_on = done
-
-    def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Make copies synchronous for good, because the trial saved too little time. Batches stay pinned."""
-        self._copies.go_on = False
 
     @override
     def closed(self) -> None:
@@ -191,14 +162,14 @@ def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _copying(first: FirstBatch, copies: CopySwitch, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _copying(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function that copies a batch, so that copies of pinned batches are asynchronous."""
 
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         first.see(batch)
         try:
-            pinned = copies.go_on and not args and next(tensors(batch)).is_pinned()
+            pinned = not args and next(tensors(batch)).is_pinned()
         except Exception as error:  # noqa: BLE001 a batch may be anything, and have no tensor at all
             let_pass(error)
             pinned = False

@@ -9,7 +9,6 @@ from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import (
     ENOUGH_SECONDS,
     ENOUGH_STEPS,
-    TRIED,
     Checklist,
     Finding,
     Summary,
@@ -83,7 +82,6 @@ def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
         *_work(summary),
         _pauses(summary),
         *_applied(checklist),
-        *_proofs(summary),
         *straggler_text.lines(summary.stragglers, straggler_text.verdict_remedy(summary.findings)),
         _stalls(summary),
         *map(profile_text.line, summary.profiles),
@@ -339,15 +337,9 @@ def _pauses(summary: Summary) -> str:
 
 
 def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist in one line, without the items that `_proofs` renders."""
-    parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
+    parts = [f"{row.item} {row.status}" for row in checklist]
     if parts:
         yield f"checklist: {joined(parts)}"
-
-
-def _proofs(summary: Summary) -> Iterable[str]:
-    for item, told in summary.proofs.items():
-        yield f"{item}: {'still on trial when the fit ended' if told == TRIED else told}"
 
 
 def _stalls(summary: Summary) -> str:

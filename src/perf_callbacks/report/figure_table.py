@@ -257,14 +257,13 @@ FIGURES = (
         name="checklist",
         title="Startup checklist",
         meaning="each item as its last record says",
-        source="`checklist` of rank 0; `summary.proofs`",
-        left_out='the gain of an item, unless it was measured: `PerfConfig(checklist="prove")`',
+        source="`checklist` of rank 0",
+        left_out="the gain of an item, which `perf-callbacks try` measures",
         columns={
             "item": "a change that the callback makes, or advises",
-            "status": "applied, on trial, already so, advised, not applicable, skipped or failed",
+            "status": "applied, already so, advised, not applicable, skipped or failed",
             "state": "state before, and after",
             "why": "reason of the status",
-            "saves": "seconds per mean step that the item saves, with its interval; or the verdict of its trial",
         },
     ),
     PageFigure(

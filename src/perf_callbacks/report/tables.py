@@ -186,27 +186,18 @@ def phases(count: Flops) -> Table | None:
 def checklist(fit: FitHistory) -> Table | None:
     """Tabulate the items of the checklist. If an item has several records, its last record counts."""
     last = {item.item: item for item in fit.first[-1].of(Checklist)}
-    proofs = {} if fit.summary is None else fit.summary.proofs
     rows = [
         (
             name,
             item.status,
             " → ".join(part for part in (item.before, item.after) if part) or DASH,
             item.why or "",
-            _won(item, proofs.get(name, "")),
         )
         for name, item in last.items()
     ]
-    columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT), ("saves", TEXT)]
-    note = 'PerfConfig(checklist="prove") measures what each item saves.' if not any(row[-1] for row in rows) else ""
+    columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT)]
+    note = "`perf-callbacks try` measures what each item gains."
     return Table("Startup checklist", columns, rows, note) if rows else None
-
-
-def _won(item: Checklist, proof: str) -> str:
-    if item.saved_seconds is None:
-        return proof
-    low, middle, high = (f"{seconds * 1e3:.3g}" for seconds in item.saved_seconds)
-    return f"{middle} ms per step (99.9 % interval {low} to {high})"
 
 
 def stragglers(summary: Summary) -> Table | None:

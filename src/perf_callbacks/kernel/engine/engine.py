@@ -172,7 +172,7 @@ class Engine:
         else:
             self.tape.note(pause)
 
-    def _tell(self, pause: Pause, stage: str, step: int | None) -> Gc:
+    def _tell(self, pause: Pause, stage: str, step: int | None) -> None:
         record = Gc(
             step=self.step + 1 if step is None else step,
             stage=stage,
@@ -184,7 +184,6 @@ class Engine:
             ours=pause.ours,
         )
         self._emit(record)
-        return record
 
     def begin_span(self, kind: str, now: float) -> None:
         """Begin a span, such as an evaluation. A span's time belongs to no step. The interrupted step is excluded."""

@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
-from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
+from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
 """Times of some steps. Maps the name of a signal to its seconds in each step. None: unknown."""
@@ -66,11 +66,8 @@ class Observer:
     def epoch_ended(self) -> None:
         """Handle the end of a trainer's epoch. In a plain loop, `loader_left` is called instead of `epoch_ended`."""
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Handle steps whose times have become known. The steps may have ended long ago.
-
-        `pauses` are garbage collections. The step of a collection may follow in a later call.
-        """
+    def steps_measured(self, steps: Sequence[Step]) -> None:
+        """Handle steps whose times have become known. The steps may have ended long ago."""
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Handle the marks on the tape before the engine reads them.
@@ -255,11 +252,11 @@ class Observers:
     summary = _merged(Observer.summary)
     facts = _merged(Observer.facts)
 
-    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step]) -> None:
         """Call `steps_measured` of the observers whose `watching` is True."""
         for observer in self.overriding["steps_measured"]:
             if observer.watching:
-                observer.steps_measured(steps, pauses)
+                observer.steps_measured(steps)
         self.look_ahead()
 
     def suspended(self, seconds: float) -> bool:

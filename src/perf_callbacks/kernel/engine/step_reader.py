@@ -18,7 +18,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import SUSPENDED, Columns, Step, StepFlops, plus
 from perf_callbacks.kernel.engine.tape import Past, Tape
 from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
-from perf_callbacks.kernel.records.fit_records import Gc, Record
+from perf_callbacks.kernel.records.fit_records import Record
 
 MOMENT_SECONDS = 0.05
 """Maximum number of seconds that a thread waits while another thread reads steps."""
@@ -72,7 +72,7 @@ class StepReader:
         observers: Observers,
         *,
         device: DeviceTimeline | None,
-        tell: Callable[[Pause, str, int | None], Gc],
+        tell: Callable[[Pause, str, int | None], object],
         interrupted: Callable[[], None],
     ) -> None:
         self._tape, self._ledger, self._observers, self._device = tape, ledger, observers, device
@@ -89,7 +89,7 @@ class StepReader:
         the first step longer."""
         self.longest_timed = 0.0
         """Seconds of the longest step so far. Unlike in `longest_step`, the first step counts, too."""
-        self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # steps that the observers have not received
+        self._unseen: deque[Columns] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
         self._batch = Batch(None, None, None, ())
@@ -131,9 +131,9 @@ class StepReader:
             finally:
                 self._reading = False
         while show and self._unseen:
-            steps, pauses = self._unseen.popleft()
+            steps = self._unseen.popleft()
             if self._observers.watching:
-                self._observers.steps_measured([] if steps is None else steps.rows, pauses)
+                self._observers.steps_measured(steps.rows)
         return not self.passed
 
     def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
@@ -182,14 +182,12 @@ class StepReader:
             self._observers.marks_read(written, [number for number, *_ in self.ended])
         past, told = self._tape.read(written)
         ended = self.ended
-        pauses = [
+        for pause, stage, place in told:
             self._tell(
                 pause,
                 "other" if stage is Stage.UNDECIDED else stage.name.lower(),
                 ended[place][0] if place < len(ended) else None,
             )
-            for pause, stage, place in told
-        ]
         finished = None
         if self._device is not None:
             if past.calls:
@@ -197,7 +195,8 @@ class StepReader:
             finished = self._enter(self._timed(self._device.ready()))
         elif past.calls:
             finished = self._enter(self._finish(past))
-        self._unseen.append((finished, pauses))
+        if finished is not None:
+            self._unseen.append(finished)
 
     def _enter(self, steps: Columns | None) -> Columns | None:
         if steps is not None:

@@ -69,15 +69,10 @@ class Fit:
     step."""
     progress: Progress | None = None
     """Function by which the watchdog checks whether the fit still goes on. None: the watchdog doesn't check."""
-    proving: bool = False
-    """True if each item that allows a trial is put on trial."""
 
 
 class ActiveItem(Observer):
-    """An applied checklist item.
-
-    The base class requests nothing, receives no events, and can't be put on trial.
-    """
+    """An applied checklist item. The base class requests nothing, and receives no events."""
 
     slug: str
 
@@ -90,28 +85,6 @@ class ActiveItem(Observer):
     def due(self) -> int:
         return self._due
 
-    @property
-    def turns(self) -> bool:
-        """True if the item can be turned on and off at this moment."""
-        return False
-
-    collects: bool = False
-    """True if the item changes the times at which garbage is collected."""
-
-    def hold(self) -> None:
-        """Change nothing until the trial begins."""
-
-    def turn(self, step: int, *, done: bool) -> None:
-        """At the end of `step`, apply the item if `done` is True, or undo the item if `done` is False."""
-
-    def keep(self, step: int) -> None:
-        """Apply the item for good from the end of `step` on."""
-        self.turn(step, done=True)
-
-    def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Undo the item at the end of `step`, and never apply the item again in this fit."""
-        self.closed()
-
     def news(self) -> list[Checklist]:
         """Return the checklist rows that were added since the last call."""
         news, self._news = self._news, []
@@ -121,8 +94,8 @@ class ActiveItem(Observer):
     def closed(self) -> None:
         self._due = NEVER
 
-    def _say(self, status: str, why: str, saved_seconds: tuple[float, float, float] | None = None) -> None:
-        self._news.append(Checklist(item=self.slug, status=status, why=why, saved_seconds=saved_seconds))
+    def _say(self, status: str, why: str) -> None:
+        self._news.append(Checklist(item=self.slug, status=status, why=why))
 
 
 class Item(NamedTuple):

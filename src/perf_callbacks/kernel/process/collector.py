@@ -79,11 +79,6 @@ class Lease:
         return self in self._owner.off
 
     @property
-    def alone(self) -> bool:
-        """True: no other fit has a claim."""
-        return not self._owner.held - {self}
-
-    @property
     def overruled(self) -> bool:
         """True: other code has changed the thresholds since this fit turned automatic collection off."""
         return self.off and self._owner.overruled

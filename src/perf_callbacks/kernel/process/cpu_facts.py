@@ -52,14 +52,14 @@ def read(
         return None
     if mode == "off":
         return CpuFacts(mask=mask, machine=Machine(nodes={}))
-    machine = topology.machine(root, cores=mode == "exclusive")
+    machine = topology.machine(root)
     local = local or local_ranks(environ)
     rank, size = local or (0, 1)
     gpu = unknown = None
     if devices > 1:
         unknown = f"the process drives {devices} devices, which may be on several NUMA nodes"
     elif properties is not None:
-        gpu, unknown = _gpu(properties(), machine, root, size, inventory, exclusive=mode == "exclusive")
+        gpu, unknown = _gpu(properties(), machine, root, inventory)
     elif accelerator is not None:
         unknown = f"the system does not report the NUMA node of {accelerator} devices"
     parent = topology.mask_of(root, os.getppid())
@@ -95,30 +95,18 @@ def local_rank(environ: Mapping[str, str]) -> int:
     return next((int(word) for word in words if word.isdecimal()), 0)
 
 
-def _gpu(
-    found: Any,
-    machine: Machine,
-    root: Path,
-    local_world_size: int,
-    inventory: Callable[[], Inventory],
-    *,
-    exclusive: bool,
-) -> tuple[Gpu | None, str | None]:
+def _gpu(found: Any, machine: Machine, root: Path, inventory: Callable[[], Inventory]) -> tuple[Gpu | None, str | None]:
     """Return the location of the GPU with these properties, or the reason why the location is unknown.
 
-    The PCI id from torch identifies the GPU. If torch gives no PCI id, the UUID identifies the GPU.
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER don't matter. NVML lists the other GPUs on the same NUMA node. NVML also
-    gives the PCI id if torch gives only the UUID. If several ranks may share one GPU, `Gpu.slot` is None.
+    The PCI id from torch identifies the GPU. If torch gives only the UUID, NVML gives the PCI id. CUDA_VISIBLE_DEVICES
+    and CUDA_DEVICE_ORDER don't matter.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):
         pci = pci_id(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
-    listed = inventory() if pci is None or exclusive else Inventory()
-    pci = next((gpu.pci for gpu in listed.gpus if gpu.pci == pci or gpu.uuid == uuid), pci)
     if pci is None:
-        return None, f"the PCI id of the GPU is unknown (NVML: {listed.missing or 'does not list it'})"
-    node = topology.node(root, pci, machine)
-    beside = [gpu.pci for gpu in listed.gpus if topology.node(root, gpu.pci, machine) == node]
-    shared = local_world_size > len(listed.gpus) or any(gpu.divided for gpu in listed.gpus)
-    slot = (beside.index(pci), len(beside)) if pci in beside and not shared else None
-    return Gpu(pci=pci, node=node, slot=slot), None
+        listed = inventory()
+        pci = next((gpu.pci for gpu in listed.gpus if gpu.uuid == uuid), None)
+        if pci is None:
+            return None, f"the PCI id of the GPU is unknown (NVML: {listed.missing or 'does not list it'})"
+    return Gpu(pci=pci, node=topology.node(root, pci, machine)), None

@@ -1,4 +1,4 @@
-"""CPUs of the machine by core, socket and NUMA node, as `/sys` and `/proc` show them.
+"""CPUs of the machine by NUMA node, as `/sys` and `/proc` show them.
 
 Files in `/sys` and `/proc` may be missing: on other systems, in sandboxes, and for CPUs that are offline.
 """
@@ -9,7 +9,6 @@ from perf_callbacks.kernel.process.cpu_sets import Cpus, Machine, parse
 from perf_callbacks.kernel.process.processes import entry, text
 
 NODES = "sys/devices/system/node"
-CPUS = "sys/devices/system/cpu"
 PCI = "sys/bus/pci/devices"
 QUOTAS = (
     ("sys/fs/cgroup/cpu.max",),
@@ -18,17 +17,10 @@ QUOTAS = (
 """Files with a CPU quota and its period in microseconds: first for version 2 of control groups, then for version 1."""
 
 
-def machine(root: Path, *, cores: bool = False) -> Machine:
-    """Read the CPUs of the machine. If `cores` is True, also read the cores, which takes one file per core."""
+def machine(root: Path) -> Machine:
+    """Read the CPUs of the machine."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
-    nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
-    packages: dict[str, Cpus] = {}
-    for cpus in nodes.values():  # a node lies on one socket
-        package = text(root / CPUS / f"cpu{min(cpus)}" / "topology/physical_package_id")
-        if package is not None:
-            packages[package] = packages.get(package, frozenset()) | cpus
-    found = _cores(root, frozenset().union(*nodes.values())) if cores else ()
-    return Machine(nodes=nodes, sockets=tuple(packages.values()), cores=found, quota=quota(root))
+    return Machine(nodes={node: cpus for node, cpus in sorted(nodes.items()) if cpus}, quota=quota(root))
 
 
 def node(root: Path, pci: str, known: Machine) -> int | None:
@@ -46,17 +38,6 @@ def mask_of(root: Path, process: int) -> Cpus | None:
     """Return the CPUs that another process may run on."""
     cpus = entry(root / "proc" / str(process) / "status", "Cpus_allowed_list")
     return None if cpus is None else parse(cpus)
-
-
-def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
-    found: list[Cpus] = []
-    seen: set[int] = set()
-    for cpu in sorted(cpus):
-        if cpu not in seen:
-            core = _cpus(root / CPUS / f"cpu{cpu}" / "topology/thread_siblings_list") | {cpu}
-            seen |= core
-            found.append(core)
-    return tuple(found)
 
 
 def quota(root: Path) -> float | None:

@@ -27,9 +27,6 @@ SCHEMA = 2
 APPLIED = "applied"
 """Status of a checklist item that is applied."""
 
-TRIED = "on trial"
-"""Status of a checklist item on trial, whose benefit is not known yet."""
-
 SCHEDULED, STARTUP = "schedule", "startup"
 """Reasons why the checklist collects garbage."""
 
@@ -117,14 +114,12 @@ class Checklist:
 
     item: str
     status: str
-    """One of applied, on trial, already so, advised, not applicable, skipped, failed."""
+    """One of applied, already so, advised, not applicable, skipped, failed."""
     before: str | None = None
     """State before the item was applied. `before`, `after` and `why` are None if not applicable."""
     after: str | None = None
     """State after the item was applied, or the state that the item advises."""
     why: str | None = None
-    saved_seconds: tuple[float, float, float] | None = None
-    """Mean seconds per step that the item saved in its trial: lower end of the 99.9 % interval, estimate, upper end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,8 +304,6 @@ class Summary:
     """Number of samples in all attempts so far. Checkpoints carry `total_samples` and `total_tokens` to the next
     attempt."""
     total_tokens: int | None
-    proofs: Mapping[str, str] = field(default_factory=dict)
-    """Verdicts on the checklist items that were on trial."""
     findings: tuple[Finding, ...] = ()
     """Causes that limit the run, the most expensive first. Empty: nothing is wrong, or too little is known."""
     failure: str | None = None

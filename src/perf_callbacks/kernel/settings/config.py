@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perf_callbacks.kernel.settings import output_directory
+from perf_callbacks.kernel.settings.gone import GONE
 
 
 class ConfigError(ValueError):
@@ -58,8 +59,8 @@ class PerfConfig:
     measure_peak: Literal["auto", "on", "off"] = "auto"
     """Measure the peak with matmuls. auto: measure it on a CPU and on devices that are not in the table of known
     devices."""
-    checklist: Literal["on", "prove", "off"] = "on"
-    """on: apply the startup checklist. prove: keep only items that measurably save time. off: no checklist."""
+    checklist: Literal["on", "off"] = "on"
+    """on: apply the startup checklist. off: no checklist."""
     skip: str = ""
     """Comma-separated list of checklist items to leave out: gc, loaders, affinity."""
     gc: Literal["sync", "freeze", "observe", "off"] = "sync"
@@ -67,9 +68,9 @@ class PerfConfig:
     collections. off: do nothing."""
     gc_interval: int = 100
     """Number of optimizer steps between two collections of young objects."""
-    affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
-    """CPUs of a rank. node: the CPUs of its GPU's NUMA node. socket: the CPUs of the GPU's socket. exclusive: cores
-    that no other rank uses. auto: like node if the node has enough CPUs for the loaders' workers, else no change."""
+    affinity: Literal["auto", "node", "off"] = "auto"
+    """CPUs of a rank. node: the CPUs of its GPU's NUMA node. auto: like node if the node has enough CPUs for the
+    loaders' workers, else no change. off: no change."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """apply: pin memory and copy without blocking. advise: only advise these changes. off: do nothing."""
     exchange: Literal["on", "off"] = "on"
@@ -116,7 +117,13 @@ class PerfConfig:
         for name, rule in rules().items():
             value = getattr(self, name)
             if not rule.allows(value):
-                raise ConfigError(f"{name}: got {shown(value)}, wanted {rule.wanted}.")
+                raise ConfigError(f"{name}: {refusal(name, value)}")
+
+
+def refusal(name: str, value: object) -> str:
+    """Return the end of a message about a value that the field doesn't accept."""
+    instead = GONE.get(f"{name}={value}") if isinstance(value, str) else None
+    return f"{value!r} is gone: {instead}." if instead else f"got {shown(value)}, wanted {rules()[name].wanted}."
 
 
 def shown(value: object) -> str:

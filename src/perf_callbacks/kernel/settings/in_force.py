@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perf_callbacks.kernel.settings import on_event
-from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, printable, rules, shown
+from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, printable, refusal, rules, shown
+from perf_callbacks.kernel.settings.gone import GONE
 
 SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
@@ -41,7 +42,7 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
     remarks: tuple[str, ...]
-    """Sentences for the log about environment variables that look like settings but are none."""
+    """Sentences for the log about environment variables that are no settings, or whose value is gone."""
     on_event: tuple[str, ...] = ()
     """Command that runs at events, with its arguments; empty if there is none. `config` has no such field, because only
     the environment can set the command."""
@@ -73,8 +74,11 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
         return Settings(config=off, from_env=("enabled",), origins={"enabled": SWITCH}, remarks=())
     entries = tuple(entries)
     values = parse(entries)
-    found = [name for name in rules() if variable(name) in environ]
-    values |= {name: _value(name, environ[variable(name)], variable(name)) for name in found}
+    given = {name: environ[variable(name)] for name in rules() if variable(name) in environ}
+    gone = [name for name, text in given.items() if f"{name}={text.strip()}" in GONE]
+    found = [name for name in given if name not in gone]
+    remarks = [f"{variable(name)}: {refusal(name, given[name].strip())}" for name in gone]
+    values |= {name: _value(name, given[name], variable(name)) for name in found}
     handed = environ.get(SECTION, "").split(",")
     from_env = tuple(name for name in found if name not in handed)
     origins = {name: variable(name) for name in from_env}
@@ -85,7 +89,8 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
         from_env += (on_event.FIELD,)
         origins[on_event.FIELD] = on_event.VARIABLE
     config = replace(config, **values)
-    return Settings(config=config, from_env=from_env, origins=origins, remarks=_strangers(environ), on_event=command)
+    remarks += _strangers(environ)
+    return Settings(config=config, from_env=from_env, origins=origins, remarks=tuple(remarks), on_event=command)
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
@@ -124,7 +129,7 @@ def _value(name: str, text: str, where: str) -> object:
     rule = rules()[name]
     value = rule.parse(text)
     if not rule.allows(value):
-        raise ConfigError(f"{where}: got {shown(text)}, wanted {rule.wanted}.")
+        raise ConfigError(f"{where}: {refusal(name, text)}")
     return value
 
 
