@@ -1,8 +1,4 @@
-"""The checklist item `affinity`: a rank runs on CPUs near its GPU.
-
-A thread on another socket than the GPU reaches the GPU only over the link between the sockets. The item only removes
-CPUs from the set on which the rank may run, and never adds CPUs.
-"""
+"""The checklist item `affinity`: a rank runs on those CPUs of its set that are near its GPU."""
 
 import weakref
 
@@ -16,15 +12,13 @@ from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choos
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
-SPARE = 2
-"""Number of CPUs that `affinity="auto"` wants for training threads, in addition to one CPU per loader worker."""
+SPARE = 2  # CPUs that `affinity="auto"` wants for training threads, besides one per loader worker
 
 
 SLUG = "affinity"
 
 
 def decide(environment: Environment, config: PerfConfig) -> Checklist:
-    """Decide on which CPUs the rank may run."""
     facts = environment.cpu_facts
     if facts is None:
         why = environment.cpus_unknown or "this system does not bind threads to CPUs"
@@ -35,7 +29,7 @@ def decide(environment: Environment, config: PerfConfig) -> Checklist:
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the item's status, the new state, and a text to append to the reason."""
+    """Return the status, the new state, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:
@@ -64,7 +58,7 @@ class Claim:
 
 
 class Bound(ActiveItem):
-    """Binds all threads of the process to CPUs, until `closed` is called."""
+    """Binds all threads of the process to CPUs, until `closed`."""
 
     slug = SLUG
 
