@@ -1,7 +1,6 @@
-"""The checklist item `loaders`: batches in pinned memory, and asynchronous copies to the device.
+"""The checklist item `loaders`: pinned batches and asynchronous copies. Number and order of batches stay.
 
-The host always waits for a copy to the device if the batch is in unpinned memory. With a batch in pinned memory and
-`non_blocking=True`, the host doesn't wait. The item changes neither the number nor the order of batches.
+The host always waits for a copy from unpinned memory, and with `non_blocking=True` never for one from pinned memory.
 """
 
 import functools
@@ -21,15 +20,13 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
-MOST_PINNED = 0.1
-"""Largest share of the available host memory that pinned batches may take. Pinned memory can't be swapped out."""
+MOST_PINNED = 0.1  # share of the available host memory that pinned batches may take: it can't be swapped out
 
 
 SLUG = "loaders"
 
 
 def decide(environment: Environment, config: PerfConfig) -> Checklist:
-    """Decide if batches are to be pinned and copied asynchronously."""
     status, why = _status(environment, config)
     before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
     pinned = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
@@ -65,7 +62,7 @@ def _line(environment: Environment) -> str:
 
 
 class PinnedLoading(ActiveItem):
-    """Pins batches and copies them asynchronously, until `closed` is called."""
+    """Pins batches and copies them asynchronously, until `closed`."""
 
     slug = SLUG
 
@@ -74,7 +71,6 @@ class PinnedLoading(ActiveItem):
         self._patches = Patches()
         self._undo = weakref.finalize(self, self._patches.restore)  # holds no reference to this object
         self._seams = Patches()
-        """Replaced functions of the trainer, which are restored when the item is closed."""
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
@@ -121,7 +117,6 @@ class PinnedLoading(ActiveItem):
 
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
-    """Make a loader pin its batches, unless the loader already pins batches or is running."""
     loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps the loader
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
         patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
@@ -136,8 +131,6 @@ def _unpin(reference: "weakref.ref[DataLoader[Any]]", before: bool) -> None:  # 
 
 
 def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the trainer's function that prepares a loader, so that the loader pins its batches."""
-
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
         loader = inner(*args, **kwargs)
@@ -149,10 +142,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
 
 
 def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that is called with each batch before the batch is copied to the device.
-
-    The wrapper examines the first batch.
-    """
+    """Wrap a function that is called with each batch before its copy to the device."""
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,8 +153,6 @@ def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copying(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that copies a batch, so that copies of pinned batches are asynchronous."""
-
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         first.see(batch)
