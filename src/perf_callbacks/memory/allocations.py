@@ -1,4 +1,4 @@
-"""Track the storages of all tensors that a training step makes, and the lifetimes of the storages."""
+"""The storages of all tensors that a training step makes, and their lifetimes."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,8 @@ from perf_callbacks.kernel.fit.first_batch import tensors
 class Allocation(weakref.ref[Any]):
     """Weak reference to a storage that the measured step made.
 
-    The callback of the weak reference is a C function. In a Python function, a `KeyboardInterrupt` could get lost:
-    Python ignores exceptions in callbacks of weak references.
+    Its callback is a C function: Python ignores exceptions in callbacks of weak references, so in a Python function a
+    `KeyboardInterrupt` could get lost.
     """
 
     __slots__ = ("backward", "born", "freed", "kept", "key", "saved", "size")
@@ -28,10 +28,7 @@ class Allocation(weakref.ref[Any]):
 
 
 class Allocations:
-    """Tracks the storages of the results of operations. The method `made` receives each result.
-
-    All references to storages are weak. A view adds no storage, because it shares the storage of its base tensor.
-    """
+    """Tracks the storages of results by weak references. A view adds none: it shares the storage of its base."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -43,16 +40,15 @@ class Allocations:
         self._seen = 0  # events processed so far
         self._places: dict[int, tuple[Any, tuple[int, ...] | None]] = {}  # an operation, and which results are new
         self.activation_bytes = 0
-        """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards, the
-        largest value of all backwards is kept."""
+        """Bytes of the forward that were alive when the backward began; of several backwards, the largest."""
 
     @property
     def seen(self) -> bool:
-        """True if the step made storages and ran a backward, and if no result was missed."""
+        """True if the step made storages and ran a backward, and no result was missed."""
         return bool(self._all) and self._backward > 0 and not self._broken
 
     def made(self, func: Any, out: Any, backward: int) -> None:
-        """Record the result of an operation. `backward` is the number of the running backward, or 0 if none runs."""
+        """Record the result of an operation. `backward` is the number of the running backward, or 0."""
         try:
             self._made(func, out, backward)
         except Exception:
@@ -75,16 +71,13 @@ class Allocations:
             self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def hold(self, storages: Iterable[Any]) -> None:
-        """Track the storages of gradients that exist before the step, because the step may free the storages."""
+        """Track gradients that exist before the step, because the step may free them."""
         for storage in storages:
             self._follow(storage, backward=True)
             self.keep([storage._cdata])  # noqa: SLF001 there is no public identity
 
     def keep(self, storages: Iterable[int]) -> set[int]:
-        """Mark storages as gradients or optimizer state, so that they don't count as temporary memory.
-
-        Storages that are not tracked are ignored. Return the keys of the marked storages.
-        """
+        """Mark gradients or optimizer state, which aren't temporary. Return the keys of those that are tracked."""
         self._take_in()
         found = {key: self._alive[key] for key in storages if key in self._alive}
         for one in found.values():
@@ -92,7 +85,7 @@ class Allocations:
         return {*found}
 
     def temporary_bytes(self) -> int:
-        """Return the peak memory of all storages except activations, gradients and optimizer state."""
+        """Return the peak of all storages except activations, gradients and optimizer state."""
         self._take_in()
         return _peak([one for one in self._all if not (one.saved or one.kept)])
 
@@ -101,10 +94,9 @@ class Allocations:
         return _peak(self._all)
 
     def high_moments(self) -> list[tuple[int, int]]:
-        """Return the moments that can be the memory peak of a step, depending on how many ranks share the gradients.
+        """Return the moments that can be the peak of a step, depending on how many ranks share the gradients.
 
-        Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made. No other
-        moment has both sums at least as large.
+        Each is a pair: bytes of gradients, and of all other storages. No other moment has both sums at least as large.
         """
         self._take_in()
         found: list[tuple[int, int]] = []
@@ -118,7 +110,7 @@ class Allocations:
         self._alive.clear()
 
     def _take_in(self) -> None:
-        """Record which storages were freed, and when. Events are numbered, and the numbers serve as times."""
+        """Record which storages were freed. The numbers of events serve as times."""
         while self._seen < len(self._events):
             one, self._seen = self._events[self._seen], self._seen + 1
             if one is not None:
@@ -127,7 +119,7 @@ class Allocations:
                     del self._alive[one.key]
 
     def _turn(self) -> None:
-        """When a backward begins, mark all living storages of the forward as activations."""
+        """When a backward begins, what lives of the forward are activations."""
         self._take_in()
         saved = [one for one in self._alive.values() if not one.backward]
         for one in saved:
@@ -153,12 +145,11 @@ class Allocations:
 
 
 def _peak(allocations: Iterable[Allocation]) -> int:
-    """Return the largest number of bytes that were allocated at the same moment."""
     return max([kept + rest for kept, rest in _moments(allocations)], default=0)
 
 
 def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
-    """Yield two sums after each allocation and release: the bytes of gradients, and the bytes of all other storages."""
+    """Yield the bytes of gradients and of all other storages, after each allocation and release."""
     changes = [(one.born, one.size, one.kept) for one in allocations]
     changes += [(one.freed, -one.size, one.kept) for one in allocations if one.freed is not None]
     kept = rest = 0

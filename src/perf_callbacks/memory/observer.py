@@ -1,4 +1,4 @@
-"""Measure the memory of a fit by part, such as weights and activations, and record the use of host and GPU."""
+"""Measure the memory of a fit by part, and record the use of host and GPU."""
 
 import weakref
 from collections.abc import Mapping
@@ -40,11 +40,8 @@ from perf_callbacks.memory.step_memory import StepMemory
 from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, in_gb, leak, slope
 
 PERIOD_SECONDS = 10.0
-"""Seconds between two `use` records."""
 
-TRIES = 3
-"""Largest number of steps that are measured. If no optimizer updates the weights in a measured step, the next step is
-measured too. A gradient scaler may skip the first optimizer steps."""
+TRIES = 3  # steps that are measured until an optimizer updates weights: a gradient scaler may skip the first ones
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
@@ -56,14 +53,10 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
 
 
 class MemoryWatch(Observer):
-    """Measures the parts of memory in the second step of a fit, and writes a `use` record every ten seconds.
-
-    The training thread measures the parts of memory. The watchdog's thread writes the `use` records.
-    """
+    """Measures the second step of a fit in the training thread, and writes `use` records in the watchdog's."""
 
     def __init__(self, recorder: Recorder, model: nn.Module | None) -> None:
         self.optimizers: tuple[weakref.ref[Any], ...] = ()
-        """Weak references to the known optimizers of the fit."""
         self._recorder = recorder
         self._model = model
         self._trained = None if model is None else weakref.ref(model)
@@ -81,7 +74,6 @@ class MemoryWatch(Observer):
         self._uuid = device.of(recorder.device).features().uuid
         self._ended = False
         self.use = MemoryUse()
-        """Measured parts of memory, and the growth of memory so far."""
         self._readings = DeviceReadings()
         self._rank_use = RankUse()
         found = device.allocators(self._devices)
@@ -187,7 +179,7 @@ class MemoryWatch(Observer):
             self._write(None)
 
     def tick(self, now: float) -> bool:
-        """Write a `use` record every ten seconds. An error ends only the `use` records."""
+        """Write a `use` record every ten seconds. An error ends only these records."""
         if self._ended:
             if self._monitor is not None:
                 self._monitor.close()
@@ -201,7 +193,6 @@ class MemoryWatch(Observer):
         return True
 
     def _note(self, seconds: float, now: float, gpu: DeviceUse) -> None:
-        """Write a `use` record."""
         found, step, memory = processes.read(), self._recorder.step, self.use
         cores = read_mb = resident = anonymous = None
         if found is not None:
@@ -257,10 +248,7 @@ class MemoryWatch(Observer):
         return [one for one in (reference() for reference in self.optimizers) if one is not None]
 
     def _with_batches(self, parts: Memory) -> Memory:
-        """Return `parts` with the micro-batches of the current step and the free memory of the device.
-
-        If the model is on several devices, the free memory is unknown.
-        """
+        """Add micro-batches and free memory; the latter is unknown on several devices."""
         batches = self._recorder.engine.batches
         room = self._devices[0].headroom() if len(self._devices) == 1 else None
         return replace(
@@ -313,7 +301,7 @@ class MemoryWatch(Observer):
         )
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record. If NVML knows the memory of this process, add the CUDA context's memory."""
+        """If NVML knows this process's memory, add the CUDA context's."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
@@ -338,7 +326,7 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return the mean number of busy CPU cores, and the MB read from disks, between two readings."""
+    """Return the mean number of busy CPU cores, and the MB read from disks."""
     seconds, ran = now[0] - before[0], now[1].cpu_seconds - before[1].cpu_seconds
     cores = ran / seconds if seconds > 0 and ran >= 0 else None
     if now[1].read_bytes is None or before[1].read_bytes is None:

@@ -1,23 +1,17 @@
-"""Format the report of a failed allocation, for the log and for the command `perf-callbacks memory`."""
+"""The report of a failed allocation, for the log and for `perf-callbacks memory`."""
 
 from collections.abc import Iterator
 
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.machine_records import OutOfMemory
 
-EVALUATION = "evaluation"
-"""Stage of an allocation that failed in a model in eval mode. For this stage, a report suggests no micro-batch, because
-only training steps are measured."""
+EVALUATION = "evaluation"  # here a report suggests no micro-batch, because only training steps are measured
 
 _LEAST_GB = 1e-6
-"""Smallest amount of memory that a report shows."""
 
 
 def lines(report: OutOfMemory, rank: int) -> list[str]:
-    """Format a report of a failed allocation as lines of text.
-
-    The lines show the place of the failure, the memory in use, the largest tensors, and the micro-batch that would have
-    fitted.
+    """Format a report: the place, the memory in use, the largest tensors, and the micro-batch that would have fitted.
 
     >>> print(*lines(OutOfMemory(step=4, device="cuda", error="CUDA out of memory.", stage="forward", module="layers.7",
     ...     requested_gb=2.0, weights_gb=8.0, micro_batch=16, fitting_micro_batch=12), rank=0), sep=chr(10))
@@ -76,7 +70,7 @@ def _would_have_fitted(report: OutOfMemory) -> Iterator[str]:
 
 
 def amount(gb: float) -> str:
-    """Format an amount of memory in GB or MB.
+    """Format an amount in GB or MB.
 
     >>> amount(2.147483648), amount(0.01)
     ('2.15 GB', '10 MB')

@@ -1,4 +1,4 @@
-"""Measure the memory of one optimizer step by part, from the tensors of the running step."""
+"""The memory of one optimizer step by part, from the tensors of the running step."""
 
 import weakref
 from collections.abc import Container, Iterable, Iterator
@@ -21,16 +21,15 @@ OPERATIONS, ALLOCATOR = "operations", "allocator"
 
 
 class StepMemory:
-    """Measures the gradients before an optimizer steps, and the optimizer's state at the end of the training step.
+    """Measures gradients before an optimizer steps, and its state at the end of the training step.
 
-    A hook on all optimizers measures the gradients. The hook ignores optimizers of other models, and holds no reference
-    to the fit or the model. An error in the hook ends the measurement, but never the training step.
+    A hook on all optimizers ignores those of other models, and holds no reference to the fit or the model. Its errors
+    end the measurement, never the step.
     """
 
     def __init__(self, model: nn.Module | None, device: str) -> None:
         self.allocations = Allocations(device)
         self.hooked = False
-        """True if a hook runs before each step of an optimizer."""
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
@@ -41,15 +40,13 @@ class StepMemory:
 
     @property
     def optimizer_seen(self) -> bool:
-        """True if an optimizer has stepped and its gradients were measured."""
         return bool(self._optimizers) and not self._failed
 
     def begin(self, model: nn.Module | None) -> None:
         """Begin to measure a training step.
 
-        Gradients of the previous step are tracked too, because Lightning frees them only after the forward. A hook
-        measures the gradients when an optimizer steps. If the program compiles code, there is no hook, because a hook
-        would cause a recompilation, and only the allocator tells activations.
+        Gradients of the previous step are tracked too: Lightning frees them only after the forward. Compiled code would
+        recompile for a hook, so there is none then, and only the allocator tells activations.
         """
         self.allocations.hold(_storages(_gradients(model), self._device))
         self.hooked = not anything_compiled()
@@ -58,22 +55,18 @@ class StepMemory:
             _global_optimizer_pre_hooks[self._hook.id] = self._steps
 
     def end(self) -> None:
-        """Remove the optimizer hook, and stop tracking storages. A second call does nothing."""
         self._hook.remove()
         self.allocations.end()
 
     def look(self, found: Iterable[Any]) -> None:
-        """Measure the gradients of optimizers after their step. Call this method if there is no optimizer hook.
-
-        If a gradient no longer exists, the size of its weight is used instead of the gradient's size.
-        """
+        """Without a hook: measure gradients after the optimizers' step; one that is gone counts as its weight."""
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]
             self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])
             self._optimizers.add(optimizer)
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
-        """Return the parts of memory of the current step. Call this method at the end of the step."""
+        """Call this at the end of the step."""
         weights = sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
@@ -129,7 +122,7 @@ class StepMemory:
 
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
-    """Return the size in bytes of each storage that tensors use on a device. The keys are addresses of storages."""
+    """Return the bytes of each storage that tensors use on a device, by its address."""
     storages = _storages(parts, device)
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 
