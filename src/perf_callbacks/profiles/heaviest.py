@@ -1,4 +1,4 @@
-"""Find the operations and copies that take the most time."""
+"""The operations and copies that take the most time."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -34,10 +34,7 @@ _LONGEST = 200
 
 
 def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
-    """Return the operations that take the most time, longest first, and the total FLOPs of all operations.
-
-    Calls with the same operation name and the same input shapes are added up. The list has at most `MOST` operations.
-    """
+    """Return the `MOST` longest operations, added up by name and input shapes, and the FLOPs of all."""
     found, counted = list[ProfiledOperation](), set[int]()
     groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(one), one) for one in work])]
     groups.sort(key=lambda one: (-one[0], one[1]))
@@ -60,11 +57,7 @@ def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...
 
 
 def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
-    """Return the FLOPs of a group of device work, or None if no FLOPs are known.
-
-    If an operation has kernels in several groups, only the group with the longest total time gets the operation's
-    FLOPs.
-    """
+    """Count an operation with kernels in several groups once, in the group with the longest time."""
     total: float | None = None
     for one in group:
         call, flops = operation_flops.of(one.origin.operations, one.kind)
@@ -75,10 +68,7 @@ def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
 
 
 def copies(work: Iterable[DeviceWork]) -> tuple[ProfiledCopy, ...]:
-    """Return the copies that take the most time, longest first.
-
-    Copies of the same kind, operation and source line are added up. The list has at most `MOST` entries.
-    """
+    """Return the `MOST` longest copies, added up by kind, operation and source line."""
     keyed = [(_copy(one), one) for one in work]
     found = [
         ProfiledCopy(kind=kind, operation=name, line=line or None, calls=_calls(group), seconds=_seconds(group))
@@ -104,10 +94,7 @@ def _seconds(group: Iterable[DeviceWork]) -> float:
 
 
 def _operation(work: DeviceWork) -> tuple[str, str]:
-    """Return the name and the input shapes of the innermost operation that launched the device work.
-
-    A collective, or work that no operation launched, gets the name of its kernel and no shapes.
-    """
+    """Return name and input shapes of the innermost operation. A collective, or work of none, has its kernel's name."""
     if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
         return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
     call = work.origin.operations[0]
@@ -126,7 +113,7 @@ def _shape(shape: list[Any]) -> str:
 
 
 def _copy(work: DeviceWork) -> tuple[str, str, str] | None:
-    """Return the kind, the operation and the source line of a copy, or None if the work copies no tensor."""
+    """Return kind, operation and source line of a copy, or None if the work copies no tensor."""
     if work.kind != kernel_classes.COPY:
         return None
     chain = list[Call]()

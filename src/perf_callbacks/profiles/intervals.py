@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """Time span from `start` to `end`, in microseconds."""
+    """Microseconds."""
 
     start: float
     end: float
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
-    """Merge intervals that overlap or touch. Return the merged intervals, sorted by start.
+    """Merge intervals that overlap or touch, sorted by start.
 
     >>> union([(5, 6), (0, 2), (1, 3)])
     [Interval(start=0, end=3), Interval(start=5, end=6)]
@@ -32,14 +32,12 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the total length of intervals. The intervals must not overlap."""
+    """The intervals must not overlap."""
     return sum([end - start for start, end in intervals])
 
 
 def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of `intervals` that lie outside of `covered`.
-
-    Each argument must be sorted and free of overlaps, like the result of `union`.
+    """Return the parts outside of `covered`. Both must be sorted and free of overlaps, like the result of `union`.
 
     >>> without([Interval(0, 10)], [Interval(2, 3), Interval(9, 12)])
     [Interval(start=0, end=2), Interval(start=3, end=9)]
@@ -60,9 +58,7 @@ def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[
 
 
 def covered(intervals: Sequence[Interval], start: float, end: float) -> float:
-    """Return the length of the parts of intervals that lie between `start` and `end`.
-
-    The intervals must be sorted and free of overlaps, like the result of `union`.
+    """Return the length between `start` and `end` of intervals that are sorted and free of overlaps.
 
     >>> covered([Interval(0, 2), Interval(3, 9)], 1, 5)
     3.0
@@ -77,10 +73,9 @@ def covered(intervals: Sequence[Interval], start: float, end: float) -> float:
 
 
 def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
-    """Return each interval's share of the busy time. The shares add up to the length of the union of all intervals.
+    """Return each interval's share of the busy time; together they are as long as the union.
 
-    An interval is a tuple (start, end, priority). 0 is the highest priority. At each moment, the running intervals with
-    the highest priority share the time equally.
+    An interval is (start, end, priority). At each moment, the running ones of the highest priority, 0, share equally.
 
     >>> shares([(0, 10, 0), (5, 15, 1), (0, 10, 0)])
     [5.0, 5.0, 5.0]

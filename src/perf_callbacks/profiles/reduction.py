@@ -15,11 +15,10 @@ from perf_callbacks.profiles.intervals import Interval, length, shares, union, w
 from perf_callbacks.profiles.trace_events import MOST_BYTES, Trace, TraceError, TraceEvent, read
 
 MOST_MODULES = 100
-"""Largest number of modules in a `profile` record."""
 
 
 def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
-    """Return the `Profile` of a trace file. If the file has no profile, raise `TraceError` with the path."""
+    """If the file has no profile, raise `TraceError` with the path."""
     try:
         return reduce(read(path, most_bytes))
     except NoWorkError as error:
@@ -29,11 +28,10 @@ def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
 
 
 class NoWorkError(TraceError):
-    """Raised if a trace has neither kernels nor operations, or has the work of several processes."""
+    """A trace has neither kernels nor operations, or the work of several processes."""
 
 
 def reduce(trace: Trace) -> Profile:
-    """Return the `Profile` of a trace. Raise `NoWorkError` if the trace has no work or has several processes."""
     devices, calls, span = split(trace.traceEvents)
     processes = {call.thread[0] for call in calls if call.kind != "python"}  # some of these have process 0
     if len(processes) > 1:  # correlations, steps and threads of several ranks have the same numbers
@@ -83,10 +81,7 @@ def _module(work: DeviceWork) -> str:
 
 
 def _by_module(work: Sequence[DeviceWork]) -> list[tuple[str, DeviceWork]]:
-    """Return pairs: the name of a module, and one piece of the module's device work.
-
-    The `MOST_MODULES` modules with the most time keep their names. All other modules get the name `OTHERS`.
-    """
+    """Give each piece of work its module's name, or `OTHERS` beyond the `MOST_MODULES` with the most time."""
     found = [(_module(one), one) for one in work]
     kept = dict(_descending(_sums([(path, one.share) for path, one in found]))[:MOST_MODULES])
     return [(path if path in kept else OTHERS, one) for path, one in found]
@@ -101,7 +96,7 @@ def _busy(work: Iterable[tuple[DeviceWork, TraceEvent]]) -> float:
 
 
 def _steps(calls: Iterable[Call]) -> list[Call]:
-    """Return the steps that the profiler marked, sorted by start. Leave out steps after the last operation."""
+    """Return the marked steps in order, without those after the last operation."""
     calls = [call for call in calls if call.kind in {"operation", "annotation"}]
     steps = [call for call in calls if STEP.match(call.name)]
     starts = [call.start for call in calls if hosts.is_work(call)]
@@ -119,12 +114,11 @@ def _number(step: Call) -> int | None:
 
 
 def _window(steps: Sequence[Call], work: Sequence[DeviceWork], span: Interval) -> tuple[Interval, list[DeviceWork]]:
-    """Return the time span of the profiled steps, and the device work within this span.
+    """Return the span of the profiled steps, and the device work within it, cut at its ends.
 
-    The span begins when the first step has begun and the device has finished all work of earlier steps. The span ends
-    when the last step has ended and the device has finished all work of the profiled steps. If work begins before the
-    span or ends after the span, only the part within the span is kept. Work with an unknown launch counts as work of an
-    earlier step if it began before the first work that the profiled steps launched.
+    It begins when the first step has begun and all work of earlier steps is done, and ends when the last step has ended
+    and all work of the profiled steps is done. Work with an unknown launch is an earlier step's if it began before the
+    first work that the profiled steps launched.
     """
     if steps:
         start, end = steps[0].start, max([step.end for step in steps])
@@ -149,5 +143,4 @@ def _sums(times: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _descending(times: dict[str, float]) -> list[tuple[str, float]]:
-    """Return all names with times above 0, each with its time. The longest time comes first."""
     return sorted([item for item in times.items() if item[1] > 0], key=lambda item: (-item[1], item[0]))
