@@ -1,7 +1,4 @@
-"""Count the FLOPs of a fit's second optimizer step, and of later steps with new batch shapes or new model calls.
-
-Some later steps are counted again as a check.
-"""
+"""Count the FLOPs of a fit's second optimizer step, of new batch shapes or model calls, and of some steps again."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -38,30 +35,24 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.kernel.weak_calls import weakly
 
-MOST_OWED = 8
-"""Largest number of batch shapes that wait for a count."""
+MOST_OWED = 8  # batch shapes that wait for a count
 
 MOST_OPERATIONS = 50_000
-"""A count ends after this many operations, which are the same on all ranks. A step of 80 layers has some 10,000."""
+"""A count ends after so many, the same on all ranks. A step of 80 layers has some 10,000."""
 
 MOST_STEPS = 3
 LEAST_SECONDS = 0.5
-"""In a job of one rank, a count also ends after three times the time of the fit's first step. Half a second is always
-allowed: noise would end the counts of short steps."""
+"""With one rank, a count also ends after three times the first step, but not within half a second: noise."""
 
 PATIENCE_SECONDS = 5.0
-PATIENCE_STEPS = 20
-"""The watchdog ends a count if no operation runs for 5 seconds or for the time of 20 steps, whichever is longer. A long
-time without operations may mean that the training loop has ended."""
+PATIENCE_STEPS = 20  # longest pause of operations in a count, whichever is longer: the loop may have ended
 
-LOOPS = ("loop", "accelerate")
-"""Integrations of plain training loops. A plain loop may run a forward without calling a watched function."""
+LOOPS = ("loop", "accelerate")  # a plain loop may run a forward without calling a watched function
 
 _trains = attrgetter("requires_grad")
 
 
 def begin(recorder: Recorder, training: Training) -> "Counting | None":
-    """Return an observer that counts the FLOPs of this fit, or None if counting is off or there is no model."""
     how = recorder.run.config["flops"]
     if training.model is None or how == "off":
         return None
@@ -76,10 +67,9 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
 class Counting(Observer, Listener):
     """Counts the FLOPs of some steps of a fit, and writes a `flops` record for each count.
 
-    The metrics leave out counted steps. The first step is not counted, because it includes initialization and
-    compilation. Evaluation is never counted. Compiled code runs as it does in any other step. So its count is a lower
-    bound, and FLOPs that are computed on a copy of the model replace the count if the copy can run. The field `source`
-    of the record says how the FLOPs were found.
+    Metrics leave out counted steps. The first step, with initialization and compilation, and evaluation are never
+    counted. Compiled code runs as ever, so its count is a lower bound, replaced by that of a copy of the model if it
+    can run. The record's `source` says which.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, *, live: bool) -> None:
@@ -96,22 +86,18 @@ class Counting(Observer, Listener):
         self._before = 0
         self._first = recorder.run.step
         self.work = ShapedWork(recorder.reader, trained=self.trained, on_change=self.wake)
-        """Known FLOPs of the fit, by batch shape."""
         self._schedule = CountSchedule(self.work)
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
-        self._usual_until: float | None = None
-        """Time at which the counted step would have ended without the count, or None if this time is unknown."""
+        self._usual_until: float | None = None  # when the counted step would have ended without the count
         self._next_after = 0  # number of steps after which a count or an outline is due
-        self._examples: dict[ShapeKey, Example] = {}
-        """Batches whose shapes have no known FLOPs yet."""
+        self._examples: dict[ShapeKey, Example] = {}  # batches whose shapes have no known FLOPs yet
         self.work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self.work)
         self._looks = Outlines(recorder, self.work)
 
     def trained(self) -> tuple[bool, ...]:
-        """Return `requires_grad` of each parameter of the model."""
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
@@ -165,17 +151,13 @@ class Counting(Observer, Listener):
 
     @override
     def loader_left(self, *, exhausted: bool) -> None:
-        """Drop the outline. If the loop left its loader early, remove the FLOP counter from the thread.
-
-        The counter is removed now, because training may be over, and only the training thread can remove its own
-        counter.
-        """
+        """Only the training thread can remove its counter, and training may be over after an early exit."""
         self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
 
     def builds_graph(self) -> None:
-        """Record one more forward when the program calls `grad` with `create_graph`, as for a gradient penalty."""
+        """Called for `grad` with `create_graph`, as for a gradient penalty."""
         if not (self._spans or in_backward()) and get_ident() == self._thread:
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
@@ -224,27 +206,22 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set how much time the counting of FLOPs may take.
-
-        A job of several ranks has no time budget, because ranks of different speed would choose different steps to
-        count.
-        """
+        """Several ranks have no time budget: at different speeds they would count different steps."""
         if alone(self._recorder.run):
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
     def _next(self) -> int:
-        """Return the number of completed steps after which the next count or outline is due."""
         step, looks = self._recorder.step, self._looks.after
         return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
     @property
     def _counts(self) -> bool:
-        """True if a counter may watch the operations of a step. It changes none of them, whatever this rank decides."""
+        """True if a counter may watch a step: it changes no operation, whatever this rank decides."""
         able = RUNS_UNDER_MODES or not compiles()
         return self._live and able and not device.of(self._recorder.device).captures
 
     def _await(self) -> None:
-        """For each waiting batch shape, make the batch reader treat the next batch of this shape as new."""
+        """The next batch of each waiting shape is new to the batch reader."""
         for shape in self._examples:
             self._recorder.reader.forget(shape)
         self._examples.clear()
@@ -270,7 +247,6 @@ class Counting(Observer, Listener):
             self._window.open()
 
     def _spent_by(self, end: float) -> Callable[[int], bool]:
-        """Return a function that is True once a count has cost enough."""
         clock, end = self._recorder.clock, max(end, self._recorder.clock() + LEAST_SECONDS)
         timed = alone(self._recorder.run)
         return lambda operations: operations > MOST_OPERATIONS or (timed and clock() > end)
@@ -285,18 +261,11 @@ class Counting(Observer, Listener):
     def _put_down(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
         """Store the FLOPs of a counted step, unless its count is useless.
 
-        The count of a step is useless in five cases:
-
-        - An exception was raised in a step of several batches, and training continued.
-        - A part of the step ran before the count began, as in a loop that calls no watched function.
-        - The step trained on no new batch.
-        - The count has no matrix products. A count without matrix products is useful only for a whole step without a
-          backward. An earlier count must also have had matrix products.
-        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, later
-          counts include unannounced forwards and backwards.
-
-        The first count ends with a step that has a backward. The first count also ends when the budget of counts is
-        used up.
+        It is if an exception was raised in a step of several batches, and training continued; a part ran before the
+        count began, as in a loop that calls no watched function; the step trained on no new batch; there are no matrix
+        products, except in a whole step without a backward after an earlier count with some; or the trainer did not
+        announce forwards or backwards, which later counts include if there is no earlier one. The first count ends with
+        a step that has a backward, or when the budget of counts is used up.
         """
         self._recorder.look_up(counter.observed.lookups)
         work = self.work
@@ -340,10 +309,7 @@ class Counting(Observer, Listener):
             self._records.write(counted(counter, step, tokens, whole_step=whole, total=total, missing=found.missing))
 
     def _work_out(self) -> None:
-        """Compute the FLOPs of a waiting batch shape without running a training step.
-
-        A copy of the model runs on fake tensors. If the copy can't run, a closed form is used.
-        """
+        """Compute a waiting shape's FLOPs on fake tensors or by a closed form, without a training step."""
         work = self.work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:
@@ -381,5 +347,5 @@ class Counting(Observer, Listener):
 
 
 def alone(run: Run) -> bool:
-    """Return True if the time of a process may decide which steps are counted, and for how long."""
+    """Return True if a process's time may decide which steps are counted, and for how long."""
     return run.world_size == 1

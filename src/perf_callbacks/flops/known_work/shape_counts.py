@@ -1,4 +1,4 @@
-"""Store the counted FLOPs of batches by shape, and look up or scale the FLOPs of other batches."""
+"""Counted FLOPs of batches by shape, looked up or scaled for other batches."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,29 +9,22 @@ from perf_callbacks.flops.known_work.scaling import BatchSize, Scaling
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import VALUES, ShapeKey
 
-MOST_COUNTS = 32
-"""Largest number of counts for each family of batch shapes. Beyond this number, the oldest count is dropped."""
+MOST_COUNTS = 32  # for each family of batch shapes; the oldest is dropped
 
 MOST_FAMILIES = 64
 
-MOST_REFUTATIONS = 3
-"""If this many counts contradict the scaled FLOPs of a family of batch shapes, the family is no longer scaled."""
+MOST_REFUTATIONS = 3  # after so many contradicting counts, a family is no longer scaled
 
-SAME = 0.01
-"""Largest relative difference at which two counts of equal batch shapes are treated as equal."""
+SAME = 0.01  # largest relative difference of two counts that are treated as equal
 
 ENOUGH_VALUES = 3
-"""If this many batches of equal shapes but other values, such as other `cu_seqlens`, have equal FLOPs, the FLOPs of all
-such batches count as equal."""
+"""So many batches of equal shapes and FLOPs but other values, such as `cu_seqlens`, make all such batches equal."""
 
 SCALED = "scaled"
 
-_SECOND = ("labels", "decoder_input_ids")
-"""Names of tensors that show the length of a decoder's input."""
+_SECOND = ("labels", "decoder_input_ids")  # tensors that show the length of a decoder's input
 
-_PACKED = "cu_seq"
-"""Beginning of the names of tensors that hold the start positions of packed sequences, such as `cu_seqlens`. The number
-of starts doesn't change the FLOPs."""
+_PACKED = "cu_seq"  # prefix of starts of packed sequences, such as `cu_seqlens`, whose number doesn't change the FLOPs
 
 _Tensor = tuple[str, tuple[int, ...]]
 
@@ -43,13 +36,12 @@ class Count(NamedTuple):
     """FLOPs, the step in which they were counted, and their sources."""
 
     work: Work
-    step: int
-    """Step in which the FLOPs were counted. 0 means that the FLOPs were scaled."""
+    step: int  # 0 if they were scaled
     sources: frozenset[str]
 
 
 class ShapeTable:
-    """Counted FLOPs by batch shape. All counts have the same trained parameters and the same model calls per batch."""
+    """Counted FLOPs by batch shape, for the same trained parameters and model calls per batch."""
 
     def __init__(self) -> None:
         self._families: dict[ShapeKey, _Family] = {}
@@ -57,7 +49,7 @@ class ShapeTable:
         self._optimizer = Work()
 
     def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> None:
-        """Store the counts of a step's passes. Each count includes a share of the optimizer's FLOPs."""
+        """Each count includes a share of the optimizer's FLOPs."""
         now = together(passes)
         self._optimizer = now.work.of(optimizer=True)
         counts = [one._replace(work=one.work.of(optimizer=False)) for one in passes]
@@ -72,7 +64,7 @@ class ShapeTable:
             self._families[family].learn(size, values, count)
 
     def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
-        """Return the FLOPs of a step, including the optimizer's FLOPs, or None if they are unknown."""
+        """Return the FLOPs of a step, with the optimizer's."""
         whole = self._steps.get(alike(shapes))
         counts = [whole] if whole is not None else [self.one(shape) for shape in shapes]
         known = [count for count in counts if count is not None]
@@ -82,18 +74,16 @@ class ShapeTable:
         return step._replace(work=Work.sum([step.work, self._optimizer]))
 
     def one(self, shape: ShapeKey) -> Count | None:
-        """Return the counted or scaled FLOPs of a batch of this shape, or None if they are unknown."""
         family, size, values = _fold(shape)
         return self._families[family].of(size, values) if family in self._families else None
 
     def room(self, shape: ShapeKey) -> bool:
-        """Return True if another count can be stored for the family of this shape."""
         family, *_ = _fold(shape)
         return family not in self._families or len(self._families[family].counts) < MOST_COUNTS
 
 
 class _Family:
-    """Counts of batches that differ only in rows, lengths and values, and the scaled FLOPs of other sizes."""
+    """Batches that differ only in rows, lengths and values."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[BatchSize, ShapeKey], Count] = {}
@@ -103,7 +93,7 @@ class _Family:
         self._scaled: dict[BatchSize, Count | None] = {}
 
     def learn(self, size: BatchSize, values: ShapeKey, count: Count) -> None:
-        """Store the count of a batch size. If `MOST_REFUTATIONS` counts contradict the scaled FLOPs, scaling ends."""
+        """Store a count. `MOST_REFUTATIONS` that contradict the scaled FLOPs end scaling."""
         scaled = self.of(size, values)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         alike = [other for other in self._alike(size) if other.work.cells != count.work.cells]
@@ -113,7 +103,6 @@ class _Family:
         self._scaled.clear()
 
     def of(self, size: BatchSize, values: ShapeKey) -> Count | None:
-        """Return the counted or scaled FLOPs of a batch, or None if they are unknown."""
         if (size, values) in self.counts:
             return self.counts[size, values]
         if self._values_matter:
@@ -147,28 +136,24 @@ def together(counts: Sequence[Count]) -> Count:
 
 
 def largest_ratio(before: Work, now: Work) -> float:
-    """Return the ratio of two steps' model FLOPs or hardware FLOPs, whichever ratio is larger.
-
-    The ratio is at least 1. The ratio is infinite if only one of the steps has FLOPs.
-    """
+    """Return the larger ratio of model or hardware FLOPs, at least 1, and infinite if only one step has FLOPs."""
     pairs = [(before.model_flops, now.model_flops), (before.hardware_flops, now.hardware_flops)]
     return max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
 
 
 def alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
-    """Return a key for the batch shapes of a step. The key doesn't depend on the order of the batches."""
     return frozenset(Counter(shapes).items())
 
 
 def keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Store a value in a dict. If the dict then has more than `most` values, drop the oldest value."""
+    """Store a value, and drop the oldest beyond `most`."""
     kept[key] = value
     if len(kept) > most:
         del kept[next(iter(kept))]
 
 
 def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKey, Count] | None:
-    """Divide a step's FLOPs among its batch shapes. Return None if the division is ambiguous."""
+    """Divide a step's FLOPs among its batch shapes. None if ambiguous."""
     if len(passes) == len(shapes):
         by_shape = dict(zip(shapes, passes, strict=True))
         same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))
@@ -181,7 +166,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
 
 
 def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize, ShapeKey]:
-    """Return the family, the size and the values of a batch shape. Shapes of a family differ only in size and values.
+    """Return the family, the size and the values of a shape; a family's differ only in the latter two.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))
@@ -194,7 +179,7 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize, ShapeKey]:
 
 
 def extent(shape: ShapeKey) -> tuple[int, int]:
-    """Return the rows and the length of a batch, from its token ids or else its first tensor. 0 means missing.
+    """Return rows and length, from the token ids or else the first tensor. 0 means missing.
 
     >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
     (4, 16)
@@ -204,7 +189,6 @@ def extent(shape: ShapeKey) -> tuple[int, int]:
 
 
 def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
-    """Return the tensor that gives a batch's rows and length, and the tensor that gives a decoder's length."""
     first = next((one for one in shape if one[0].rpartition(".")[2] == "input_ids"), None)
     guide = first or next((one for one in shape if one[1]), ("", ()))
     rows = guide[1][:1]
