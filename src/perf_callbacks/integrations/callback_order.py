@@ -12,8 +12,8 @@ C = TypeVar("C")
 class LateCallbackList(list[C]):
     """Copy of a trainer's list of callbacks, used while the trainer iterates over the original list.
 
-    A late callback is appended only to the original list, so that the trainer calls the late callback last. A callback
-    that is appended during the iteration goes into both lists.
+    The late callback is only in the original, where the trainer calls it last. One that is appended meanwhile goes into
+    both.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -27,10 +27,7 @@ class LateCallbackList(list[C]):
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return an ordinary list of the callbacks, even if an exception has interrupted the trainer's iteration.
-
-    The result is the original list without the late callback, or a new list if the original list has changed.
-    """
+    """Without the late callback; a new list if the original has changed, as an exception may have left it."""
     if not isinstance(callbacks, LateCallbackList):
         return callbacks
     running = callbacks.running
@@ -41,20 +38,13 @@ def settled(callbacks: list[C]) -> list[C]:
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:
-    """Move a callback to the front of the list.
-
-    Change the list in place, because the trainer may be iterating over it.
-    """
+    """In place, because the trainer may be iterating over the list."""
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
 
 
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
-    """Return True if this callback is the trainer's first enabled `PerfCallback`, which measures the trainer.
-
-    Warn if another `PerfCallback` measures the trainer. Ignore a launcher's callbacks if the program has its own
-    `PerfCallback`, enabled or not.
-    """
+    """Only the first enabled `PerfCallback` measures; a launcher's doesn't count if the program has its own."""
     ours = [one for one in callbacks if isinstance(one, CallbackBase)]
     ours = [one for one in ours if not one.armed] or ours
     if next((one for one in ours if one.enabled), None) is callback:

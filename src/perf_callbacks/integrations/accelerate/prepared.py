@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Prepared:
     """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation.
 
-    The events of a prepared loader go to the `listener` that the session has at that moment. The listener's methods
-    never raise exceptions. Its `leave` gets `exhausted=False` after a `break` or an exception.
+    A loader's events go to the session's `listener` of that moment, whose methods never raise; its `leave` gets
+    `exhausted=False` after a `break` or an exception.
     """
 
     def __init__(self, session: "AcceleratorSession") -> None:
@@ -42,11 +42,10 @@ class Prepared:
 
     @property
     def loaders(self) -> tuple[DataLoader[Any], ...]:
-        """The prepared loaders that are instances of torch's `DataLoader`."""
         return tuple(one for one in self if isinstance(one, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
-        """Add a prepared object, or all objects of a list or tuple. Return the objects that were not known before."""
+        """Return the new objects."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
         known = [*self]
         self._all = [reference for reference in self._all if reference() is not None]
@@ -70,8 +69,6 @@ class Prepared:
 
 
 def _measured(kind: type, session: "weakref.ref[AcceleratorSession]") -> type:
-    """Return a subclass of a loader class that measures each iteration over the loader."""
-
     def iterate(self: Any) -> Iterator[Any]:
         found, batches = session(), kind.__iter__(self)  # type: ignore[attr-defined]
         return batches if found is None else _iterate(self, batches, session)

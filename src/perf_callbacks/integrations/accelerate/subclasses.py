@@ -1,8 +1,7 @@
-"""Give an object a temporary subclass of its class, in order to watch the object's methods.
+"""Give an object a temporary subclass of its class, in order to watch its methods.
 
-Replacing a method on an object would have two disadvantages. The replacement would refer to the object, so that only a
-garbage collection frees the object. Every copy and every pickle of the object would contain the replacement. With a
-subclass, the object is freed as usual, and its copies and pickles have the original class.
+A method replaced on the object would refer to it, so that only a garbage collection frees it, and would be in every
+copy and pickle. With a subclass, it is freed as usual, and copies and pickles have the original class.
 """
 
 import copyreg
@@ -14,7 +13,7 @@ NEW: Any = vars(copyreg)["__newobj__"]
 
 
 def watched(kind: Any, members: Mapping[str, object]) -> type:
-    """Return a subclass of `kind` with these `members`. Copies and pickles of its instances have the class `kind`."""
+    """Copies and pickles of the subclass's instances have the class `kind`."""
 
     def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)
@@ -31,10 +30,7 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
 
 
 def put_on(owner: object, made: type) -> Callable[[], None]:
-    """Set the class of an object to `made`, and return a function that restores the original class.
-
-    The returned function doesn't keep the object alive.
-    """
+    """Set the class of an object. The returned function restores it, and doesn't keep the object alive."""
     kind, reference = type(owner), weakref.ref(owner)
     become = vars(object)["__class__"].__set__  # accelerate's loaders have a read-only property `__class__`
 

@@ -25,8 +25,7 @@ from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reach
 
 T = TypeVar("T")
 
-MOST_PENDING = 1024
-"""Maximum number of waiting batches of one loader. A waiting batch was fetched, but not used yet."""
+MOST_PENDING = 1024  # waiting batches of one loader: fetched, but not used yet
 
 # Looking up an enum's member costs as much as writing the mark.
 _DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
@@ -34,12 +33,11 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class AcceleratedWatch(LoopWatch):
-    """Watches a loop with Accelerate. The loop's calls tell training from evaluation, even with a single loader.
+    """Watches a loop with Accelerate, whose calls tell training from evaluation, even with a single loader.
 
-    A batch counts when a backward trains on the batch. An evaluation begins when the loop fetches a batch while
-    gradients are off or no model is in training mode. An evaluation also begins when the loop calls a model in
-    evaluation mode without gradients. While a student model trains, a call of its teacher begins no evaluation. An
-    evaluation lasts until the loop fetches a batch for training, or calls a model in training mode.
+    A batch counts when a backward trains on it. An evaluation begins with a fetch while gradients are off or no model
+    is in training mode, or with a call of a model in evaluation mode without gradients, unless it is the teacher of a
+    student that trains. It ends with a fetch for training, or a call of a model in training mode.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
@@ -61,7 +59,6 @@ class AcceleratedWatch(LoopWatch):
         self._always: set[int] = set()  # loaders whose batches train models in evaluation mode
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
         super().install()
         _know_signature(self._optimizer)
         self._watch_accelerator(self._kind)
@@ -69,7 +66,7 @@ class AcceleratedWatch(LoopWatch):
             self.add(one)
 
     def add(self, prepared: object) -> None:
-        """Watch one more prepared object. The fit counts only the steps of the first prepared optimizer."""
+        """Only the steps of the first prepared optimizer count."""
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
@@ -97,7 +94,6 @@ class AcceleratedWatch(LoopWatch):
         _know_signature(optimizer)
 
     def _watch_accelerator(self, kind: type) -> None:
-        """Watch the accelerator's methods for gradient clipping and for checkpoints."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
@@ -105,19 +101,15 @@ class AcceleratedWatch(LoopWatch):
             recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
-        """Return True if the steps of this optimizer count as steps of the fit."""
         return self._optimizer is getattr(optimizer, "optimizer", optimizer)
 
     @property
     def training(self) -> bool:
-        """Return True if a model is in training mode.
-
-        Once a model was trained, the result depends only on the models that were trained.
-        """
+        """Once a model was trained, only trained ones decide."""
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model. Return True if the call belongs to the stage `forward`."""
+        """Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         gradients = is_grad_enabled()
         if model.training and gradients:
@@ -141,7 +133,6 @@ class AcceleratedWatch(LoopWatch):
         return self._learned and not in_function()
 
     def fetch(self, loader: object) -> None:
-        """Mark the beginning of the wait for a batch, or begin an evaluation."""
         if get_ident() != self.thread:
             return
         try:
@@ -158,7 +149,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901 a call is a frame in each step
-        """Read a fetched batch at once, because the loop may change the batch before the training."""
+        """Read a batch at once, because the loop may change it before the training."""
         try:
             reader = self._reader
             found = None  # as `BatchReader.read`, without its frame
@@ -200,7 +191,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Record that the loop leaves a loader. Ignore the end of a loader that serves an evaluation."""
+        """The end of a loader that serves an evaluation is ignored."""
         with guard(self.fail):
             if exhausted and self.evaluating:
                 return
@@ -209,7 +200,6 @@ class AcceleratedWatch(LoopWatch):
             self.recorder.leave(exhausted=exhausted)
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call the accelerator's `backward`, and mark its beginning and its end."""
         if self.in_backward or get_ident() != self.thread or not self.recorder.active:
             return inner(*args, **kwargs)
         self.in_backward = True
@@ -242,7 +232,6 @@ class AcceleratedWatch(LoopWatch):
                 self.fail(error)
 
     def begins_backward(self, root: object = None) -> None:
-        """Handle the beginning of a backward that the loop calls without the accelerator."""
         try:
             self._count(root)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -250,10 +239,7 @@ class AcceleratedWatch(LoopWatch):
         super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch.
-
-        If a model was called since the previous batch was fetched, mark the previous batch as used.
-        """
+        """If a model was called since the previous batch was fetched, that one was used."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
@@ -264,7 +250,6 @@ class AcceleratedWatch(LoopWatch):
         self.several = self.several or len(waiting) > 1
 
     def takes(self, arguments: object) -> None:
-        """Find the waiting batches that are arguments of a model call, and mark these batches as used."""
         self.ran = False
         tensors = identify(arguments)
         if same(tensors, self._last_call):
@@ -280,11 +265,7 @@ class AcceleratedWatch(LoopWatch):
                     self._ahead = not newest
 
     def _count(self, root: object) -> None:
-        """Count the batches that a backward trains on.
-
-        A batch counts if a model was called with the batch. If no model call used a batch of a loader, the loader's
-        only waiting batch counts. If several batches of such a loader wait, the samples and tokens are unknown.
-        """
+        """Without a call that shows which, a loader's only waiting batch counts; of several, amounts are unknown."""
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
             taken = self._taken.pop(loader, [])
@@ -308,10 +289,7 @@ class AcceleratedWatch(LoopWatch):
         self._doubtful = None
 
     def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a scheduler's `step`, so that the call's time counts as the stage `optimizer`.
-
-        A call between accumulated micro-batches isn't marked, because the scheduler does nothing in such a call.
-        """
+        """The stage is `optimizer`, except between accumulated micro-batches, where the scheduler does nothing."""
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -337,10 +315,10 @@ class AcceleratedWatch(LoopWatch):
 
 
 def _know_signature(optimizer: object) -> None:
-    """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
+    """Accelerate inspects `zero_grad` before each call.
 
-    The signature is stored on a `partial` of the original method, not on our wrapper. If the program wraps `zero_grad`
-    again, the program's wrapper copies all attributes of our wrapper, and would copy a wrong signature.
+    The signature is on a `partial` of the original method: a later wrapper of the program copies all attributes of
+    ours, and would copy a wrong signature.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)
