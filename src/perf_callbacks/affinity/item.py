@@ -53,11 +53,11 @@ def _before(facts: CpuFacts) -> str:
     return _named(facts.mask) + bound + quota
 
 
-class Claim:
+class AffinityClaim:
     """Claim by which a fit binds the threads of the process to CPUs."""
 
 
-class Bound(ActiveItem):
+class CpuBinding(ActiveItem):
     """Binds all threads of the process to CPUs, until `closed`."""
 
     slug = SLUG
@@ -66,7 +66,7 @@ class Bound(ActiveItem):
         super().__init__()
         facts = fit.environment.cpu_facts
         cpus = choose(fit.config.affinity, facts).cpus if facts is not None else None
-        self._claim = Claim()
+        self._claim = AffinityClaim()
         self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
         AFFINITY.bind(self._claim, cpus or frozenset())
 
@@ -77,4 +77,4 @@ class Bound(ActiveItem):
         self._let_go.detach()
 
 
-ITEM = Item(SLUG, decide, Bound)
+ITEM = Item(SLUG, decide, CpuBinding)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from perf_callbacks.flops.by_shape.rating import PeakRating
+from perf_callbacks.flops.by_shape.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
 from perf_callbacks.flops.counted_step import REST
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
 from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
 from perf_callbacks.flops.peaks.peak_source import crowded, find, forget
 from perf_callbacks.flops.training_filter import TrainingFilter
@@ -102,7 +102,7 @@ class CountRecords:
             self._failed = True
             log.warning("perf_callbacks: no %s. The FLOPs of the step are not affected.", failure)
         peaks = work.rating.peaks if work.rating is not None else self._peaks(record)
-        work.rate(Rating.of(record, peaks, work.rating, self._recorder.run.devices))
+        work.rate(PeakRating.from_count(record, peaks, work.rating, self._recorder.run.devices))
         if peaks is not None and work.rating is not None and work.rating.peak_flops_per_second is None:
             work.unknowns.peak = f"no peak is known for {work.rating.dtype} ({peaks.source})"
 

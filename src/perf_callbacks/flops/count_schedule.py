@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
 from perf_callbacks.kernel.engine.steps import NEVER
 
 FREE_COUNTS = 4  # counts of new batch shapes that are allowed at any time

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from perf_callbacks.flops import offline
+from perf_callbacks.flops.by_shape.shape_counts import SAME
 from perf_callbacks.flops.counted_step import CountedStep
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.known_work.shape_counts import SAME
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey

@@ -10,17 +10,17 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
+from perf_callbacks.flops.by_shape.shape_counts import extent
+from perf_callbacks.flops.by_shape.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.count_records import CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
 from perf_callbacks.flops.counted_step import REST, CountedStep, why_useless
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.shape_counts import extent
-from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
+from perf_callbacks.flops.fingerprint import WorkFingerprints
 from perf_callbacks.flops.model_copy import ModelCopy
 from perf_callbacks.flops.offline import Example, example_of
-from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
@@ -91,11 +91,11 @@ class Counting(Observer, Listener):
         self._closed = False
         self._began = recorder.clock()
         self._usual_until: float | None = None  # when the counted step would have ended without the count
-        self._next_after = 0  # number of steps after which a count or an outline is due
+        self._next_after = 0  # number of steps after which a count or a fingerprint is due
         self._examples: dict[ShapeKey, Example] = {}  # batches whose shapes have no known FLOPs yet
         self.work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self.work)
-        self._looks = Outlines(recorder, self.work)
+        self._looks = WorkFingerprints(recorder, self.work)
 
     def trained(self) -> tuple[bool, ...]:
         return tuple(map(_trains, self._parameters))
@@ -121,7 +121,7 @@ class Counting(Observer, Listener):
             if self._usual_until is not None:
                 self._schedule.took(self._recorder.clock() - self._usual_until)
             self._window = None
-            self._put_down(window.counter, self._training, step, whole=there and not window.counter.inert)
+            self._store_count(window.counter, self._training, step, whole=there and not window.counter.inert)
         self._looks.end(step)
 
     @override
@@ -258,7 +258,7 @@ class Counting(Observer, Listener):
         for one in self._left:
             one.close()
 
-    def _put_down(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
+    def _store_count(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
         """Store the FLOPs of a counted step, unless its count is useless.
 
         It is if an exception was raised in a step of several batches, and training continued; a part ran before the

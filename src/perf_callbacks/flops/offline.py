@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
 from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.settings.config import ConfigError
 
 Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
@@ -129,10 +129,10 @@ def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None
     products, dtype = forward.layers + forward.head, str(autocast or model.dtype).removeprefix("torch.")
     return Work(
         {
-            Cell("forward", dtype, "matmul"): products,
-            Cell("backward", dtype, "matmul"): 2 * products,
-            Cell("forward", dtype, "attention"): forward.attention,
-            Cell("backward", dtype, "attention"): 2 * forward.attention,
+            WorkKey("forward", dtype, "matmul"): products,
+            WorkKey("backward", dtype, "matmul"): 2 * products,
+            WorkKey("forward", dtype, "attention"): forward.attention,
+            WorkKey("backward", dtype, "attention"): 2 * forward.attention,
         }
     )
 

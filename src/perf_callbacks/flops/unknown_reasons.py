@@ -8,7 +8,7 @@ from perf_callbacks.kernel.engine.ledger import reasons
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 
-class Unknowns:
+class UnknownFlopsReasons:
     """Collects the reasons why the FLOPs or the MFU of a fit are unknown."""
 
     def __init__(self, reader: BatchReader) -> None:

@@ -18,7 +18,7 @@ Kind = Literal["matmul", "attention", "convolution"]
 MODEL: tuple[Phase, ...] = ("forward", "backward")  # of model FLOPs, which don't include recomputation
 
 
-class Cell(NamedTuple):
+class WorkKey(NamedTuple):
     """Phase, dtype and kind of operations whose FLOPs are added up."""
 
     phase: Phase
@@ -30,11 +30,12 @@ class Cell(NamedTuple):
 class Work:
     """FLOPs by phase, dtype and kind of operation.
 
-    >>> Work({Cell("forward", "float32", "matmul"): 10, Cell("recompute", "float32", "matmul"): 10}).hardware_flops
+    >>> forward, again = WorkKey("forward", "float32", "matmul"), WorkKey("recompute", "float32", "matmul")
+    >>> Work({forward: 10, again: 10}).hardware_flops
     20
     """
 
-    cells: Mapping[Cell, int] = field(default_factory=dict)
+    cells: Mapping[WorkKey, int] = field(default_factory=dict)
 
     @property
     def model_flops(self) -> int:
@@ -54,12 +55,12 @@ class Work:
     def by_dtype(self) -> dict[str, int]:
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
-    def of(self, *, optimizer: bool) -> "Work":
+    def select(self, *, optimizer: bool) -> "Work":
         return Work({cell: flops for cell, flops in self.cells.items() if (cell.phase == "optimizer") is optimizer})
 
     @staticmethod
     def sum(works: Iterable["Work"]) -> "Work":
-        total: Counter[Cell] = Counter()
+        total: Counter[WorkKey] = Counter()
         for work in works:
             total.update(work.cells)
         return Work(total)

@@ -9,7 +9,7 @@ from perf_callbacks.session import CallbackBase
 C = TypeVar("C")
 
 
-class LateCallbackList(list[C]):
+class CallbackListCopy(list[C]):
     """Copy of a trainer's list of callbacks, used while the trainer iterates over the original list.
 
     The late callback is only in the original, where the trainer calls it last. One that is appended meanwhile goes into
@@ -28,13 +28,13 @@ class LateCallbackList(list[C]):
 
 def settled(callbacks: list[C]) -> list[C]:
     """Without the late callback; a new list if the original has changed, as an exception may have left it."""
-    if not isinstance(callbacks, LateCallbackList):
+    if not isinstance(callbacks, CallbackListCopy):
         return callbacks
     running = callbacks.running
     if running[-1:] == [callbacks.last]:  # removing it from the middle would make the iteration skip a callback
         running.pop()
     same = [*map(id, running)] == [*map(id, callbacks)]
-    return running if same and not isinstance(running, LateCallbackList) else [*callbacks]
+    return running if same and not isinstance(running, CallbackListCopy) else [*callbacks]
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:

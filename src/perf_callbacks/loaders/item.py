@@ -70,7 +70,7 @@ class PinnedLoading(ActiveItem):
         super().__init__()
         self._patches = Patches()
         self._undo = weakref.finalize(self, self._patches.restore)  # holds no reference to this object
-        self._seams = Patches()
+        self._trainer_patches = Patches()
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
@@ -82,11 +82,11 @@ class PinnedLoading(ActiveItem):
             for loader in batches.loaders:
                 pin(loader)
             if batches.process is not None:
-                self._seams.replace(*batches.process, functools.partial(_processing, pin))
+                self._trainer_patches.replace(*batches.process, functools.partial(_processing, pin))
         self._first = batches.first_batch or FirstBatch()
         self._first.wanted = True
         if batches.first is not None:
-            self._seams.replace(*batches.first, functools.partial(_seeing, self._first))
+            self._trainer_patches.replace(*batches.first, functools.partial(_seeing, self._first))
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first))
 
@@ -112,7 +112,7 @@ class PinnedLoading(ActiveItem):
     @override
     def closed(self) -> None:
         self._due = NEVER
-        self._seams.restore()
+        self._trainer_patches.restore()
         self._undo()
 
 

@@ -26,7 +26,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lowered:
+class ClockLimit:
     """Readings in which one cause lowered the clock. Clock and temperature are means."""
 
     readings: int = 0
@@ -40,13 +40,13 @@ class Lowered:
     default_limit_watts: float | None = None
 
 
-def _with(before: Lowered, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) -> Lowered:
+def _with(before: ClockLimit, use: DeviceUse, sm_mhz: int, max_sm_mhz: int) -> ClockLimit:
     readings = before.readings + 1
     celsius: float | None = use.celsius
     if before.celsius is not None and celsius is not None:
         celsius = before.celsius + (celsius - before.celsius) / readings
     busy = 1.0 if use.utilization is None else use.utilization
-    return Lowered(
+    return ClockLimit(
         readings=readings,
         lost=before.lost + busy * (1 - sm_mhz / max_sm_mhz),
         sm_mhz=before.sm_mhz + (sm_mhz - before.sm_mhz) / readings,
@@ -62,7 +62,7 @@ class DeviceReadings:
 
     def __init__(self) -> None:
         self.clocked = 0  # readings in which the clock and the reasons for a lower clock are known
-        self.lowered: Mapping[str, Lowered] = {}  # by cause
+        self.lowered: Mapping[str, ClockLimit] = {}  # by cause
         self._energy = 0.0, 0
         self._shared = False
         self._before: tuple[int, float] | None = None
@@ -75,7 +75,7 @@ class DeviceReadings:
             self.clocked += 1
             cause = next((CAUSES[reason] for reason in CAUSES if reason in use.throttled_by), None)
             if cause is not None and mhz < most:
-                self.lowered = {**self.lowered, cause: _with(self.lowered.get(cause, Lowered()), use, mhz, most)}
+                self.lowered = {**self.lowered, cause: _with(self.lowered.get(cause, ClockLimit()), use, mhz, most)}
         before, self._before = self._before, None if use.joules is None else (step, use.joules)
         if before is None or use.joules is None or use.joules < before[1]:  # a reloaded driver counts from 0
             return None

@@ -101,9 +101,9 @@ def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list
         one.launch = launches.get(_id(arguments.correlation) or 0)
         number_of_call = _id(arguments.external_id) or _id(arguments.old_external_id)
         outside = by_id.get(number_of_call) if number_of_call else None
-        one.origin = host.of(one.launch)
+        one.origin = host.call_site(one.launch)
         if not one.origin.operations and outside is not None:
-            one.origin = host.of(outside)
+            one.origin = host.call_site(outside)
         one.kind = _kind(one)
         linked.append(one)
     linked.sort(key=attrgetter("order"))
@@ -118,7 +118,7 @@ def on_cpu(host: Host) -> list[DeviceWork]:
     """Operations in a DataLoader are left out."""
     seen, found = set[int](), list[DeviceWork]()
     for call, (start, end) in host.self_times:
-        origin = host.of(call)
+        origin = host.call_site(call)
         if origin.in_data:
             continue
         one = DeviceWork(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)

@@ -60,7 +60,7 @@ def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
     """Count an operation with kernels in several groups once, in the group with the longest time."""
     total: float | None = None
     for one in group:
-        call, flops = operation_flops.of(one.origin.operations, one.kind)
+        call, flops = operation_flops.innermost(one.origin.operations, one.kind)
         if call is not None and flops is not None and id(call) not in counted:
             counted.add(id(call))
             total = (total or 0.0) + flops

@@ -80,7 +80,7 @@ class Host:
     """Time of each operation or collective without nested operations."""
     has_modules: bool = False
 
-    def of(self, call: Call | None) -> CallSite:
+    def call_site(self, call: Call | None) -> CallSite:
         return NOWHERE if call is None else self.origins.get(id(call), NOWHERE)
 
 
@@ -100,7 +100,7 @@ class _Forward:
         if sequence is not None:
             (self._again if again else self._first)[call.thread][sequence] = origin.modules
 
-    def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
+    def modules(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
         """With activation checkpointing, the node's operation may have run again within an outer node of `nodes`."""
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
@@ -122,7 +122,7 @@ def read(calls: Iterable[Call]) -> Host:
     for call, nodes in backward if host.has_modules else ():  # the module whose forward made the node
         origin = host.origins[id(call)]
         if not origin.modules:
-            host.origins[id(call)] = replace(origin, modules=forward.of(call.thread, nodes))
+            host.origins[id(call)] = replace(origin, modules=forward.modules(call.thread, nodes))
     return host
 
 

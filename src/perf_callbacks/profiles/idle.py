@@ -87,7 +87,7 @@ def _waits(
 
 
 def _line(call: Call, host: Host) -> str:
-    origin = host.of(call)
+    origin = host.call_site(call)
     operation = origin.operations[-1].name if origin.operations else call.name
     return origin.line or operation
 

@@ -14,7 +14,7 @@ Shapes = Sequence[Sequence[int]]
 _COUNTED = frozenset({kernel_classes.CONTRACTION, kernel_classes.ATTENTION, kernel_classes.OPTIMIZER})
 
 
-def of(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None]:
+def innermost(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None]:
     """A `kind` such as a copy or a sum has no FLOPs, even as a part of a matrix product."""
     for call in operations:
         given = number(call.arguments.flops)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from perf_callbacks.flops.counting.observed import Sort
+from perf_callbacks.flops.counting.observed import OperationFacts
 from perf_callbacks.kernel.engine.marks import Calls, StageTracker
 from perf_callbacks.kernel.engine.stages import Stage
 
@@ -35,7 +35,7 @@ class CountLimit:
         """True if the count has ended, or no module was called since: a counter that left was not missed."""
         return self.ended is not None or self.left_update == self._tracker.calls
 
-    def reached(self, sort: Sort, operations: int) -> bool:
+    def reached(self, sort: OperationFacts, operations: int) -> bool:
         """Return True if an operation must not be counted. `operations` is the number so far."""
         if operations >= self._check_at:
             self._check_at = operations + CHECK_EVERY

@@ -19,13 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from perf_callbacks.flops.counting.count_limit import CountLimit
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
-from perf_callbacks.flops.counting.observed import Observed, Sort
+from perf_callbacks.flops.counting.observed import OperationFacts, StepObservations
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, newest_node, phase, running_node
 from perf_callbacks.flops.counting.repeats import Repeats
 from perf_callbacks.flops.counting.stacked_mode import StackedMode
 from perf_callbacks.flops.training_filter import TrainingFilter
-from perf_callbacks.flops.work import Cell, Kind, Work
+from perf_callbacks.flops.work import Kind, Work, WorkKey
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import compiler
@@ -54,10 +54,12 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         super().__init__()
         self.lost = False  # True if a part of the step was missed, so that all its FLOPs were dropped
         self.operations = 0  # dispatched so far, counted or not
-        self.passes: list[Counter[Cell]] = [Counter()]  # of each forward with the next backward
-        self.logical: Counter[Cell] = Counter()  # FLOPs of operations on sharded tensors, as if they were not sharded
+        self.passes: list[Counter[WorkKey]] = [Counter()]  # of each forward with the next backward
+        self.logical: Counter[WorkKey] = (
+            Counter()
+        )  # FLOPs of operations on sharded tensors, as if they were not sharded
         self.weights = Weights()
-        self.observed = Observed()
+        self.observed = StepObservations()
         self.modules = ModuleShares(model)
         self.errors: Counter[str] = Counter()  # of the counter itself, by operation and type of error
         self.limit = None if filtered is None or spent is None else CountLimit(filtered.stage_tracker, spent)
@@ -65,7 +67,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         self._repeats = Repeats()
         self._filter = filtered
         self._follower = follow
-        self._apart: dict[int, tuple[Cell, int, str | None]] = {}
+        self._apart: dict[int, tuple[WorkKey, int, str | None]] = {}
         """FLOPs and module path of uncounted products by autograd node; they count if a backward runs the node."""
         self._broken = False
         self._hooked = True
@@ -205,7 +207,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             if dispatch_modes()[-1:] == [self]:
                 _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
 
-    def _is_too_long(self, sort: Sort) -> bool:
+    def _is_too_long(self, sort: OperationFacts) -> bool:
         limit = self.limit
         if limit is None or not limit.reached(sort, self.operations):
             return False
@@ -225,7 +227,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
                 operands = [*tensors(args)]
                 formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
                 if formula is not None and (factor := flops_per_real_flop(operands)):
-                    cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
+                    cell = WorkKey("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)
                     self._apart[newest_node()] = cell, flops, self.modules.passed()
             except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -320,7 +322,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             cell, cells = self._place(operands, formula.kind)
         except Exception as error:  # noqa: BLE001 as above; the product counts all the same
             self._err(func, error)
-            cell, cells = Cell("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
+            cell, cells = WorkKey("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
         if not factor:
             return
         split = cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)
@@ -330,18 +332,18 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
                 self.modules.add(part, amount)
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
-    def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
+    def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[WorkKey, Counter[WorkKey]]:
         weighty = self.weights.multiplied(operands)
         if not weighty and kind == "matmul" and are_batched(operands):
             kind = "attention"
-        cell = Cell(phase(operands), number_format(operands, kind), kind)
+        cell = WorkKey(phase(operands), number_format(operands, kind), kind)
         if cell.phase == "forward":
             self._repeats.multiplied(operands)
         elif cell.phase == "backward" and self._repeats.repeated(operands):
             cell = cell._replace(phase="recompute")
         return cell, self._turn(cell)
 
-    def _turn(self, cell: Cell) -> Counter[Cell]:
+    def _turn(self, cell: WorkKey) -> Counter[WorkKey]:
         """A forward after a backward begins a new pass."""
         if cell.phase == "forward" and self._backwards:
             self.passes.append(Counter())
@@ -355,7 +357,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
                 flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
-                self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
+                self.logical[WorkKey(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from perf_callbacks.flops.counting.coverage import unwrapped
 from perf_callbacks.flops.counting.phases import in_backward, newest_node, running_node
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -51,7 +51,7 @@ class ModuleShares:
         self.active = model is not None
         self.ran: set[int] = set()  # ids of modules in which operations ran
         self._main = get_ident()
-        self._flops: dict[str, Counter[Cell]] = {}
+        self._flops: dict[str, Counter[WorkKey]] = {}
         self._nodes: dict[tuple[int, int], str] = {}  # by the thread that made the node, and its sequence number
         self._storages: dict[int, tuple[StorageWeakRef, int, str]] = {}
         """Made by the forward, with bytes and module path."""
@@ -63,7 +63,7 @@ class ModuleShares:
                 self._paths = ModulePaths(model)
 
     @fails_open
-    def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
+    def add(self, cell: WorkKey, flops: int, path: str | None = None) -> None:
         if path is None:
             path = OPTIMIZER if cell.phase == "optimizer" else self._node(self._path())
         self._flops.setdefault(path, Counter())[cell] += flops

@@ -63,7 +63,7 @@ _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_for
 MOST_LOOKUPS = 4096
 
 
-class Sort(NamedTuple):
+class OperationFacts(NamedTuple):
     """Facts about an operation, the same for all its calls."""
 
     operation: Any  # kept alive, so that its `id` stays unique
@@ -75,7 +75,7 @@ class Sort(NamedTuple):
     view: bool  # it neither computes nor stores anything: its results are views of its operands
 
 
-class Observed:
+class StepObservations:
     """Collects a limited number of observations in a counted step."""
 
     def __init__(self) -> None:
@@ -89,13 +89,13 @@ class Observed:
         """Values that Python read from tensors outside of training work, by source line."""
         self.lookups: set[Lookup] = set()  # in embedding tables
         self.reductions: set[int] = set()  # passes whose backward summed tensors over ranks
-        self._sorts: dict[int, Sort] = {}
+        self._sorts: dict[int, OperationFacts] = {}
 
-    def sort(self, func: Any) -> Sort:
+    def sort(self, func: Any) -> OperationFacts:
         sort = self._sorts.get(id(func))
         if sort is None:
             called = name(func)
-            sort = self._sorts[id(func)] = Sort(
+            sort = self._sorts[id(func)] = OperationFacts(
                 func,
                 called,
                 formula(func),

@@ -30,7 +30,7 @@ T = TypeVar("T")
 def install(accelerator: Any, fits: AcceleratorSession) -> None:
     kind = type(accelerator)
     members: dict[str, Any] = {ATTRIBUTE: fits}
-    for name, make in _seams(fits).items():
+    for name, make in _watched_methods(fits).items():
         if name in vars(accelerator):  # set on the object by other code, which hides the class's method
             fits.patches.method(accelerator, name, make)
         elif hasattr(kind, name):
@@ -41,7 +41,7 @@ def install(accelerator: Any, fits: AcceleratorSession) -> None:
         fits.see(tuple(getattr(accelerator, name, ())))
 
 
-def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def _watched_methods(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
     return {
         **dict.fromkeys(PREPARING, functools.partial(around, after=fits.see)),
         "backward": functools.partial(_training, fits),

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.accelerate.prepared import Prepared
+from perf_callbacks.integrations.accelerate.prepared import PreparedObjects
 from perf_callbacks.integrations.accelerate.watch import AcceleratedWatch
 from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
 from perf_callbacks.integrations.restore_time import RestoreTime
@@ -47,7 +47,7 @@ class AcceleratorSession:
         self._state = dict(resume or {})
         self._reader = BatchReader()
         self._before: tuple[int, Batch] | None = None  # with the id of its loader
-        self._prepared = Prepared(self)
+        self._prepared = PreparedObjects(self)
         self.restoring = RestoreTime()  # of `load_state` until the next fit begins
         self.watch: AcceleratedWatch | None = None  # None if no fit is running
         self.listener: AcceleratorSession | AcceleratedWatch = self

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
 
 
-class Prepared:
+class PreparedObjects:
     """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation.
 
     A loader's events go to the session's `listener` of that moment, whose methods never raise; its `leave` gets

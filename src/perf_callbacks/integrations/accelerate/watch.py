@@ -11,7 +11,7 @@ from torch import is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
-from perf_callbacks.integrations.accelerate.prepared import Prepared
+from perf_callbacks.integrations.accelerate.prepared import PreparedObjects
 from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
@@ -42,7 +42,9 @@ class AcceleratedWatch(LoopWatch):
 
     marks_backward = False  # `begins_backward` also counts batches
 
-    def __init__(self, recorder: Recorder, prepared: Prepared, before: tuple[int, Batch] | None, *, kind: type) -> None:
+    def __init__(
+        self, recorder: Recorder, prepared: PreparedObjects, before: tuple[int, Batch] | None, *, kind: type
+    ) -> None:
         model = prepared.models[0]
         super().__init__(recorder, model, prepared.optimizers[0])
         self._kind, self._prepared = kind, prepared

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from perf_callbacks import checklist
-from perf_callbacks.integrations.callback_order import LateCallbackList, measures, settled
+from perf_callbacks.integrations.callback_order import CallbackListCopy, measures, settled
 from perf_callbacks.integrations.lightning import options
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.integrations.restore_time import RestoreTime
@@ -100,8 +100,8 @@ class LightningHooks(CallbackBase):
         if not measures(self, trainer.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
-        # its list right now: `_Afterwards` is appended to that list and runs last. The trainer's new list lacks it.
-        trainer.callbacks = LateCallbackList(trainer.callbacks, _Afterwards(self))
+        # its list right now: `_FitStarter` is appended to that list and runs last. The trainer's new list lacks it.
+        trainer.callbacks = CallbackListCopy(trainer.callbacks, _FitStarter(self))
 
     @fails_open
     def begin(self, trainer: Any) -> None:
@@ -241,7 +241,7 @@ def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
         logger.log_metrics(metrics=dict(metrics), step=step)  # by name, as the trainer does
 
 
-class _Afterwards:
+class _FitStarter:
     """Callback that begins the fit, after all other callbacks have run `on_train_start`."""
 
     state_key = "PerfCallback"

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.records.module_records import heaviest
 
 
 @dataclass(frozen=True, slots=True)
-class Rating:
+class PeakRating:
     """Last count of FLOPs and peaks of the device."""
 
     count: Flops
@@ -22,7 +22,9 @@ class Rating:
     devices: int = 1  # that compute the FLOPs
 
     @classmethod
-    def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None, devices: int = 1) -> "Rating":
+    def from_count(
+        cls, count: Flops, peaks: Peaks | None, before: "PeakRating | None" = None, devices: int = 1
+    ) -> "PeakRating":
         unmasked = 1 - count.masked_flops / count.hardware_flops if count.masked_flops else None
         return cls(count, peaks, unmasked if before is None or before.unmasked_share == unmasked else None, devices)
 

@@ -14,9 +14,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
 from perf_callbacks.flops.counting.operands import matrices
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -30,7 +30,7 @@ LOOK_EVERY = 47  # prime, so that fingerprints don't always hit the same step of
 _WITH_BACKWARD = 3  # forward and backward of a module have three times the multiplications of its forward
 
 
-class Outline:
+class WorkFingerprint:
     """Adds up the multiplications of all modules that run as training work between `open` and `close`."""
 
     def __init__(self) -> None:
@@ -76,18 +76,18 @@ class Outline:
         self._training, self.products = None, 0
 
 
-class Outlines:
+class WorkFingerprints:
     """Compares the fingerprints of equal batch shapes. There are none in compiled programs: a hook would recompile."""
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
         self._recorder = recorder
         self._work = work
-        self._outline = Outline()
+        self._fingerprint = WorkFingerprint()
         self.training: TrainingFilter | None = None  # of the step whose fingerprint is being taken
         self._own = False  # True: `begin` made the training; False: it belongs to a count
         self.after = 0  # completed steps of the fit after which the next one is taken
-        recorder.patches.add(self._outline.close)
-        finalize(self, self._outline.close).atexit = False
+        recorder.patches.add(self._fingerprint.close)
+        finalize(self, self._fingerprint.close).atexit = False
 
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
         """Begin if one is due after `steps` completed steps. `training` is the count's filter, if there is a count."""
@@ -98,21 +98,21 @@ class Outlines:
             return
         self._own = training is None
         self.training = training or TrainingFilter(self._recorder.tape, announced=announced)
-        self._outline.open(self.training)
+        self._fingerprint.open(self.training)
 
     def end(self, step: int) -> None:
         """Compare with an earlier step. A partial step is ignored."""
-        training, products = self.training, self._outline.products
+        training, products = self.training, self._fingerprint.products
         self.drop()
         if training is not None and not any(training.stage_tracker.earlier):
             shapes = [batch.shape for batch in self._recorder.engine.batches]
-            self._work.outline(shapes, training.stage_tracker.calls, products, step)
+            self._work.compare_fingerprint(shapes, training.stage_tracker.calls, products, step)
             if self._work.trainable_changed:
                 self._recorder.engine.plan()  # the next steps are checked too
 
     def drop(self) -> None:
         if self.training is not None:
             self.training = None
-            self._outline.close()
+            self._fingerprint.close()
             if self._own:
                 self._recorder.tape.unfollow()

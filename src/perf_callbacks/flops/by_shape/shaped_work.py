@@ -4,12 +4,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shape_counts import (
+from perf_callbacks.flops.by_shape.rating import PeakRating
+from perf_callbacks.flops.by_shape.shape_counts import (
     MOST_COUNTS,
     SAME,
     SCALED,
-    Count,
+    CountedWork,
     ShapeTable,
     alike,
     keep,
@@ -17,7 +17,7 @@ from perf_callbacks.flops.known_work.shape_counts import (
     together,
 )
 from perf_callbacks.flops.peaks.peak_rates import Peaks
-from perf_callbacks.flops.unknown_reasons import NEW_SIZE, NO_BATCH, UNEVEN, UNREAD, Unknowns
+from perf_callbacks.flops.unknown_reasons import NEW_SIZE, NO_BATCH, UNEVEN, UNREAD, UnknownFlopsReasons
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.kernel.batches.tensors import ShapeKey
@@ -63,9 +63,9 @@ class ShapedWork(WorkModel):
     ) -> None:
         reader = reader or BatchReader()
         self._find_trained, self._on_change = trained, on_change
-        self.rating: Rating | None = None  # None before the first count
+        self.rating: PeakRating | None = None  # None before the first count
         self.peak_exceeded: Peaks | None = None  # peaks that training exceeded, until the warning is logged
-        self.unknowns = Unknowns(reader)
+        self.unknowns = UnknownFlopsReasons(reader)
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
         """The two most recent steps of each uncounted number of model calls per batch."""
         self._trained: Hashable = None
@@ -73,7 +73,7 @@ class ShapedWork(WorkModel):
         self.checked: int | None = None
         """Last step whose work equaled an earlier one's; None if no second count has confirmed a count. A fingerprint
         alone confirms none: it leaves out attention."""
-        self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
+        self._fingerprints: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False  # the trained parameters have changed, in an unknown step
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
         self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
@@ -125,7 +125,7 @@ class ShapedWork(WorkModel):
         """True if no step was counted with the parameters that are trained now."""
         return not any(trained == self._trained for trained, _ in self._tables)
 
-    def rate(self, rating: Rating) -> None:
+    def rate(self, rating: PeakRating) -> None:
         self.rating = rating
         self._efforts.clear()
 
@@ -181,8 +181,8 @@ class ShapedWork(WorkModel):
         table = self._tables[key]
         if not shapes or not all(shapes):
             return
-        counts = [Count(work, step, frozenset({source})) for work in passes]
-        before, now = table.of(shapes), together(counts).work
+        counts = [CountedWork(work, step, frozenset({source})) for work in passes]
+        before, now = table.step_work(shapes), together(counts).work
         if before is not None:
             ratio = largest_ratio(before.work, now)
             if ratio <= 1 + SAME:
@@ -197,26 +197,26 @@ class ShapedWork(WorkModel):
     def covers(self, shapes: Sequence[ShapeKey], total: Work, calls: Calls) -> bool:
         """Return True if an incomplete count tells nothing new: an earlier one has as many FLOPs."""
         table = self._tables.get((self._trained, _each(calls, len(shapes))))
-        before = None if table is None or not all(shapes) else table.of(shapes)
+        before = None if table is None or not all(shapes) else table.step_work(shapes)
         return before is not None and total.model_flops <= before.work.model_flops * (1 + SAME)
 
     def _vary(self, difference: str) -> None:
         self._efforts.clear()
         self.unknowns.varies = f"the work of equal batches varies ({difference})"
 
-    def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
+    def compare_fingerprint(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
         self.look(step)
         each = _each(calls, len(shapes))
         if not (products and shapes and all(shapes)) or self.varies or self.trainable_changed:
             return
         key = self._trained, each, alike(shapes)
-        before, since = self._outlines.get(key, (products, 0))
+        before, since = self._fingerprints.get(key, (products, 0))
         ratio = max(before, products) / min(before, products)
         if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
             self._vary(f"{ratio:.2f} times between the modules of steps {since} and {step}")
         elif since and self.checked is not None:
             self.checked = step
-        keep(self._outlines, key, (products, step), MOST_COUNTS)
+        keep(self._fingerprints, key, (products, step), MOST_COUNTS)
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
         if not shapes:
@@ -238,7 +238,7 @@ class ShapedWork(WorkModel):
 
     def knows(self, shape: ShapeKey) -> bool:
         """For some number of model calls."""
-        return any(trained == self._trained and table.one(shape) for (trained, _), table in self._tables.items())
+        return any(trained == self._trained and table.batch_work(shape) for (trained, _), table in self._tables.items())
 
     def wants(self, shape: ShapeKey) -> bool:
         room = all(table.room(shape) for (trained, _), table in self._tables.items() if trained == self._trained)
@@ -247,7 +247,7 @@ class ShapedWork(WorkModel):
     def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> StepFlops | None:
         table = self._tables.get((trained, each))
         apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # it is unknown which of unlike batches had a call
-        found = table.of(shapes) if table is not None and not self.varies and all(shapes) and apart else None
+        found = table.step_work(shapes) if table is not None and not self.varies and all(shapes) and apart else None
         if found is None:
             return None
         self._sources |= found.sources

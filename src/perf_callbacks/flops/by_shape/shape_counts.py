@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from perf_callbacks.flops.known_work.scaling import BatchSize, Scaling
+from perf_callbacks.flops.by_shape.scaling import BatchSize, Scaling
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import VALUES, ShapeKey
 
@@ -32,7 +32,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Count(NamedTuple):
+class CountedWork(NamedTuple):
     """FLOPs, the step in which they were counted, and their sources."""
 
     work: Work
@@ -45,14 +45,14 @@ class ShapeTable:
 
     def __init__(self) -> None:
         self._families: dict[ShapeKey, _Family] = {}
-        self._steps: dict[frozenset[tuple[ShapeKey, int]], Count] = {}
+        self._steps: dict[frozenset[tuple[ShapeKey, int]], CountedWork] = {}
         self._optimizer = Work()
 
-    def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> None:
+    def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[CountedWork]) -> None:
         """Each count includes a share of the optimizer's FLOPs."""
         now = together(passes)
-        self._optimizer = now.work.of(optimizer=True)
-        counts = [one._replace(work=one.work.of(optimizer=False)) for one in passes]
+        self._optimizer = now.work.select(optimizer=True)
+        counts = [one._replace(work=one.work.select(optimizer=False)) for one in passes]
         by_shape = _shared(shapes, counts)
         if by_shape is None:
             keep(self._steps, alike(shapes), together(counts), MOST_COUNTS)
@@ -63,19 +63,19 @@ class ShapeTable:
                 keep(self._families, family, _Family(), MOST_FAMILIES)
             self._families[family].learn(size, values, count)
 
-    def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
+    def step_work(self, shapes: Sequence[ShapeKey]) -> CountedWork | None:
         """Return the FLOPs of a step, with the optimizer's."""
         whole = self._steps.get(alike(shapes))
-        counts = [whole] if whole is not None else [self.one(shape) for shape in shapes]
+        counts = [whole] if whole is not None else [self.batch_work(shape) for shape in shapes]
         known = [count for count in counts if count is not None]
         if not known or len(known) < len(counts):
             return None
         step = together(known)
         return step._replace(work=Work.sum([step.work, self._optimizer]))
 
-    def one(self, shape: ShapeKey) -> Count | None:
+    def batch_work(self, shape: ShapeKey) -> CountedWork | None:
         family, size, values = _fold(shape)
-        return self._families[family].of(size, values) if family in self._families else None
+        return self._families[family].look_up(size, values) if family in self._families else None
 
     def room(self, shape: ShapeKey) -> bool:
         family, *_ = _fold(shape)
@@ -86,15 +86,15 @@ class _Family:
     """Batches that differ only in rows, lengths and values."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[BatchSize, ShapeKey], Count] = {}
+        self.counts: dict[tuple[BatchSize, ShapeKey], CountedWork] = {}
         self._values_matter = False
         self._refuted = 0
         self._scaling: Scaling | None = None
-        self._scaled: dict[BatchSize, Count | None] = {}
+        self._scaled: dict[BatchSize, CountedWork | None] = {}
 
-    def learn(self, size: BatchSize, values: ShapeKey, count: Count) -> None:
+    def learn(self, size: BatchSize, values: ShapeKey, count: CountedWork) -> None:
         """Store a count. `MOST_REFUTATIONS` that contradict the scaled FLOPs end scaling."""
-        scaled = self.of(size, values)
+        scaled = self.look_up(size, values)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         alike = [other for other in self._alike(size) if other.work.cells != count.work.cells]
         self._values_matter = self._values_matter or (bool(alike) and (size, values) not in self.counts)
@@ -102,7 +102,7 @@ class _Family:
         self._scaling = None
         self._scaled.clear()
 
-    def of(self, size: BatchSize, values: ShapeKey) -> Count | None:
+    def look_up(self, size: BatchSize, values: ShapeKey) -> CountedWork | None:
         if (size, values) in self.counts:
             return self.counts[size, values]
         if self._values_matter:
@@ -113,10 +113,10 @@ class _Family:
             keep(self._scaled, size, found, MOST_COUNTS)
         return self._scaled[size]
 
-    def _alike(self, size: BatchSize) -> list[Count]:
+    def _alike(self, size: BatchSize) -> list[CountedWork]:
         return [count for (other, _), count in self.counts.items() if other == size]
 
-    def _scale(self, size: BatchSize) -> Count | None:
+    def _scale(self, size: BatchSize) -> CountedWork | None:
         if self._refuted >= MOST_REFUTATIONS:
             return None
         if self._scaling is None:
@@ -125,12 +125,12 @@ class _Family:
         if work is None:
             return None
         sources = frozenset[str]().union(*[count.sources for count in self.counts.values()])
-        return Count(work, 0, sources | {SCALED})
+        return CountedWork(work, 0, sources | {SCALED})
 
 
-def together(counts: Sequence[Count]) -> Count:
+def together(counts: Sequence[CountedWork]) -> CountedWork:
     steps = [count.step for count in counts]
-    return Count(
+    return CountedWork(
         Work.sum([count.work for count in counts]), min(steps), frozenset[str]().union(*[c.sources for c in counts])
     )
 
@@ -152,7 +152,7 @@ def keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
         del kept[next(iter(kept))]
 
 
-def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKey, Count] | None:
+def _shared(shapes: Sequence[ShapeKey], passes: Sequence[CountedWork]) -> dict[ShapeKey, CountedWork] | None:
     """Divide a step's FLOPs among its batch shapes. None if ambiguous."""
     if len(passes) == len(shapes):
         by_shape = dict(zip(shapes, passes, strict=True))

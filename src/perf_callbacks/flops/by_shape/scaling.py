@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from perf_callbacks.flops.work import Cell, Kind, Work
+from perf_callbacks.flops.work import Kind, Work, WorkKey
 
 
 class BatchSize(NamedTuple):
@@ -57,13 +57,13 @@ class Scaling:
     def __init__(self, counts: Mapping[BatchSize, Work]) -> None:
         self._counts = counts
         self._cells = {cell for work in counts.values() for cell in work.cells}
-        self._fits: dict[tuple[Cell, tuple[int, ...]], _Fit | None] = {}
+        self._fits: dict[tuple[WorkKey, tuple[int, ...]], _Fit | None] = {}
         self._alike: dict[tuple[int, ...], list[BatchSize]] = {}
         for size in counts:
             self._alike.setdefault(size[1:], []).append(size)
 
     def predict(self, size: BatchSize) -> Work | None:
-        cells: dict[Cell, int] = {}
+        cells: dict[WorkKey, int] = {}
         for cell in self._cells:
             fit = self._fit_alike(cell, size[1:]) or self._fit(cell, (), _LAWS[cell.kind], self._counts)
             flops = None if fit is None else fit.value(size)
@@ -72,12 +72,12 @@ class Scaling:
             cells[cell] = flops
         return Work(cells) if cells else None
 
-    def _fit_alike(self, cell: Cell, lengths: tuple[int, ...]) -> "_Fit | None":
+    def _fit_alike(self, cell: WorkKey, lengths: tuple[int, ...]) -> "_Fit | None":
         sizes = self._alike.get(lengths, ())
         return self._fit(cell, lengths, _ALIKE, sizes) if len(sizes) > 1 else None
 
     def _fit(
-        self, cell: Cell, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[BatchSize]
+        self, cell: WorkKey, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[BatchSize]
     ) -> "_Fit | None":
         if (cell, key) not in self._fits:
             counts = {size: self._counts[size].cells.get(cell, 0) for size in sizes}
